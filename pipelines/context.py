@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, Unpack, get_args
 from uuid import UUID
 
+from pipelines.offload import Handle, OffloadOptions
 from pipelines.reports import Severity
 
 Args = dict[str, Any]
@@ -38,23 +39,39 @@ class Stop(BaseException):
 
 
 class Wait(BaseException):
-    """Yielded or raised by a pipeline: end this attempt, and continue in another one when these jobs have ended. The
-    attempt does not count, and holds nothing meanwhile. `cursor` is its checkpoint, unless it is None.
+    """Yielded or raised by a pipeline: end this attempt, and continue in another one when these jobs have ended, or the
+    work of these handles of `ctx.offload`. The attempt does not count, and holds nothing meanwhile. `cursor` is its
+    checkpoint, unless it is None.
+
+    A yielded Wait for handles that are all done does nothing, so that the next attempt passes it.
 
     Not an `Exception`, as `Stop`.
     """
 
-    def __init__(self, jobs: Iterable[UUID | str], cursor: Any = None) -> None:
+    def __init__(self, jobs: Iterable[UUID | str | Handle] | Handle, cursor: Any = None) -> None:
         if isinstance(jobs, UUID | str):
             raise TypeError("Wait takes the ids of jobs as a list")
-        self.jobs = tuple(dict.fromkeys(job if isinstance(job, UUID) else UUID(job) for job in jobs))
-        if len(self.jobs) > MAX_PARENTS:
-            raise ValueError(f"a job waits for at most {MAX_PARENTS:,} others, not {len(self.jobs):,}")
+        items = [jobs] if isinstance(jobs, Handle) else [*jobs]
+        self.handles = tuple(item for item in items if isinstance(item, Handle))
+        if self.handles and len(self.handles) < len(items):
+            raise TypeError("Wait takes jobs or handles, not both: wait for one after the other")
+        if mortal := next((handle for handle in self.handles if not handle.survives), None):
+            raise ValueError(f"the engine {mortal.engine!r} ends its work with the attempt: take its result() here")
+        jobs_only = (item for item in items if not isinstance(item, Handle))
+        self.jobs = tuple(dict.fromkeys(job if isinstance(job, UUID) else UUID(job) for job in jobs_only))
+        self.offloads = tuple(dict.fromkeys(handle.name for handle in self.handles))
+        if len(items) > MAX_PARENTS:
+            raise ValueError(f"a job waits for at most {MAX_PARENTS:,} others, not {len(items):,}")
         self.cursor = cursor
-        super().__init__(f"waits for {len(self.jobs)} jobs")
+        super().__init__(f"waits for {len(items)} {'offloads' if self.handles else 'jobs'}")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it waits for handles, and all are done."""
+        return bool(self.handles) and all(handle.done for handle in self.handles)
 
     def __reduce__(self) -> tuple[type[Wait], tuple[Any, ...]]:
-        return type(self), (self.jobs, self.cursor)
+        return type(self), (self.handles or self.jobs, self.cursor)
 
 
 @dataclass(frozen=True)
@@ -233,6 +250,17 @@ class Context(Protocol):
         """Count `n` calls, such as requests to a partner's API, in the rate of this limit; wait until it allows them. A
         limit without a rate allows any. A safe point. Not within `transaction`. Raises ValueError if `n` is below 1 or
         above the burst."""
+
+    def offload(
+        self, engine: str, call: Callable[..., Any] | None = None, /, *args: Any, **options: Unpack[OffloadOptions]
+    ) -> Handle:
+        """Give work to an engine of the settings (DL_EXECUTORS), or to a child process (`process`), and return a handle
+        at once. The work is a function with its arguments, or a program: `entrypoint="python -m acme.train"`.
+
+        Its name is made of the job and the number of this call, or `key`, so that the next attempt finds it: it
+        attaches to what runs or has succeeded. If the code or the arguments have changed, the former work is stopped
+        first. Not within `transaction`. A safe point.
+        """
 
     def transaction(self, *, final: bool = False, result: Any = None) -> AbstractContextManager[Any]:
         """A psycopg2 connection to the queue's database, for one transaction. It commits only if this attempt still

@@ -125,6 +125,8 @@ def record_yield(value: Any, context: RunContext) -> Stop | Wait | None:
     """Record progress or a checkpoint that a generator yields; return what to raise in it, the Wait that it yields or a
     Stop that was requested."""
     match value:
+        case Wait() if value.is_over:
+            pass
         case Wait():
             return value
         case Checkpoint(cursor):

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID, uuid4
 
 from pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
 from pipelines.contract import Args, Stop, StopReason, Wait, task_from_callable
 from pipelines.job_args import RESULT_KEY, resolve_results, substitute
 from pipelines.limits import check_calls
+from pipelines.offload import Handle, OffloadOptions, offload_name, parse_call
 from pipelines.reports import Check, DatasetUse, Severity, parse_check, parse_dataset, parse_link
 from pipelines.retry import Fail
 from pipelines.runner import LeveledLog, StopIgnored, run_task
@@ -32,6 +33,42 @@ class LogLine:
     level: str
     message: str
     fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FakeOffload:
+    """Work that the pipeline gave to an engine."""
+
+    engine: str
+    call: Callable[..., Any] | None  # a function, or None for a program
+    args: tuple[Any, ...]
+    options: Mapping[str, Any]  # that were passed
+
+
+class FakeHandle(Handle):
+    """What `ctx.offload` returns; the answer is computed by each call of `result`."""
+
+    def __init__(self, offload: FakeOffload, name: str, compute: Callable[[FakeOffload], Any], *, done: bool) -> None:
+        super().__init__(offload.engine, name)
+        self.offload, self.stopped = offload, False
+        self._compute, self._done = compute, done
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def result(self) -> Any:
+        return self._compute(self.offload)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def _run_here(offload: FakeOffload) -> Any:
+    """The answer of a function, computed in place; that of a program is None."""
+    if offload.call is None:
+        return None
+    return offload.call(*offload.args, **offload.options.get("kwargs", {}))
 
 
 @dataclass(frozen=True)
@@ -48,7 +85,9 @@ class FakeContext:
     """A context in memory. It never waits; with `stop_after` it stops after that many safe points.
 
     `connect` is called for `ctx.connect(name)`, `database` for the connection of `ctx.transaction()`. Without them
-    those methods raise. `check_history` has the earlier values of data checks by name, the newest last.
+    those methods raise. `ctx.offload` runs functions in place, or asks `offload` for the result; with `offloads_done`
+    False its handles are not done, so that `Wait(handle)` ends the run. `check_history` has the earlier values of data
+    checks by name, the newest last.
     """
 
     def __init__(  # noqa: PLR0913 - the fields of a context
@@ -67,6 +106,8 @@ class FakeContext:
         check_history: Mapping[str, Sequence[float]] | None = None,
         connect: Callable[[str], Any] | None = None,
         database: Callable[[], Any] | None = None,
+        offload: Callable[[FakeOffload], Any] = _run_here,
+        offloads_done: bool = True,
     ) -> None:
         self.job_id = uuid4()
         self.task, self.attempt, self.max_attempts = task, attempt, max_attempts
@@ -81,7 +122,8 @@ class FakeContext:
         self.follow_ups: list[FollowUp] = []
         self.slept: list[float] = []
         self.acquired: list[tuple[str, int]] = []  # limit and number of calls
-        self.waited: list[tuple[UUID, ...]] = []  # the jobs of each Wait that `run` met
+        self.waited: list[tuple[UUID | str, ...]] = []  # the jobs, or names of offloads, of each Wait that `run` met
+        self.offloads: list[FakeOffload] = []
         self.checks: list[Check] = []
         self.datasets: list[DatasetUse] = []  # produced and consumed
         self.links: dict[str, str] = {}  # addresses by name
@@ -92,6 +134,7 @@ class FakeContext:
         self._stop_after, self._stop_reason = stop_after, StopReason.CANCEL
         self._stopped = False
         self._connect, self._database = connect, database
+        self._compute_offload, self._offloads_done = offload, offloads_done
 
     def stop(self, reason: StopReason = StopReason.CANCEL) -> None:
         """Make every safe point from now on raise `Stop`."""
@@ -233,6 +276,15 @@ class FakeContext:
         self.check()
         self.acquired.append((limit, n))
 
+    def offload(
+        self, engine: str, call: Callable[..., Any] | None = None, /, *args: Any, **options: Unpack[OffloadOptions]
+    ) -> FakeHandle:
+        self.check()
+        parse_call(engine, call, args, options)
+        self.offloads.append(FakeOffload(engine, call, args, dict(options)))
+        name = offload_name(self.job_id, options.get("key") or str(len(self.offloads)), 1)
+        return FakeHandle(self.offloads[-1], name, self._compute_offload, done=self._offloads_done)
+
     @contextmanager
     def transaction(self, *, final: bool = False, result: Any = None) -> Iterator[Any]:
         self.check()
@@ -261,7 +313,7 @@ def run(call: Callable[..., Any], args: Args | None = None, ctx: FakeContext | N
     try:
         return run_task(task_from_callable("task", call), args, ctx, max_ignored_stops=1)
     except Wait as wait:
-        ctx.waited.append(wait.jobs)
+        ctx.waited.append(wait.offloads or wait.jobs)
         raise
     except StopIgnored as stop:
         raise AssertionError("the pipeline went on after a Stop") from stop

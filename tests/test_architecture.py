@@ -68,7 +68,7 @@ _SQL = re.compile(
 SPEAKS_SQL = ("app.db", "app.queue", "app.admin", "app.doctor", "pipelines")
 SPEAKS_OF_ITS_CONNECTION = ("workers.listener",)  # the echo that proves a LISTEN
 
-READS_THE_ENVIRONMENT = ("app.config", "workers.isolation.run", "workers.isolation.watchdog")
+READS_THE_ENVIRONMENT = ("app.config", "workers.isolation.run", "workers.isolation.watchdog", "pipelines.remote")
 _ENVIRONMENT = frozenset({"environ", "environb", "getenv", "putenv"})
 
 _BEGINS_SOMETHING = frozenset({

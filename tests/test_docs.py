@@ -78,7 +78,8 @@ def test_no_page_speaks_of_a_setting_that_is_not_there():
         {"DL_TEST_DSN", "DL_TEST_POSTGRES", "DL_TEST_SCREENSHOTS"},
         {"DL_URL", "DL_API_KEY", "DL_API_KEY_FILE"},
     )
-    other = {*of_tests, *of_the_client, "DL_SECRET_NAME", *RENAMED, *REMOVED}
+    of_remote_code = {"DL_JOB_ID", "DL_RUN_ID", "DL_OFFLOAD", "DL_FENCE_TOKEN"}
+    other = {*of_tests, *of_the_client, *of_remote_code, "DL_SECRET_NAME", *RENAMED, *REMOVED}
     for path in PAGES:
         spoken_of = set(re.findall(r"\b(?:DL|APP|PG)_[A-Z][A-Z_]+\b", path.read_text(encoding="utf-8")))
         assert spoken_of <= {*Settings.fields_by_variable(), *other}, path.name

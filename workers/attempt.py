@@ -19,11 +19,13 @@ from app.queue.job import ClaimedJob, ReleaseReason, Settlement, Status
 from app.queue.task_connections import is_connection_loss
 from pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions, Wait
 from pipelines.job_args import RESULT_KEY, SECRET_KEY, resolve_results, substitute
+from pipelines.offload import RemoteWorkerLost
 from pipelines.retry import DEFAULT, Fail
 from pipelines.runner import run_task
 from workers.context import ContextSettings, JobContext, StopStep
 from workers.fingerprint import fingerprint
 from workers.isolation.environment import ConnectionCheck
+from workers.offloads.stopping import OffloadStopper
 from workers.outcome import (
     LeaseLost,
     Outcome,
@@ -31,6 +33,7 @@ from workers.outcome import (
     SettledByTask,
     add_event_fields,
     caused_by_stop,
+    crashed,
     describe_error,
     failed,
     stopped,
@@ -41,6 +44,8 @@ from workers.secrets import SecretStore, SecretUnavailable, resolve_references
 from workers.threads import clock
 
 _log = log.get(__name__)
+_PAUSE_SLICE_SEC = 0.1
+_STOPS_OFFLOADS = (StopReason.CANCEL, StopReason.TIME_LIMIT, StopReason.KEY_LOST, StopReason.SHUTDOWN)
 
 
 class Lease:
@@ -147,6 +152,7 @@ class Attempt(JobContext):
     in_thread = True  # False: the worker's thread watches an isolated process and stops it
     started_at: float | None = None
     ended_at: float | None = None  # set when the pipeline has ended
+    is_stopping_offloads = False  # the pipeline has ended; no stop step helps
     sessions_left: Sequence[str] = ()  # servers on which a statement of the attempt may still run
 
     def __init__(self, job: ClaimedJob, *, claimed_at: float, settings: AttemptSettings) -> None:
@@ -207,6 +213,7 @@ class Attempt(JobContext):
         try:
             try:
                 outcome = self._load_and_execute(task)
+                self._stop_offloads(outcome)
             finally:
                 self.ended_at = clock()
                 if self.connections is not None:
@@ -280,7 +287,7 @@ class Attempt(JobContext):
 
     def _outcome_of_error(self, error: BaseException, task: Task) -> Outcome:
         if isinstance(error, Wait):
-            return Released(ReleaseReason.WAITS, awaited=error.jobs)
+            return Released(ReleaseReason.WAITS, awaited=error.jobs, offloads=error.offloads)
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return success(None)
         is_stop = self.stop_reason is not None and (
@@ -288,6 +295,8 @@ class Attempt(JobContext):
         )
         if is_stop or isinstance(error, Stop):
             return self.stop_outcome()
+        if isinstance(error, RemoteWorkerLost):
+            return crashed(self.job, str(error), self.options, error_fingerprint=fingerprint(error, task.module))
         return failed(self.job, error, self.options, error_fingerprint=fingerprint(error, task.module))
 
     # ── for the stop escalation ─────────────────────────────────────────────────────────────────────────────────
@@ -301,6 +310,41 @@ class Attempt(JobContext):
         self.refuse_sessions()
         if self.connections is not None:
             self.record_ended_sessions(self.connections.terminate())
+
+    # ── for its offloads ────────────────────────────────────────────────────────────────────────────────────────
+
+    def write_lines(self, stream: str, lines: Sequence[str]) -> None:
+        text = "\n".join(self.redactor.redact_text(line) for line in lines)
+        self.settings.log(self.job_id, self.attempt, "INFO", stream, text)
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether the job is this attempt's, as far as this process knows."""
+        return self.stop_reason is not StopReason.LEASE_LOST and self.lease.is_trusted(clock())
+
+    @property
+    def is_shutting_down(self) -> bool:
+        return StopReason.SHUTDOWN in self.stop_signal.all_reasons
+
+    def pause(self, seconds: float) -> None:
+        """Wait in the stop of its offloads; less if there is another reason to stop, or the lease is lost."""
+        deadline, reasons, never = clock() + seconds, self.stop_signal.all_reasons, threading.Event()
+        while clock() < deadline and self.is_owner and self.stop_signal.all_reasons == reasons:
+            never.wait(min(_PAUSE_SLICE_SEC, max(0.0, deadline - clock())))
+
+    def _stop_offloads(self, outcome: Outcome) -> None:
+        """Stop what it has left on other engines, if it ends for good or was stopped."""
+        service, reason = self.settings.offloads, self.stop_reason
+        if service is None or service.offloads is None or isinstance(outcome, LeaseLost):
+            return
+        is_stopped = reason in _STOPS_OFFLOADS
+        is_final = isinstance(outcome, Settlement) and outcome.status is not Status.QUEUED
+        if not (is_stopped or (self.has_offloads and is_final)):
+            return
+        if self.connections is not None:
+            self.record_ended_sessions(self.connections.close())
+        self.is_stopping_offloads = True
+        OffloadStopper(self, service, service.offloads).run()
 
     def record_ended_sessions(self, sessions: SessionsEnded) -> None:
         """Log which sessions were ended, and keep for the event on which servers a statement may still run."""

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 from uuid import UUID
 
 from app import log
@@ -27,6 +27,7 @@ from app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
 from pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
 from pipelines.contract import Fail, Stop, StopReason, Wait
 from pipelines.limits import check_calls
+from pipelines.offload import Handle, OffloadOptions
 from pipelines.reports import (
     MAX_LINKS,
     MAX_REPORTS,
@@ -42,6 +43,10 @@ from pipelines.task import fill_limits
 from workers.outcome import caused_by_stop
 from workers.secrets import NO_REDACTION, Redactor
 from workers.threads import clock
+
+if TYPE_CHECKING:
+    from workers.offloads.calls import OffloadCalls
+    from workers.offloads.service import OffloadService
 
 _JOB_LOG = log.get("pipeline")
 _MAX_IDLE_SESSION_SEC = 2.0  # a longer wait in `acquire` keeps no session of the server
@@ -77,6 +82,10 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+
+    @property
+    def all_reasons(self) -> frozenset[StopReason]:
+        return self._all_reasons
 
     def request(self, reason: StopReason) -> None:
         with self._lock:
@@ -245,6 +254,7 @@ class ContextSettings:
     max_result_bytes: int = 1_000_000
     follow_up_lease_sec: int = 60
     task_limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # of the tasks that declare some
+    offloads: OffloadService | None = None  # None: one with the process engine alone
 
 
 class JobContext:
@@ -253,12 +263,15 @@ class JobContext:
     redactor: Redactor = NO_REDACTION  # of the secrets in its args; set before the pipeline starts
     connections: TaskConnections | None = None  # made when the pipeline first needs one, under the lock
     refuses_sessions = False  # set once, under the lock
+    has_offloads = False  # set once; read by the thread that ends the attempt
+    _offload_calls: OffloadCalls | None = None  # under the lock
 
     def __init__(self, job: ClaimedJob, settings: ContextSettings) -> None:
         self.job, self.settings = job, settings
         self.job_id, self.task, self.attempt, self.max_attempts = job.id, job.task, job.attempt, job.max_attempts
         self.reported, self.stop_signal = ReportedState(), StopSignal()
         self._lock = threading.Lock()
+        self._offload_lock = threading.Lock()  # held while one of the pipeline's threads uses the connection for them
         self._follow_up_counts: dict[str, int] = {}  # by digest; the pipeline's thread alone, as the next
         self.parents: Mapping[str, Upstream] | None = None  # None: not read yet
 
@@ -469,6 +482,44 @@ class JobContext:
             if wait_sec > _MAX_IDLE_SESSION_SEC:
                 connections.close_unused()
             self.sleep(min(wait_sec, _MAX_ACQUIRE_WAIT_SEC))
+
+    def offload(
+        self, engine: str, call: Callable[..., Any] | None = None, /, *args: Any, **options: Unpack[OffloadOptions]
+    ) -> Handle:
+        self.check()
+        self._check_no_transaction()
+        with self._lock:
+            self.has_offloads = True
+            if self._offload_calls is None:
+                self._offload_calls = self._make_offload_calls()
+            calls = self._offload_calls
+        return calls.start(engine, call, args, options)
+
+    def _make_offload_calls(self) -> OffloadCalls:
+        # Not at the top: few isolated processes need it.
+        from workers.offloads.calls import OffloadCalls  # noqa: PLC0415
+        from workers.offloads.service import local_service  # noqa: PLC0415
+
+        return OffloadCalls(self, self.settings.offloads or local_service())
+
+    def execute_for_offload(self, name: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Execute a statement of offloads while the attempt owns its job; the connection is not kept meanwhile."""
+        self._check_no_transaction()
+        connections = self._require_connections()
+        with self._offload_lock, self._owner_only():
+            rows = connections.execute_owned(name, parameters)
+            connections.close_unused()
+        return rows
+
+    def _check_no_transaction(self) -> None:
+        if self.reported.in_transaction:
+            raise RuntimeError(
+                "offload and the result of its handle may wait, and an open transaction would hold its "
+                "locks meanwhile; call them before"
+            )
+
+    def write_lines(self, stream: str, lines: Sequence[str]) -> None:
+        """Add lines of an engine to the job's log."""
 
     def _follow_up_key(self, task: str, args: Mapping[str, Any], queue: str | None) -> str:
         """An idempotency key that another attempt computes again for the same n-th request."""

@@ -25,11 +25,14 @@ from app.db.statements import Executor
 from app.errors import DatabaseUnavailable, DataloaderError
 from app.queue.graphs import Graphs
 from app.queue.jobs import JobQueue
+from app.queue.offloads import Offloads
 from app.queue.workers import notify_waiting_queues, prune_notify_state
 from pipelines.contract import Pipelines
+from pipelines.executors import Engines
 from workers.backfills import BackfillsDuty
 from workers.lineage import LineageDuty, LineageOptions
 from workers.metrics import PoolCounters
+from workers.offloads.pruning import prune_offloads
 from workers.schedules import SchedulesDuty
 from workers.threads import BackgroundThread, clock
 
@@ -161,7 +164,11 @@ class Maintenance:
 
 
 def duties(
-    session: Session, options: MaintenanceOptions, tasks: Pipelines, counters: PoolCounters | None = None
+    session: Session,
+    options: MaintenanceOptions,
+    tasks: Pipelines,
+    counters: PoolCounters | None = None,
+    engines: Engines | None = None,
 ) -> list[Duty]:
     """All duties of the maintenance leader."""
     bulk, statistics, retention = BulkOperations(session), Statistics(session), RetentionDuty(session, options)
@@ -191,6 +198,7 @@ def duties(
         Duty("alerts", options.alert_interval_sec, lambda: _check_alerts(alerts, options.alert_interval_sec)),
         Duty("alerts-prune", _HOURLY_SEC, lambda: alerts.prune(keep_sec=_KEEP_ALERTS_SEC)),
         Duty("checks-prune", _HOURLY_SEC, lambda: _prune_checks(quality)),
+        Duty("offloads-prune", _HOURLY_SEC, lambda: prune_offloads(Offloads(session.execute), engines or Engines())),
         Duty("deliveries-prune", _PRUNE_INTERVAL_SEC, lambda: _prune_deliveries(webhooks, options.keep_deliveries_sec)),
     ]
 

@@ -40,11 +40,10 @@ class Released:
     event_fields: Mapping[str, Any] | None = None
     awaited: Sequence[UUID] = ()  # with the reason WAITS
     reports: Reports | None = None
+    offloads: Sequence[str] = ()  # likewise
 
     def request_for(self, job: ClaimedJob) -> ReleaseRequest:
-        return ReleaseRequest(
-            job, self.reason, self.progress, self.checkpoint, self.event_fields, self.awaited, self.reports
-        )
+        return ReleaseRequest(job, **vars(self))
 
 
 Outcome = Settlement | Released | LeaseLost | SettledByTask

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,9 +25,11 @@ from app.db.connection import Session
 from app.db.statements import Executor
 from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.jobs import JobLimits, JobQueue
+from app.queue.offloads import DuePoll, Offloads
 from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from app.tracing import Tracer
 from pipelines.contract import Pipelines, StopReason
+from pipelines.executors import Engines
 from workers.attempt import AttemptSettings, RunningAttempts, may_have_child
 from workers.claimer import Claimer, KeyLocks, NotifyState, UnwantedNotifications
 from workers.death_watch import DeathWatch, NameClaim, Registration
@@ -40,6 +42,7 @@ from workers.logs.writer import JobLogLimits, JobLogWriter, LogSink
 from workers.maintenance import Maintenance, MaintenanceOptions, duties, schedules_duty
 from workers.memory import MemoryMonitor
 from workers.metrics import PoolCounters, PoolState, state_metrics
+from workers.offloads.service import OffloadService
 from workers.reaper import Reaper
 from workers.schedules import LATE_SEC
 from workers.settler import Settler
@@ -79,6 +82,7 @@ class PoolOptions:
     webhooks: WebhookOptions = field(default_factory=WebhookOptions)
     tracer: Tracer | None = None
     executor: Executor | None = None  # for statements that need no session of their own, instead of a connection
+    engines: Engines = field(default_factory=Engines)
 
 
 def exit_on_crash(thread: str) -> None:
@@ -158,6 +162,13 @@ class WorkerPool:
             on_crash=self._on_crash,
             echo=echo,
         )
+        self._offloads = OffloadService(
+            options.engines,
+            offloads=Offloads(sessions["settle"].execute),
+            write_log=self._write_offload_log,
+            record_pending=partial(JobQueue.record_stop_pending, queue["renew"]),
+            on_crash=self._on_crash,
+        )
         self._running_attempts, self.counters = RunningAttempts(), PoolCounters()
         self._key_locks = KeyLocks(sessions["claim"], queue["claim"])
         self._settler = Settler(
@@ -177,6 +188,7 @@ class WorkerPool:
             self._webhooks,
             self._worker_control,
             self._maintenance,
+            self._offloads,
         )
         self._background_threads = [owner.thread for owner in owners]
         if self._host_relay is not None:
@@ -199,6 +211,7 @@ class WorkerPool:
             process_lock=self._registration.process_lock,
             run_isolated=run_isolated,
             log=self._logs.write,
+            offloads=self._offloads,
         )
         self._build_listener()
         store = NotifyStateTable(sessions["claim"], self.id)
@@ -313,10 +326,13 @@ class WorkerPool:
         self._maintenance = Maintenance(
             maintenance_session,
             session,
-            duties(maintenance_session, options.maintenance, self._pipelines, self.counters),
+            duties(maintenance_session, options.maintenance, self._pipelines, self.counters, options.engines),
             on_crash=self._on_crash,
             follow=partial(late_schedules.run, late_by_sec=LATE_SEC),
         )
+
+    def _write_offload_log(self, due: DuePoll, lines: Sequence[str]) -> None:
+        self._logs.write(due.job_id, due.attempt, "INFO", due.engine, "\n".join(lines))
 
     def _on_superseded(self) -> None:
         if self._registration.is_superseded:

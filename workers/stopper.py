@@ -40,7 +40,7 @@ class StopEscalator:
             limit = attempt.time_limit
             if limit is not None and attempt.started_at is not None and now - attempt.started_at > limit:
                 attempt.stop(StopReason.TIME_LIMIT)
-            if attempt.in_thread and attempt.stop_reason is not None:
+            if attempt.in_thread and attempt.stop_reason is not None and not attempt.is_stopping_offloads:
                 if attempt.stop_reason is StopReason.LEASE_LOST and not attempt.refuses_sessions:
                     self._end_sessions(attempt)  # at once: another worker may start the job when the lease runs out
                 self._escalate(attempt, now)

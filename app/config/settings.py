@@ -200,6 +200,12 @@ class Settings(BaseSettings):
         'a JSON object such as {"llm": "token"}',
     )  # fmt: skip
 
+    executors: values.Executors = setting(
+        "DL_EXECUTORS", {}, "The engines that tasks may give work to with ctx.offload, by name; docs/offload.md has "
+        "their keys. A secret is a reference, as in args.",
+        'a JSON object such as {"ray": {"address": "http://head:8265", "token": {"$secret": "ray"}}}',
+    )  # fmt: skip
+
     max_body_bytes: int = number_setting(
         "DL_MAX_BODY_BYTES", 1_048_576, "The largest request body, in bytes; a batch may have 4 MB, or this if it is "
         "more.", 1024, 1_073_741_824,

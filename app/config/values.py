@@ -162,6 +162,19 @@ def _check_queues(workers: tuple[QueueWorkers, ...]) -> tuple[QueueWorkers, ...]
     return workers
 
 
+def _check_executors(executors: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    """A secret in the clear would be shown with the settings."""
+    for name, values in executors.items():
+        if name == "process":
+            raise ValueError("the engine 'process' exists already, and has no settings")
+        for key, value in values.items():
+            if re.search(r"token|password|secret|api_?key", key, re.IGNORECASE) and not isinstance(value, Mapping):
+                raise ValueError(f'{name}.{key} is a reference such as {{"$secret": "name"}}')
+            if isinstance(value, str) and "@" in urlsplit(value).netloc:
+                raise ValueError(f"{name}.{key} carries credentials; an engine has them as a secret of its own")
+    return executors
+
+
 _Json, _List = BeforeValidator(parse_json), BeforeValidator(_split_list)
 _STATUS_LIST = ", ".join(FINAL_STATUSES)
 _PACKAGE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
@@ -182,6 +195,11 @@ Dsn = Annotated[SecretStr, AfterValidator(_check_dsn)]
 Targets = Annotated[Mapping[Text, Dsn], _Json]
 Token = Annotated[SecretStr, AfterValidator(_check_token)]
 Tokens = Annotated[Mapping[Text, Token], _Json]
+Executors = Annotated[
+    Mapping[Annotated[str, matching(r"[a-z][a-z0-9_-]{0,49}")], Mapping[str, Any]],
+    _Json,
+    AfterValidator(_check_executors),
+]
 Days = Annotated[float, Field(strict=True, gt=0, le=36_500, allow_inf_nan=False)]
 TaskRetention = Annotated[
     Mapping[str, Mapping[Annotated[str, matching("|".join(FINAL_STATUSES), f"expected one of {_STATUS_LIST}")], Days]],

@@ -46,6 +46,7 @@ BEGIN
             ('dl_slices',             'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_checks',             'SELECT, INSERT, DELETE'),
             ('dl_dataset_events',     'SELECT, INSERT, DELETE'),
+            ('dl_offloads',           'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_lineage_state',      'SELECT, UPDATE'),
             ('dl_fair_weights',       'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_bulk',               'SELECT, INSERT, UPDATE, DELETE'),

@@ -277,7 +277,7 @@ class ReleaseReason(StrEnum):
     SHUTDOWN = "shutdown"
     LOCK_BUSY = "lock_busy"
     NOT_STARTED = "not_started"
-    WAITS = "waits"  # for other jobs, as its task asked
+    WAITS = "waits"  # for other jobs or engines, as its task asked
 
 
 @dataclass(frozen=True)
@@ -300,6 +300,7 @@ class ReleaseRequest(NamedTuple):
     event_fields: Mapping[str, Any] | None = None
     awaited: Sequence[UUID] = ()  # with the reason WAITS: jobs that must end before the next attempt
     reports: Reports | None = None
+    offloads: Sequence[str] = ()  # likewise: names on other engines
 
 
 class RenewalRequest(NamedTuple):

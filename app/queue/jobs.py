@@ -294,7 +294,9 @@ class JobQueue:
             "event_fields": array(_limited_json(run.event_fields, max_bytes) for run in requests),
             "reports": _reports_json((run.job.run_text, run.reports) for run in requests),
         }
-        if len(requests) == 1 and requests[0].reason is ReleaseReason.WAITS:
+        if len(requests) == 1 and requests[0].offloads:
+            rows = self._execute("release_for_offloads", parameters | {"offloads": array(requests[0].offloads)})
+        elif len(requests) == 1 and requests[0].reason is ReleaseReason.WAITS:
             parameters["awaited"] = array(requests[0].awaited)
             try:
                 rows = self._execute("release_waiting", parameters)

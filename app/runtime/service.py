@@ -38,6 +38,7 @@ from app.web.api.metrics import DatabaseCollector
 from app.web.standby_reads import StandbyCollector, StandbyExecutor
 from pipelines import contract
 from pipelines import targets as places
+from pipelines.executors import Engines
 from workers.attempt import AttemptSettings
 from workers.isolation.interpreter import MIN_VERSION, find_unusable
 from workers.lineage import LineageOptions
@@ -268,6 +269,7 @@ class Service:
         """Return the options of a worker pool for these queues."""
         settings = self.settings
         endpoints, targets, tokens = settings.pipeline_connections()
+        secret_store = SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets)
         return PoolOptions(
             dsn=self._worker_dsn(),
             queues=queues,
@@ -290,7 +292,7 @@ class Service:
                 tasks=dict(settings.tasks),
                 endpoints=endpoints,
                 tokens=tokens,
-                secret_store=SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets),
+                secret_store=secret_store,
             ),
             webhooks=WebhookOptions(
                 allowed_hosts=AllowedHosts.parse(settings.webhook_allowed_hosts),
@@ -299,6 +301,7 @@ class Service:
             ),
             tracer=self.tracer,
             executor=self._executor,
+            engines=Engines(settings.executors, read_secret=secret_store.read),
             log_limits=JobLogLimits(max_bytes=settings.job_log_max_bytes),
             maintenance=MaintenanceOptions(
                 periods=retention_periods(settings),

@@ -323,6 +323,8 @@ class ChildProcess:
                     )
             case {"call": [str(name), dict(arguments)]}:
                 self.send({"reply": self._call_context(name, arguments)})
+            case {"offloads": True}:
+                attempt.has_offloads = True
             case {"log": [str(level), str(stream), str(text)]}:
                 attempt.settings.log(attempt.job_id, attempt.attempt, level, stream, text)
             case {"result": {"kind": str(kind), **fields}} if _MESSAGE_FIELDS.get(kind, {"?"}) <= fields.keys():

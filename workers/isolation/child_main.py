@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,12 +23,15 @@ from app.queue.job import ClaimedJob
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES
 from pipelines import contract, targets
 from pipelines.contract import Stop, StopReason, Wait, registry
+from pipelines.executors import Engines
 from pipelines.job_args import RESULT_KEY, SECRET_KEY, substitute
+from pipelines.offload import RemoteWorkerLost
 from pipelines.retry import Fixed, decide
 from pipelines.runner import run_task
 from workers.context import ContextSettings, JobContext
 from workers.fingerprint import fingerprint
 from workers.logs.writer import level_of, record_lines
+from workers.offloads.service import OffloadService
 from workers.outcome import caused_by_stop, describe_error, usage_hint
 from workers.secrets import Redactor
 
@@ -102,7 +106,7 @@ def main(descriptor: int) -> None:
     root = logging.getLogger()
     root.addHandler(ParentLogHandler(parent))
     root.setLevel(logging.INFO)
-    context = _build_context(spec)
+    context = _build_context(parent, spec)
     threading.Thread(target=_handle_commands, args=(parent, context), daemon=True).start()
     done = threading.Event()
     reporter = threading.Thread(target=_report_progress, args=(parent, context, done), daemon=True)
@@ -134,14 +138,27 @@ def _exit_with_parent(parent_pid: int) -> None:
         os._exit(EXIT_ORPHANED)
 
 
-def _build_context(spec: dict[str, Any]) -> JobContext:
+class IsolatedContext(JobContext):
+    """The context of the one job of this process."""
+
+    def __init__(self, parent: ParentChannel, job: ClaimedJob, settings: ContextSettings) -> None:
+        super().__init__(job, settings)
+        self._parent = parent
+
+    def write_lines(self, stream: str, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._parent.send({"log": ["INFO", stream, self.redactor.redact_text(line)[:_MAX_LINE_LENGTH]]})
+
+
+def _build_context(parent: ParentChannel, spec: dict[str, Any]) -> JobContext:
     settings = ContextSettings(
         connection_settings=spec["connection_settings"] and ConnectionSettings(**spec["connection_settings"]),
         max_result_bytes=spec["max_result_bytes"],
         follow_up_lease_sec=spec["follow_up_lease_sec"],
         task_limits=spec["task_limits"],
+        offloads=OffloadService(Engines(spec["executors"])) if spec["executors"] else None,
     )
-    context = JobContext(ClaimedJob.from_json(spec["job"]), settings)
+    context = IsolatedContext(parent, ClaimedJob.from_json(spec["job"]), settings)
     context.redactor = Redactor(spec["secrets"])
     return context
 
@@ -156,10 +173,13 @@ def _handle_commands(parent: ParentChannel, context: JobContext) -> None:
 
 
 def _report_progress(parent: ParentChannel, context: JobContext, done: threading.Event) -> None:
-    is_last, sent_reports = False, context.reported.reports
+    is_last, sent_reports, sent_offloads = False, context.reported.reports, False
     while not is_last:
         is_last = done.wait(_PROGRESS_INTERVAL_SEC)
         with suppress(MemoryError):  # the pipeline's, which may recover
+            if context.has_offloads and not sent_offloads:
+                parent.send({"offloads": True})
+                sent_offloads = True
             reports = context.reported.reports
             if reports is not sent_reports:
                 parent.send({"reports": vars(reports)})
@@ -192,7 +212,7 @@ def _run_task(spec: dict[str, Any], context: JobContext) -> dict[str, Any]:
     except Stop as stop:
         message = {"kind": "stopped", "reason": stop.reason.value}
     except Wait as wait:
-        message = {"kind": "waits", "jobs": [str(job_id) for job_id in wait.jobs]}
+        message = {"kind": "waits", "jobs": [str(job_id) for job_id in wait.jobs], "offloads": list(wait.offloads)}
     except BaseException as error:
         message = _error_message(context, options, error, task_module)
     is_settled = context.connections is not None and context.connections.settled
@@ -236,6 +256,7 @@ def _error_message(
         "decision": decision.action.value,
         "pause": decision.delay_sec,
         "stopped": caused_by_stop(error),
+        "crashed": isinstance(error, RemoteWorkerLost),
     }
 
 

@@ -91,6 +91,7 @@ def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, A
     )  # fmt: skip
     return {
         **{name: getattr(settings, name) for name in passed_on},
+        "executors": settings.offloads.engines.resolved_settings() if settings.offloads is not None else {},
         "secrets": attempt.redactor.secrets,
         "results": attempt.results,
         "connection_settings": None if connection_settings is None else asdict(connection_settings),
@@ -204,11 +205,18 @@ def _outcome_of(attempt: Attempt, exit_: Exit) -> Outcome:
                 attempt.stop(StopReason(message["reason"]))
             return attempt.stop_outcome()
         case "waits":
-            return Released(ReleaseReason.WAITS, awaited=[UUID(job_id) for job_id in message["jobs"]])
+            jobs = [UUID(job_id) for job_id in message["jobs"]]
+            return Released(ReleaseReason.WAITS, awaited=jobs, offloads=message.get("offloads", ()))
         case "unknown_task":  # this process knows it: a module may be in the middle of its replacement
             return _failed_without_traceback(attempt, message["message"], "unknown task")
     if message["stopped"] and attempt.stop_reason is not None:
         return attempt.stop_outcome()
+    return _outcome_of_error(attempt, message)
+
+
+def _outcome_of_error(attempt: Attempt, message: dict[str, Any]) -> Outcome:
+    if message.get("crashed"):
+        return crashed(attempt.job, message["message"], attempt.options, error_fingerprint=message["fingerprint"])
     # The child decided whether to retry; the job's policy says how long to wait at least.
     action, delay_sec = RetryAction(message["decision"]), message["pause"]
     if action is RetryAction.RETRY:

@@ -1,0 +1,102 @@
+-- What jobs gave to other engines. A run writes its rows in transactions in which it still owns its job.
+
+-- name: job_offloads
+-- In the order of the fields of `Offload`. Of one call, or of all.
+SELECT name, job_id, run_id, call, number, engine, address, fingerprint, fence_token,
+       extract(epoch FROM deadline_at - clock_timestamp())::float8, engine_timeout_sec, grace_sec, stop_on_shutdown, is_abandoned,
+       is_awaited, log_position, extract(epoch FROM clock_timestamp() - unavailable_since)::float8, ended_at IS NOT NULL, outcome
+  FROM dl_offloads
+ WHERE job_id = %(job_id)s::uuid AND (%(call)s::text IS NULL OR call = %(call)s::text)
+ ORDER BY created_at, number;
+
+-- name: open_offloads
+-- The same of those that have not ended, if the run owns its job.
+SELECT name, job_id, run_id, call, number, engine, address, fingerprint, fence_token,
+       extract(epoch FROM deadline_at - clock_timestamp())::float8, engine_timeout_sec, grace_sec, stop_on_shutdown, is_abandoned,
+       is_awaited, log_position, extract(epoch FROM clock_timestamp() - unavailable_since)::float8, ended_at IS NOT NULL, outcome
+  FROM dl_offloads
+ WHERE job_id = %(job_id)s::uuid AND ended_at IS NULL
+   AND EXISTS (SELECT FROM dl_jobs j
+                WHERE j.job_id = %(job_id)s::uuid AND j.run_id = %(run_id)s::uuid AND j.status::text = 'running')
+ ORDER BY created_at, number;
+
+-- name: intend_offload
+-- Before the submission: what a next attempt needs to find the work.
+INSERT INTO dl_offloads (name, job_id, run_id, call, number, engine, address, fingerprint, fence_token, deadline_at, engine_timeout_sec,
+                         grace_sec, stop_on_shutdown, is_abandoned)
+VALUES (%(name)s::text, %(job_id)s::uuid, %(run_id)s::uuid, %(call)s::text, %(number)s::int, %(engine)s::text, %(address)s::text,
+        %(fingerprint)s::text, %(fence_token)s::text, clock_timestamp() + make_interval(secs => %(timeout_sec)s::float8),
+        %(engine_timeout_sec)s::float8, %(grace_sec)s::float8, %(stop_on_shutdown)s::bool, %(is_abandoned)s::bool);
+
+-- name: stop_offload
+-- From here on the fence of the remote code refuses its commits.
+UPDATE dl_offloads SET stop_requested_at = coalesce(stop_requested_at, clock_timestamp())
+ WHERE name = %(name)s::text AND ended_at IS NULL;
+
+-- name: end_offload
+UPDATE dl_offloads SET ended_at = clock_timestamp(), outcome = %(outcome)s::text, is_awaited = false
+ WHERE name = %(name)s::text AND ended_at IS NULL;
+
+-- name: detach_offload
+-- The next attempt continues to read the log here.
+UPDATE dl_offloads SET log_position = %(log_position)s::text WHERE name = %(name)s::text AND ended_at IS NULL;
+
+-- name: claim_offload_polls
+-- The next that this process polls, so that no other process does meanwhile: those for which a job waits, and those left by a job
+-- that has ended. Those of running jobs are polled by their attempt.
+WITH due AS MATERIALIZED (
+    SELECT o.name, j.attempt, coalesce(j.status::text NOT IN ('queued', 'running'), true) AS is_orphan
+      FROM dl_offloads o LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[o.job_id])
+     WHERE o.ended_at IS NULL AND o.next_poll_at <= (SELECT clock_timestamp()) AND o.engine = ANY (%(engines)s::text[])
+       AND (o.is_awaited AND j.status::text = 'queued' OR coalesce(j.status::text NOT IN ('queued', 'running'), true))
+     ORDER BY o.next_poll_at
+     LIMIT %(limit)s::int
+       FOR NO KEY UPDATE OF o SKIP LOCKED
+)
+UPDATE dl_offloads o
+   SET next_poll_at = clock_timestamp() + interval '1 minute',
+       stop_requested_at = CASE WHEN due.is_orphan THEN coalesce(o.stop_requested_at, clock_timestamp()) ELSE o.stop_requested_at END
+  FROM due
+ WHERE o.name = due.name
+RETURNING o.name, o.job_id, o.engine, due.is_orphan, coalesce(due.attempt, 0), o.log_position, o.is_abandoned,
+          coalesce(extract(epoch FROM clock_timestamp() - o.unavailable_since) > o.engine_timeout_sec, false),
+          coalesce(o.deadline_at <= clock_timestamp(), false),
+          coalesce(extract(epoch FROM clock_timestamp() - coalesce(o.awaited_since, o.stop_requested_at)), 0)::float8;
+
+-- name: record_offload_poll
+UPDATE dl_offloads
+   SET next_poll_at = clock_timestamp() + make_interval(secs => %(next_sec)s::float8), log_position = %(log_position)s::text,
+       unavailable_since = CASE WHEN %(is_unavailable)s::bool THEN coalesce(unavailable_since, clock_timestamp()) END
+ WHERE name = %(name)s::text AND ended_at IS NULL;
+
+-- name: wake_offload_job
+-- queued -> queued: what the job waited for is over. Its row is locked first: of two that end at once the second sees the first.
+SELECT FROM dl_jobs WHERE job_id = %(job_id)s::uuid FOR NO KEY UPDATE;
+
+UPDATE dl_offloads SET is_awaited = false WHERE name = %(name)s::text AND is_awaited;
+
+WITH woken AS (
+    UPDATE dl_jobs j SET wait_state = 'ready', available_at = clock_timestamp()
+     WHERE j.job_id = %(job_id)s::uuid AND j.status::text = 'queued' AND j.wait_state::text = 'waiting'
+       AND NOT EXISTS (SELECT FROM dl_offloads o WHERE o.job_id = j.job_id AND o.is_awaited AND o.ended_at IS NULL)
+       AND NOT EXISTS (SELECT FROM dl_edges e WHERE e.child_id = j.job_id AND e.met IS NULL)
+    RETURNING j.job_id, j.queue, j.attempt
+), events AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'released',
+           jsonb_build_object('status', 'queued', 'attempt', attempt, 'offload', %(name)s::text)
+      FROM woken
+)
+SELECT count(*)::int, count(dl_notify_queue(queue))::int FROM woken;
+
+-- name: old_offloads
+-- Names of jobs that ended long ago, for the engine to forget.
+SELECT o.name, o.engine
+  FROM dl_offloads o LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[o.job_id])
+ WHERE o.ended_at < (SELECT clock_timestamp()) - make_interval(secs => %(keep_sec)s::float8)
+   AND coalesce(j.status::text NOT IN ('queued', 'running'), true)
+ ORDER BY o.ended_at
+ LIMIT %(limit)s::int;
+
+-- name: delete_offloads
+DELETE FROM dl_offloads WHERE name = ANY (%(names)s::text[]);

@@ -1,0 +1,114 @@
+"""Runs programs as Ray jobs, through the HTTP API of the cluster's head. Needs no package of Ray here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+from urllib.parse import quote
+
+from pipelines.executors import check_settings
+from pipelines.executors.http import BAD_REQUEST, NOT_FOUND, OK, SERVER_ERROR, HttpApi, LogPieces
+from pipelines.offload import (
+    EngineRefused,
+    EngineUnavailable,
+    FailureKind,
+    OffloadSpec,
+    RemoteState,
+    RemoteStatus,
+    result_of_lines,
+)
+
+_STATES = {
+    "PENDING": RemoteState.PENDING,
+    "RUNNING": RemoteState.RUNNING,
+    "SUCCEEDED": RemoteState.SUCCEEDED,
+    "FAILED": RemoteState.FAILED,
+    "STOPPED": RemoteState.STOPPED,
+}
+_RESOURCES = {"cpu": "entrypoint_num_cpus", "gpu": "entrypoint_num_gpus", "memory": "entrypoint_memory"}
+_LOST_TYPES = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE")
+_MAX_DETAIL_LENGTH = 2_000
+
+
+class RayExecutor:
+    """A submission id is the name: Ray refuses a second one, which means that it is there."""
+
+    runs: ClassVar[frozenset[Literal["program", "function"]]] = frozenset({"program"})
+    survives: ClassVar[bool] = True
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        check_settings("ray", settings, required="address", known=("address", "token", "runtime_env", "ca_file"))
+        self._api = HttpApi(settings["address"], token=settings.get("token"), verify=settings.get("ca_file", True))
+        self._runtime_env = dict(settings.get("runtime_env", {}))
+        self._logs = LogPieces()
+        self.address = self._api.address
+
+    def submit(self, name: str, spec: OffloadSpec) -> None:
+        resources = {_RESOURCES[key]: value for key, value in spec.resources.items() if key in _RESOURCES}
+        custom = {key: value for key, value in spec.resources.items() if key not in _RESOURCES}
+        variables = {**self._runtime_env.get("env_vars", {}), **spec.env}
+        body = {
+            "entrypoint": spec.entrypoint,
+            "submission_id": name,
+            "runtime_env": {**self._runtime_env, "env_vars": variables},
+            "metadata": dict(spec.labels),
+            **resources,
+            **({"entrypoint_resources": custom} if custom else {}),
+        }
+        answer = self._api.send("POST", "/api/jobs/", body=body)
+        if answer.code < BAD_REQUEST:
+            return
+        if self.status(name).state is RemoteState.UNKNOWN:  # else it exists already, or was made all the same
+            message = f"Ray answered {answer.code}: {answer.text[-_MAX_DETAIL_LENGTH:]}"
+            raise EngineUnavailable(message) if answer.code >= SERVER_ERROR else EngineRefused(message)
+
+    def status(self, name: str) -> RemoteStatus:
+        answer = self._api.send("GET", _path(name))
+        if answer.code == NOT_FOUND:
+            return RemoteStatus(RemoteState.UNKNOWN)
+        if answer.code != OK:
+            raise EngineUnavailable(f"Ray answered {answer.code}: {answer.text[:200]}")
+        details = answer.json()
+        state = _STATES.get(str(details.get("status")), RemoteState.RUNNING)
+        self._logs.record_state(name, state)
+        message = str(details.get("message") or "")[:_MAX_DETAIL_LENGTH]
+        return RemoteStatus(state, _failure_kind(str(details.get("error_type") or ""), message), message)
+
+    def stop(self, name: str) -> None:
+        answer = self._api.send("POST", f"{_path(name)}/stop")
+        if answer.code >= SERVER_ERROR and not self.status(name).state.is_over:
+            raise EngineUnavailable(f"Ray answered {answer.code}: {answer.text[:200]}")
+
+    def result(self, name: str) -> Any:
+        return result_of_lines(self._read(name).splitlines())
+
+    def logs(self, name: str, after: str) -> tuple[list[str], str]:
+        if not self._logs.is_due(name):
+            return [], after
+        is_over = self.status(name).state.is_over  # before the log is read: it is whole then
+        return self._logs.cut(name, self._read(name), after, is_over=is_over)
+
+    def _read(self, name: str) -> str:
+        answer = self._api.send("GET", f"{_path(name)}/logs")
+        if answer.code == NOT_FOUND:
+            return ""
+        if answer.code != OK:
+            raise EngineUnavailable(f"Ray answered {answer.code}: {answer.text[:200]}")
+        return str(answer.json().get("logs") or "")
+
+    def delete(self, name: str) -> None:
+        """Of a job that has ended."""
+        answer = self._api.send("DELETE", _path(name))
+        if answer.code >= SERVER_ERROR and self.status(name).state is not RemoteState.UNKNOWN:
+            raise EngineUnavailable(f"Ray answered {answer.code}: {answer.text[:200]}")
+
+
+def _path(name: str) -> str:
+    return f"/api/jobs/{quote(name, safe='')}"
+
+
+def _failure_kind(error_type: str, message: str) -> FailureKind:
+    if error_type in _LOST_TYPES or "node it was running on" in message:
+        return FailureKind.WORKER_LOST
+    is_oom = "OutOfMemory" in message or "out of memory" in message.lower()
+    return FailureKind.OOM if is_oom else FailureKind.ERROR

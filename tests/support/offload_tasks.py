@@ -1,0 +1,61 @@
+"""Tasks that give work to an engine, importable by isolated and by worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from pipelines.contract import Context, Pipelines, Wait, registry
+
+Args = dict[str, Any]
+
+
+def handle_of(args: Args, ctx: Context) -> Any:
+    return ctx.offload(
+        args.get("engine", "fake"),
+        entrypoint=args["entrypoint"],
+        resources=args.get("resources", {}),
+        **args.get("options", {}),
+    )
+
+
+def blocking(args: Args, ctx: Context) -> Any:
+    return handle_of(args, ctx).result()
+
+
+def waiting(args: Args, ctx: Context) -> Generator[Any, None, Any]:
+    handle = handle_of(args, ctx)
+    yield Wait(handle)
+    return {"attempt": ctx.attempt, "result": handle.result()}
+
+
+def unread(args: Args, ctx: Context) -> str:
+    handle_of(args, ctx)
+    return "not waited for"
+
+
+def fails_here(args: Args, ctx: Context) -> None:
+    handle_of(args, ctx)
+    raise ValueError("a fault of its own")
+
+
+def in_transaction(args: Args, ctx: Context) -> None:
+    with ctx.transaction():
+        handle_of(args, ctx)
+
+
+def changed(args: Args, ctx: Context) -> Any:
+    """Its first attempt asks for `entrypoint` and fails; the next ones ask for `then`."""
+    if ctx.attempt == 1:
+        handle_of(args, ctx)
+        raise ConnectionError("again")
+    return handle_of({**args, "entrypoint": args["then"]}, ctx).result()
+
+
+def register_all(pipelines: Pipelines, *, isolation: Any = "thread") -> Pipelines:
+    for call in (blocking, waiting, unread, fails_here, in_transaction, changed):
+        pipelines.register(f"offload.{call.__name__}", isolation=isolation, no_retry=[ValueError])(call)
+    return pipelines
+
+
+register_all(registry)

@@ -1,0 +1,196 @@
+"""Polls all offloads of this process: one thread, a few requests a second, however many there are.
+
+Attempts register what they wait for. Of those for which a job waits without a thread, and those left by jobs that have
+ended, the thread claims the next that are due: any process that knows the engine may poll them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app import log
+from app.queue.offloads import DuePoll, Offloads
+from pipelines.executors import Engines
+from pipelines.offload import EngineUnavailable, Executor, RemoteState, RemoteStatus
+from workers.threads import BackgroundThread, clock
+
+_log = log.get(__name__)
+_REQUEST_INTERVAL_SEC = 0.2  # five requests a second
+MIN_POLL_SEC, MAX_POLL_SEC, _POLL_GROWTH = 1.0, 10.0, 1.5
+_MAX_BACKOFF_SEC = 30.0  # of an engine that does not answer
+_CLAIM_INTERVAL_SEC = 2.0
+_MAX_CLAIMED = 10
+_IDLE_SEC = 3600.0
+
+WriteLines = Callable[[Sequence[str]], None]
+
+
+class Watch:
+    """One offload that an attempt waits for, as the poller last saw it."""
+
+    status: RemoteStatus | None = None  # written by the poller, read by the attempt, as the next two
+    unavailable_since: float | None = None  # by `clock`
+    error: EngineUnavailable | None = None  # why it is unavailable
+
+    def __init__(self, name: str, engine: str, executor: Executor, *, position: str, write_lines: WriteLines) -> None:
+        self.name, self.engine, self.executor, self.position = name, engine, executor, position
+        self._write_lines = write_lines
+        self.changed = threading.Event()
+        self.next_poll_at = 0.0  # the poller's, as the next
+        self.interval_sec = MIN_POLL_SEC
+
+    def record(self, status: RemoteStatus, lines: Sequence[str], position: str) -> None:
+        if lines:
+            self._write_lines(lines)
+        self.position = position
+        is_new = self.status is None or self.status.state is not status.state
+        self.interval_sec = MIN_POLL_SEC if is_new else min(MAX_POLL_SEC, self.interval_sec * _POLL_GROWTH)
+        self.next_poll_at = clock() + self.interval_sec
+        self.status, self.unavailable_since, self.error = status, None, None
+        self.changed.set()
+
+    def record_unavailable(self, error: EngineUnavailable, retry_at: float) -> None:
+        self.unavailable_since = self.unavailable_since or clock()
+        self.error, self.next_poll_at = error, retry_at
+        self.changed.set()
+
+
+@dataclass
+class _Backoff:
+    """An engine that does not answer."""
+
+    until: float
+    interval_sec: float
+    error: EngineUnavailable
+
+
+class OffloadPoller:
+    """Thread `offloads`. Watches are added and removed by any thread."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        *,
+        offloads: Offloads | None = None,  # None: no job waits here without a thread
+        write_log: Callable[[DuePoll, Sequence[str]], None] = lambda due, lines: None,
+        on_crash: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self._engines, self._offloads, self._write_log = engines, offloads, write_log
+        self._lock = threading.Lock()
+        self._watches: list[Watch] = []  # under the lock
+        self._backoffs: dict[str, _Backoff] = {}  # by engine; the thread's, as the next
+        self._next_claim_at = 0.0
+        self._claims_all = False  # also what this machine's child processes left
+        self.thread = BackgroundThread("offloads", self.run_once, on_crash=on_crash)
+
+    def watch(self, watch: Watch) -> None:
+        with self._lock:
+            self._watches.append(watch)
+            self._claims_all = True
+        self.thread.wake()
+
+    def unwatch(self, watch: Watch) -> None:
+        with self._lock:
+            self._watches = [other for other in self._watches if other is not watch]
+
+    def run_once(self) -> float:
+        """Poll the one that is longest overdue; return the seconds until the next request may be sent."""
+        with self._lock:
+            watch = min(self._watches, key=lambda watch: watch.next_poll_at, default=None)
+        if watch is not None and watch.next_poll_at <= clock():
+            return self._poll_watch(watch)
+        claim_at = self._claim_at()
+        if claim_at is not None and claim_at <= clock():
+            self._next_claim_at = clock() + _CLAIM_INTERVAL_SEC  # also if it fails: watches are not delayed by it
+            return self._poll_claimed()
+        next_at = [] if claim_at is None else [claim_at]
+        next_at += [] if watch is None else [watch.next_poll_at]
+        return max(0.0, min(next_at) - clock()) if next_at else _IDLE_SEC
+
+    def _claim_at(self) -> float | None:
+        is_used = self._claims_all or bool(self._engines.remote_names)
+        return self._next_claim_at if is_used and self._offloads is not None else None
+
+    def _poll_watch(self, watch: Watch) -> float:
+        backoff = self._backoffs.get(watch.engine)
+        if backoff is not None and clock() < backoff.until:
+            watch.record_unavailable(backoff.error, backoff.until)
+            return 0.0
+        try:
+            status = watch.executor.status(watch.name)
+            lines: list[str] = []
+            position = watch.position
+            if status.state not in (RemoteState.UNKNOWN, RemoteState.PENDING):
+                lines, position = watch.executor.logs(watch.name, watch.position)
+        except Exception as error:
+            unavailable = self._record_outage(watch.engine, error)
+            watch.record_unavailable(unavailable, self._backoffs[watch.engine].until)
+        else:
+            self._backoffs.pop(watch.engine, None)
+            watch.record(status, lines, position)
+        return 2 * _REQUEST_INTERVAL_SEC
+
+    def _record_outage(self, engine: str, error: Exception) -> EngineUnavailable:
+        """Wait longer each time. What an executor should not raise counts as no answer too."""
+        if not isinstance(error, EngineUnavailable):
+            _log.warning("engine.broken_answer", engine=engine, error=f"{type(error).__name__}: {error}")
+            error = EngineUnavailable(f"{type(error).__name__}: {error}")
+        before = self._backoffs.get(engine)
+        interval_sec = MIN_POLL_SEC if before is None else min(_MAX_BACKOFF_SEC, 2 * before.interval_sec)
+        self._backoffs[engine] = _Backoff(clock() + interval_sec, interval_sec, error)
+        if before is None:
+            _log.warning("engine.unavailable", engine=engine, error=str(error))
+        return error
+
+    # ── jobs that wait, and offloads of jobs that have ended ────────────────────────────────────────────────────
+
+    def _poll_claimed(self) -> float:
+        assert self._offloads is not None  # noqa: S101 - only then is a claim due
+        engines = self._engines.names if self._claims_all else self._engines.remote_names
+        due = self._offloads.claim_polls(engines, limit=_MAX_CLAIMED)
+        for poll in due:
+            self._poll_due(self._offloads, poll)
+        if len(due) == _MAX_CLAIMED:
+            self._next_claim_at = 0.0
+        return len(due) * 2 * _REQUEST_INTERVAL_SEC
+
+    def _poll_due(self, offloads: Offloads, due: DuePoll) -> None:
+        next_sec = min(MAX_POLL_SEC, max(MIN_POLL_SEC, due.waited_sec / 10))
+        backoff = self._backoffs.get(due.engine)
+        lines: list[str] = []
+        position = due.log_position
+        try:
+            if backoff is not None and clock() < backoff.until:
+                raise backoff.error
+            executor = self._engines.get(due.engine)
+            if due.is_orphan:
+                executor.stop(due.name)
+            status = executor.status(due.name)
+            if not due.is_orphan and status.state not in (RemoteState.UNKNOWN, RemoteState.PENDING):
+                lines, position = executor.logs(due.name, due.log_position)
+        except Exception as error:
+            if backoff is None or clock() >= backoff.until:
+                self._record_outage(due.engine, error)
+            until = self._backoffs[due.engine].until - clock()
+            offloads.record_poll(due.name, next_sec=max(next_sec, until), log_position=position, is_unavailable=True)
+            if due.is_unavailable and not due.is_orphan:
+                offloads.wake_job(due.job_id, due.name)
+            return
+        self._backoffs.pop(due.engine, None)
+        if lines:
+            self._write_log(due, lines)
+        offloads.record_poll(due.name, next_sec=next_sec, log_position=position)
+        self._conclude(offloads, due, status)
+
+    @staticmethod
+    def _conclude(offloads: Offloads, due: DuePoll, status: RemoteStatus) -> None:
+        if due.is_orphan:
+            if status.state.is_over or due.is_abandoned:
+                outcome: Any = "stopped" if status.state.is_over else "abandoned"
+                offloads.end(due.name, outcome)
+                _log.info("offload.stopped", offload=due.name, job=str(due.job_id), outcome=outcome)
+        elif status.state.is_over or due.is_late:
+            offloads.wake_job(due.job_id, due.name)

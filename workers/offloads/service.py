@@ -1,0 +1,61 @@
+"""What a process has for offloads: its engines, and the thread that polls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Protocol
+
+from app.queue.job import ClaimedJob
+from app.queue.offloads import DuePoll, Offloads
+from pipelines.executors import Engines
+from pipelines.offload import Executor
+from workers.offloads.poller import OffloadPoller
+
+
+class RecordPending(Protocol):
+    """`JobQueue.record_stop_pending`."""
+
+    def __call__(self, job: ClaimedJob, *, reason: str, error: str) -> None: ...
+
+
+def _record_nothing(job: ClaimedJob, *, reason: str, error: str) -> None:
+    """Where no stop is waited for."""
+
+
+class OffloadService:
+    """One a process. A pool starts its thread; elsewhere the first wait does."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        *,
+        offloads: Offloads | None = None,  # the process's own access to the rows; None: attempts use theirs
+        write_log: Callable[[DuePoll, Sequence[str]], None] = lambda due, lines: None,
+        record_pending: RecordPending = _record_nothing,
+        on_crash: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self.engines, self.offloads, self.record_pending = engines, offloads, record_pending
+        self.poller = OffloadPoller(engines, offloads=offloads, write_log=write_log, on_crash=on_crash)
+        self.thread = self.poller.thread
+
+    def ensure_started(self) -> None:
+        if self.thread.ident is None:
+            try:
+                self.thread.start()
+            except RuntimeError:  # another thread has just started it
+                return
+
+
+@cache
+def local_service() -> OffloadService:
+    """For contexts without a pool: with the process engine alone."""
+    return OffloadService(Engines())
+
+
+def forget_local(executor: Executor, name: str) -> None:
+    """Delete what this machine keeps of work that has ended. Another engine's is kept for a while: the next attempt may
+    need it."""
+    delete = getattr(executor, "delete", None)
+    if not executor.survives and delete is not None:
+        delete(name)
