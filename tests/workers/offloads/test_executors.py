@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.executors.kubernetes import KubernetesExecutor
 from pipelines.executors.process import ProcessExecutor
 from pipelines.offload import (
     EngineRefused,
@@ -23,6 +25,7 @@ from pipelines.offload import (
 )
 from tests.support import offload_functions
 from tests.support.fake_engine import FakeEngine, FakeExecutor
+from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.waiting import eventually
 from tests.workers.offloads.conftest import program, start_count
 from tests.workers.offloads.real_engines import DASK, RAY, dask_executor, ray_executor
@@ -35,9 +38,7 @@ class Subject:
     executor: Executor
     folder: Path
     python: str | None = None  # None: it runs functions
-    has_logs: bool = True
-    can_kill: bool = True  # stops running code without its help
-    is_remote: bool = True
+    stopped: RemoteState = RemoteState.STOPPED  # what it answers of what was stopped
 
     def spec(self, mode: str, **more: Any) -> OffloadSpec:
         if self.python is None:
@@ -67,8 +68,9 @@ class Subject:
         return path.stat().st_size if path.exists() else 0
 
 
-ENGINES = ["fake", "process", "process-function", pytest.param("ray", marks=RAY), pytest.param("dask", marks=DASK)]
-PROGRAMS = [name for name in ENGINES if name not in ("process-function",) and getattr(name, "values", ()) != ("dask",)]
+RAY_ENGINE, DASK_ENGINE = pytest.param("ray", marks=RAY), pytest.param("dask", marks=DASK)
+PROGRAMS: list[Any] = ["fake", "process", "kubernetes", RAY_ENGINE]
+ENGINES: list[Any] = [*PROGRAMS, "process-function", DASK_ENGINE]
 
 
 @pytest.fixture(params=ENGINES)
@@ -82,22 +84,24 @@ def program_subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
 
 
 def make_subject(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Subject]:
-    import sys
-
     if kind == "fake":
         engine: FakeEngine = request.getfixturevalue("engine")
         yield Subject(FakeExecutor({"address": engine.address}), folder, sys.executable)
     elif kind.startswith("process"):
         executor = ProcessExecutor({})
-        made = Subject(executor, folder, None if kind == "process-function" else sys.executable, is_remote=False)
-        yield made
+        yield Subject(executor, folder, None if kind == "process-function" else sys.executable)
         for name in list(executor._children):
             executor.stop(name)
             executor.delete(name)
+    elif kind == "kubernetes":
+        cluster = FakeKubernetes(folder).up()
+        settings = {"address": cluster.address, "namespace": "loads", "image": "acme:1", "token": cluster.token}
+        yield Subject(KubernetesExecutor(settings), folder, sys.executable, stopped=RemoteState.UNKNOWN)
+        cluster.close()
     elif kind == "ray":
         yield Subject(ray_executor(request), folder, "python3")
     else:
-        yield Subject(dask_executor(request), folder, has_logs=False, can_kill=False)
+        yield Subject(dask_executor(request), folder)
 
 
 def name_of(request: pytest.FixtureRequest) -> str:
@@ -165,7 +169,7 @@ def test_stop_ends_running_code(subject: Subject, request: pytest.FixtureRequest
 
     subject.executor.stop(name)
 
-    subject.wait_for(name, RemoteState.STOPPED)
+    subject.wait_for(name, subject.stopped)
     beats = subject.beats
     time.sleep(0.2)
     assert subject.beats == beats, "not a beat after it"
