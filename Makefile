@@ -15,7 +15,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --genera
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: hostile help run test test-full coverage check lint format docs screenshots chaos chaos-short chaos-mutants lock clean
+.PHONY: engines hostile help run test test-full coverage check lint format docs screenshots chaos chaos-short chaos-mutants lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo 'make coverage  all tests, and the lines that none of them ran'
 	@echo 'make check   what must pass before a push: lint, types, tests'
 	@echo 'make hostile hostile requests, rows, reports, sources and overload at full length (about 15 minutes)'
+	@echo 'make engines the contract of offloads on a real Ray and Dask, which it installs (1.4 GB of memory)'
 	@echo 'make lint    ruff and mypy only;  make format  ruff fixes what it can'
 	@echo 'make docs    the documentation as a site, in build/site; fails on a dead link'
 	@echo 'make screenshots  pictures of each page by a browser, in test-results; renews those of docs/images'
@@ -76,6 +77,15 @@ chaos-short: $(VENV)/.installed-dev
 
 chaos-mutants: $(VENV)/.installed-dev
 	@exec $(CHAOS) mutants
+
+# Real engines, each in an environment of its own. 1.4 GB of memory.
+ENGINES := build/engines
+engines: $(VENV)/.installed-dev
+	@test -d $(ENGINES)/ray || { python3 -m venv $(ENGINES)/ray && $(ENGINES)/ray/bin/pip install -q 'ray[default]'; }
+	@test -d $(ENGINES)/dask || { python3 -m venv $(ENGINES)/dask && $(ENGINES)/dask/bin/pip install -q distributed; }
+	DL_TEST_RAY=$(CURDIR)/$(ENGINES)/ray DL_TEST_DASK=$(CURDIR)/$(ENGINES)/dask \
+	  PYTHONPATH=$$(echo $(CURDIR)/$(ENGINES)/dask/lib/python3*/site-packages) \
+	  $(VENV)/bin/python -m pytest -m engines tests/workers/offloads --durations=10
 
 lock: $(VENV)/.installed-dev
 	@$(LOCK) --extra embedded --output-file requirements.lock

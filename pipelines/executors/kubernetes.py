@@ -85,7 +85,7 @@ class KubernetesExecutor:
             "completions": 1,
             "parallelism": 1,
             "ttlSecondsAfterFinished": _TTL_SEC,
-            "podFailurePolicy": {  # tells an eviction from a failure of the program
+            "podFailurePolicy": {  # shows an eviction as another end than a failure of the program
                 "rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
             },
             "template": {"metadata": {"labels": labels}, "spec": pod},

@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,51 +96,29 @@ def ray_executor(request: pytest.FixtureRequest) -> Any:
 
 
 @contextmanager
-def dask_cluster() -> Iterator[str]:
-    """A scheduler and a worker process with two threads, that import this repository."""
-    python = [str(Path(os.environ["DL_TEST_DASK"]) / "bin" / "python"), "-m"]
+def dask_cluster(**settings: str) -> Iterator[str]:
+    """A scheduler and a worker process with four threads, which imports this repository."""
+    python = str(Path(os.environ["DL_TEST_DASK"]) / "bin" / "python")
     (port,) = free_ports(1)
     address = f"tcp://127.0.0.1:{port}"
     env = {
         **os.environ, "PYTHONPATH": str(ROOT), "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
-        "DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "false",
+        "DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "false", **settings,
     }  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="dask-") as folder:
-        common = {"env": env, "cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        scheduler = subprocess.Popen(
-            [
-                str(python),
-                "-m",
-                "distributed.cli.dask_scheduler",
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(port),
-                "--no-dashboard",
-            ],
-            **common,  # type: ignore[call-overload]
-        )
-        worker = subprocess.Popen(
-            [
-                str(python),
-                "-m",
-                "distributed.cli.dask_worker",
-                address,
-                "--nthreads",
-                "4",
-                "--nworkers",
-                "1",
-                "--no-dashboard",
-            ],
-            **common,  # type: ignore[call-overload]
-        )
-        try:
-            eventually(lambda: _listens(port), 60, "the scheduler listens", interval_sec=0.1)
-            yield address
-        finally:
-            for process in (worker, scheduler):
-                process.terminate()
-                process.wait(20)
+    commands = [
+        ["dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"],
+        ["dask_worker", address, "--nthreads", "4", "--nworkers", "1", "--no-dashboard"],
+    ]
+    with tempfile.TemporaryDirectory(prefix="dask-") as folder, ExitStack() as processes:
+        for command, *arguments in commands:
+            process = subprocess.Popen(
+                [python, "-m", f"distributed.cli.{command}", *arguments],
+                env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            processes.callback(process.wait, 20)
+            processes.callback(process.terminate)
+        eventually(lambda: _listens(port), 60, "the scheduler listens", interval_sec=0.1)
+        yield address
 
 
 def _listens(port: int) -> bool:
@@ -154,7 +131,3 @@ def _listens(port: int) -> bool:
 
 def dask_executor(request: pytest.FixtureRequest) -> Any:
     return Engines({"dask": {"address": request.getfixturevalue("dask_address")}}).get("dask")
-
-
-def python_of(variable: str) -> str:
-    return str(Path(os.environ[variable]) / "bin" / "python") if variable in os.environ else sys.executable

@@ -23,10 +23,10 @@ from pipelines.offload import (
     RemoteStatus,
     ResultTooLarge,
 )
-from tests.support import offload_functions
 from tests.support.fake_engine import FakeEngine, FakeExecutor
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.waiting import eventually
+from tests.workers.offloads import functions
 from tests.workers.offloads.conftest import program, start_count
 from tests.workers.offloads.real_engines import DASK, RAY, dask_executor, ray_executor
 
@@ -42,7 +42,7 @@ class Subject:
 
     def spec(self, mode: str, **more: Any) -> OffloadSpec:
         if self.python is None:
-            return OffloadSpec(call=getattr(offload_functions, mode), args=(str(self.folder),), **more)
+            return OffloadSpec(call=getattr(functions, mode), args=(str(self.folder),), **more)
         return OffloadSpec(entrypoint=program(mode, self.folder, self.python), **more)
 
     def submit(self, name: str, mode: str, **more: Any) -> None:
@@ -159,7 +159,7 @@ def test_failure_of_the_code_is_an_error(subject: Subject, request: pytest.Fixtu
     assert status.kind is FailureKind.ERROR
     if subject.python is None:
         assert isinstance(status.error, KeyError)
-        assert "offload_functions.py" in status.detail
+        assert "functions.py" in status.detail
 
 
 def test_stop_ends_running_code(subject: Subject, request: pytest.FixtureRequest):

@@ -1,4 +1,4 @@
-"""Functions for engines. They need the standard library alone, and `pipelines.remote` where it is imported."""
+"""Functions for engines, in a package that imports nothing; `pipelines.remote` where it is imported."""
 
 from __future__ import annotations
 
