@@ -28,11 +28,16 @@ if TYPE_CHECKING:
         Checkpoint,
         Context,
         Daily,
+        EngineUnavailable,
         Fail,
+        Handle,
         Hourly,
         Listed,
         Monthly,
+        OffloadFailed,
         Progress,
+        RemoteOutOfMemory,
+        RemoteWorkerLost,
         Snooze,
         Stop,
         Wait,
@@ -42,10 +47,10 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Breaker", "Checkpoint", "Client", "ClientError", "Conflict", "Context", "Daily", "Fail", "FieldError", "Hourly",
-    "JobOptions", "Listed", "Monthly", "NotAllowed", "NotFound", "Progress", "Refused", "ServiceFault",
-    "ServiceUnavailable", "Snooze", "Stop", "TriggerOptions", "Wait", "Weekly", "Workers", "enqueue",
-    "register", "schedule",
+    "Breaker", "Checkpoint", "Client", "ClientError", "Conflict", "Context", "Daily", "EngineUnavailable", "Fail",
+    "FieldError", "Handle", "Hourly", "JobOptions", "Listed", "Monthly", "NotAllowed", "NotFound", "OffloadFailed",
+    "Progress", "Refused", "RemoteOutOfMemory", "RemoteWorkerLost", "ServiceFault", "ServiceUnavailable", "Snooze",
+    "Stop", "TriggerOptions", "Wait", "Weekly", "Workers", "enqueue", "register", "schedule",
 ]  # fmt: skip
 
 _MODULES = {
@@ -54,6 +59,7 @@ _MODULES = {
         (
             *("Breaker", "Checkpoint", "Context", "Daily", "Fail", "Hourly", "Listed", "Monthly", "Progress", "Snooze"),
             *("Stop", "Wait", "Weekly", "register", "schedule"),
+            *("EngineUnavailable", "Handle", "OffloadFailed", "RemoteOutOfMemory", "RemoteWorkerLost"),
         ),
         "pipelines.contract",
     ),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pipelines.context import Args, Checkpoint, Context, ContextLog, Progress, Stop, StopReason, Wait
 from pipelines.job_args import secret_name
+from pipelines.offload import EngineUnavailable, Handle, OffloadFailed, RemoteOutOfMemory, RemoteWorkerLost
 from pipelines.partitions import Daily, Hourly, Listed, Monthly, Partitions, Weekly, partitions_from_json
 from pipelines.retry import DEFAULT, ErrorMatcher, Fail, Policy, RetryAction, Rule, Rules, Snooze
 from pipelines.retry import policy_from_json as read_policy
@@ -30,10 +31,11 @@ from pipelines.task import (
 )
 
 __all__ = [
-    "Args", "Breaker", "Checkpoint", "Command", "Context", "ContextLog", "Daily", "Fail", "Hourly", "Isolation",
-    "Listed", "Monthly", "Partitions", "Pipelines", "Progress", "Snooze", "Stop", "StopReason", "Task", "TaskConflict",
-    "TaskKind", "TaskOptions", "Wait", "Weekly", "load_tasks",
-    "read_policy", "register", "registry", "schedule", "show_policy", "task_from_callable",
+    "Args", "Breaker", "Checkpoint", "Command", "Context", "ContextLog", "Daily", "EngineUnavailable", "Fail",
+    "Handle", "Hourly", "Isolation", "Listed", "Monthly", "OffloadFailed", "Partitions", "Pipelines", "Progress",
+    "RemoteOutOfMemory", "RemoteWorkerLost", "Snooze", "Stop", "StopReason", "Task", "TaskConflict", "TaskKind",
+    "TaskOptions", "Wait", "Weekly", "load_tasks", "read_policy", "register", "registry", "schedule", "show_policy",
+    "task_from_callable",
 ]  # fmt: skip
 
 _MAX_NAME_LENGTH = 200

@@ -22,6 +22,7 @@ from app.db.statements import Executor
 from app.errors import BreakerNotFound, LimitNotFound
 from app.queue.graphs import Graphs, ParentJob
 from app.queue.job import Job, Status
+from app.queue.offloads import Offload, Offloads
 from app.wording import format_count
 
 MAX_COUNTED_AHEAD = 10_000  # more jobs ahead are not counted
@@ -49,6 +50,7 @@ class ReasonCode(StrEnum):
     TASK_PAUSED = "task_paused"
     RATE_LIMITED = "rate_limited"
     WAITS_FOR_JOBS = "waits_for_jobs"
+    WAITS_FOR_ENGINE = "waits_for_engine"
     SKIPPED = "skipped"
     MEMORY_HIGH = "memory_high"
     PER_WORKER_LIMIT = "per_worker_limit"
@@ -189,6 +191,7 @@ class JobExplainer:
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
         self._job_search, self._statistics, self._limits = JobSearch(executor), Statistics(executor), Limits(executor)
+        self._offloads = Offloads(executor.execute)
         self._graphs, self._breakers = Graphs(executor), Breakers(executor)
         self._schedules, self._backfills, self._queues = Schedules(executor), Backfills(executor), Queues(executor)
 
@@ -201,7 +204,7 @@ class JobExplainer:
                 waiting = from_row(WaitingFacts, rows[0])
                 more = [] if waiting.wait_state != "limited" else [*self._limit_reasons(waiting)]
                 if waiting.wait_state == "waiting":
-                    more = [_parents_reason(job, self._graphs.parents(job_id))]
+                    more = [self._wait_reason(job)]
                 return _explain_waiting(job, waiting, more, self._turn(waiting, job_id), self._typical_duration(job))
         elif job.status is Status.RUNNING:
             rows = self._execute("running_facts", {"job_id": str(job_id)})
@@ -229,6 +232,10 @@ class JobExplainer:
             message = f"No live worker knows the task {task!r}."
             yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, {"task": task})
         yield from (reason for reason in schedules if _is_next(reason))
+
+    def _wait_reason(self, job: Job) -> ExplanationReason:
+        awaited = [offload for offload in self._offloads.of_job(job.id) if offload.is_awaited]
+        return _engine_reason(awaited) if awaited else _parents_reason(job, self._graphs.parents(job.id))
 
     def _limit_reasons(self, waiting: WaitingFacts) -> Iterator[ExplanationReason]:
         name, weight = waiting.waits_on or "", waiting.weight or 1
@@ -379,6 +386,16 @@ def _parents_reason(job: Job, parents: list[ParentJob]) -> ExplanationReason:
     listed = [{"job_id": p.job_id, "key": p.key, "status": p.status, "on": p.on} for p in open_parents[:_MAX_HOLDERS]]
     details = {"graph_id": job.graph_id, "open": len(open_parents), "parents": listed}
     return ExplanationReason(ReasonCode.WAITS_FOR_JOBS, message, details)
+
+
+def _engine_reason(awaited: list[Offload]) -> ExplanationReason:
+    shown = ", ".join(f"{offload.name} on {offload.engine}" for offload in awaited[:_MAX_HOLDERS])
+    more = len(awaited) - _MAX_HOLDERS
+    away = next((offload for offload in awaited if offload.unavailable_sec is not None), None)
+    outage = "" if away is None else f" The engine {away.engine!r} has not answered for {away.unavailable_sec:.0f} s."
+    message = f"It waits for the end of {shown}{f' and {more} more' if more > 0 else ''}.{outage}"
+    details = {"offloads": [{"name": o.name, "engine": o.engine, "address": o.address} for o in awaited[:_MAX_HOLDERS]]}
+    return ExplanationReason(ReasonCode.WAITS_FOR_ENGINE, message, details)
 
 
 def _breaker_reason(breaker: BreakerStatus) -> ExplanationReason:

@@ -19,7 +19,7 @@ from app.admin.explain import ReasonCode
 from app.admin.limits import Limits
 from app.admin.queues import Queues, QueueState
 from app.cli.command import cli
-from app.queue.job import Status
+from app.queue.job import ReleaseReason, ReleaseRequest, Status
 from app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support import Databases
 from tests.support.api_server import serving
@@ -136,6 +136,18 @@ def limited(**setting: Any) -> Callable[[QueueFixture], UUID]:
 def waiting_for_jobs(queue_db: QueueFixture) -> UUID:
     parent = queue_db.enqueue("parent")
     return queue_db.enqueue("child", after=[{"job_id": str(parent)}])
+
+
+def waiting_for_engine(queue_db: QueueFixture) -> UUID:
+    run = queue_db.enqueue_and_claim()
+    queue_db.sql(
+        "INSERT INTO dl_offloads (name, job_id, run_id, call, number, engine, fingerprint, fence_token)"
+        " VALUES ('dl-1', %s, %s, '1', 1, 'ray', 'f', 't')",
+        run.id_text,
+        run.run_text,
+    )
+    queue_db.queue.release([ReleaseRequest(run, ReleaseReason.WAITS, offloads=("dl-1",))])
+    return run.id
 
 
 def skipped(queue_db: QueueFixture) -> UUID:
@@ -263,6 +275,7 @@ CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
     (ReasonCode.TENANTS_IN_TURN, tenants_in_turn),
     (ReasonCode.MEMORY_HIGH, memory_high),
     (ReasonCode.WAITS_FOR_JOBS, waiting_for_jobs),
+    (ReasonCode.WAITS_FOR_ENGINE, waiting_for_engine),
     (ReasonCode.SKIPPED, skipped),
     (ReasonCode.PER_WORKER_LIMIT, per_worker),
     (ReasonCode.THREADS_BUSY, threads_busy),
