@@ -1,10 +1,12 @@
-"""Lists the benchmarks: name, what each measures, and how long it takes."""
+"""Lists the benchmarks: name, what each measures, and how long it takes. With a name, runs that one."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
+import runpy
+import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -32,4 +34,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1 and sys.argv[1] in commands():
+        sys.argv[:2] = [f"{sys.argv[0]} {sys.argv[1]}"]
+        runpy.run_module(f"benchmarks.{sys.argv[0].rpartition(' ')[2]}", run_name="__main__", alter_sys=False)
+    else:
+        main()

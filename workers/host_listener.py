@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,15 +31,18 @@ _RETRY_INTERVAL_SEC = 0.05  # for a process whose socket is full
 _MAX_NAMES_PER_MESSAGE = 100
 _MAX_MESSAGE_BYTES = 1_048_576
 _MISSED_BEATS = 2.5
+_QUEUES_SUFFIX = ".json"  # of the file next to a socket with the queues that its process serves
 
 
 class HostGroup:
     """The files that the processes of one host and database share. They are made when they are first needed."""
 
-    def __init__(self, dsn: str, schema: str, worker_id: UUID, *, folder: Path | None = None) -> None:
+    def __init__(
+        self, dsn: str, schema: str, worker_id: UUID, queues: Iterable[str] = (), *, folder: Path | None = None
+    ) -> None:
         key = hashlib.blake2b(f"{dsn}\0{schema}".encode(), digest_size=6).hexdigest()
         self._prefix = f"listen-{key}"
-        self._worker_id, self._given_folder = worker_id, folder
+        self._worker_id, self._queues, self._given_folder = worker_id, sorted(queues), folder
         self._folder: Path | None = None
         self._has_socket = False  # set by the dispatcher, read by the relay
         self._lock: int | None = None  # the descriptor, while this process is the one that listens
@@ -61,6 +64,8 @@ class HostGroup:
             return None
         receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
+            # Before the socket: who finds that may read what its process serves.
+            self.own_path.with_suffix(_QUEUES_SUFFIX).write_text(json.dumps(self._queues), encoding="utf-8")
             receiver.bind(str(self.own_path))
         except OSError:  # also: its path is too long
             receiver.close()
@@ -96,14 +101,40 @@ class HostGroup:
 
     def remove_socket(self) -> None:
         if self._folder is not None:
-            with suppress(OSError):
-                self.own_path.unlink()
+            remove_files(str(self.own_path))
+
+
+def remove_files(path: str) -> None:
+    """Remove the socket of a process that is gone, and the list of what it served."""
+    for file in (Path(path), Path(path).with_suffix(_QUEUES_SUFFIX)):
+        with suppress(OSError):
+            file.unlink()
+
+
+def read_queues(path: str) -> frozenset[str] | None:
+    """Return the queues that the process of this socket serves; None: that is not known."""
+    try:
+        return frozenset(json.loads(Path(path).with_suffix(_QUEUES_SUFFIX).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 @dataclass(frozen=True)
 class _Message:
     state: ListenState
     notifications: Notifications = field(default_factory=Notifications)
+
+    def concerns(self, queues: frozenset[str] | None) -> bool:
+        """Whether a process that serves these queues needs it."""
+        found = self.notifications
+        is_beat = not found.queues
+        return (
+            is_beat
+            or bool(found.commands)
+            or found.reconnected
+            or queues is None
+            or not queues.isdisjoint(found.queues)
+        )
 
     def encode(self) -> bytes:
         found = self.notifications
@@ -217,7 +248,7 @@ class HostRelay:
         self._group, self._listener, self._beat_interval_sec = group, listener, beat_interval_sec
         self._sender: socket.socket | None = None
         self._wakeup = WakeupPipe()
-        self._known: set[str] = set()  # sockets that have had a message
+        self._known: dict[str, frozenset[str] | None] = {}  # sockets that have had a message, with what they serve
         self._pending: dict[str, list[_Message]] = {}  # for sockets that were full
         self._sent_state: ListenState | None = None
         self._next_beat_at = 0.0
@@ -245,9 +276,12 @@ class HostRelay:
             self._next_beat_at = now + self._beat_interval_sec
         for path in peers:
             # A process that has just begun to receive may have missed something.
-            own = messages if path in self._known else [_Message(state, Notifications(reconnected=True))]
+            if path in self._known:
+                own = [message for message in messages if message.concerns(self._known[path])]
+            else:
+                own = [_Message(state, Notifications(reconnected=True))]
             self._send(path, [*self._pending.pop(path, ()), *own])
-        self._known = peers
+        self._known = {path: self._known[path] if path in self._known else read_queues(path) for path in peers}
         self._pending = {path: left for path, left in self._pending.items() if path in peers}
 
     def _send(self, path: str, messages: list[_Message]) -> None:
@@ -260,8 +294,7 @@ class HostRelay:
                 if error.errno in (errno.EAGAIN, errno.ENOBUFS):
                     self._pending[path] = _merge(messages[n:])
                 elif error.errno == errno.ECONNREFUSED:  # its process is gone
-                    with suppress(OSError):
-                        os.unlink(path)
+                    remove_files(path)
                 return
 
     def wake(self) -> None:

@@ -244,7 +244,7 @@ class WorkerPool:
         if options.listen is ListenMode.OFF:
             self._listener = NoListener()
         elif options.listen is ListenMode.HOST:
-            group = HostGroup(options.dsn, options.schema, self.id)
+            group = HostGroup(options.dsn, options.schema, self.id, options.queues)
             self._listener = HostListener(group, own, beat_interval_sec=interval_sec, on_state_change=on_change)
             self._host_relay = HostRelay(group, own, beat_interval_sec=interval_sec, on_crash=self._on_crash)
 

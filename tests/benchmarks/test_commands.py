@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as listing
-from benchmarks import depth, events, flow, heartbeat, horizon, http, load, memory, schedules
+from benchmarks import cluster, depth, events, flow, heartbeat, horizon, http, load, memory, schedules
+from tests.cluster.network import require_tools
 
 Run = Callable[[Sequence[str]], None]
 
@@ -84,6 +85,15 @@ def test_schedules(run):
         "race: 16 processes", "700 plain jobs", "700 slices",
     ]  # fmt: skip
     assert all(ratio(row[3]) > 0 for row in (*rows[:-10], *rows[-9:]))
+
+
+@pytest.mark.root
+def test_cluster(run):
+    require_tools()
+    rows = run(cluster.main, "--parts", "listen", "--processes", "1", "--seconds", "0.2")
+
+    assert [row[0] for row in rows] == ["1"]
+    assert ratio(rows[0][3]) > 0
 
 
 def test_events(run):

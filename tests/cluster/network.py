@@ -71,6 +71,9 @@ class Network:
         self._in(name, "addr", "add", f"{self.address(name)}/16", "dev", "eth0")
         self._in(name, "link", "set", "eth0", "up")
 
+    def has(self, name: str) -> bool:
+        return name in self._numbers
+
     def address(self, name: str) -> str:
         if name == HUB:
             return f"{_SUBNET}.255.1"

@@ -130,7 +130,7 @@ class FakeListener:
 
 
 def group_of(folder: Path) -> HostGroup:
-    return HostGroup("dsn", "public", uuid4(), folder=folder)
+    return HostGroup("dsn", "public", uuid4(), [f"queue-{n}" for n in range(2_000)], folder=folder)
 
 
 def relay_of(group: HostGroup) -> HostRelay:
@@ -174,6 +174,25 @@ def test_full_socket_gets_every_name_later(folder):
     eventually(retry)
     assert not relay._pending
     listener.close()
+    relay.close()
+
+
+def test_process_gets_names_of_its_own_queues_only(folder):
+    listener = listener_of(HostGroup("dsn", "public", uuid4(), ["mine"], folder=folder))
+    relay, wakeup = relay_of(group_of(folder)), WakeupPipe()
+    listener.listen(0, wakeup)
+    relay.relay(Notifications())
+    assert listener.listen(0, wakeup).reconnected
+
+    relay.relay(Notifications(frozenset({"other"})))
+    assert listener.listen(0, wakeup) == Notifications()
+
+    relay.relay(Notifications(frozenset({"mine", "other"})))
+    assert "mine" in listener.listen(0, wakeup).queues
+    relay.relay(Notifications(commands=("cancel 1",)))
+    assert listener.listen(0, wakeup).commands == ("cancel 1",)
+    listener.close()
+    assert list(folder.iterdir()) == []
     relay.close()
 
 

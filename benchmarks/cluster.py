@@ -1,0 +1,424 @@
+"""Measures many worker hosts on one PostgreSQL, each in a network namespace of its own.
+
+Takes about 10 minutes.
+
+Needs root and `ip`. A host is a process with 8 threads that reaches the database over a bridge.
+
+*hosts*: no-op jobs and jobs of 20 ms, inserted before they are claimed; single jobs for the pick-up; an idle stretch.
+*latency*: no-op jobs through a proxy with that round trip.
+*slow*: the pick-up of three hosts while the line of a fourth carries 20 kB/s.
+*faults*: hosts and the database cut off, hosts restarted, under the load of the fault campaign, whose checker judges.
+*listen*: commits of 8 clients that notify, while that many idle worker processes of one host are there.
+*sessions*: commits of 8 clients, and the server's memory, with idle sessions.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import psycopg2
+from psycopg2.extensions import make_dsn
+
+from app.db.schema import migrate
+from benchmarks.place import cpu_sec_of, describe_environment, query_value
+from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, quantile
+from pipelines.contract import Pipelines
+from tests.chaos.servers import Server
+from tests.cluster.cluster import allow_network, running_cluster, start_proxy, tcp_dsn
+from tests.cluster.network import DATABASE, HUB, Network, missing_tools
+from tests.cluster.scenarios import cut_off_database, cut_off_host, restart_hosts
+from workers.listener import ListenMode
+from workers.pool import PoolOptions, WorkerPool
+
+PARTS = ("hosts", "latency", "slow", "faults", "listen", "sessions")
+THREADS = 8
+_NAP_SEC = 0.02
+_TIMEOUT_SEC = 120.0
+_PORT = 5432
+_SETTINGS = {
+    "fsync": "on", "max_connections": "1400", "listen_addresses": "*", "shared_buffers": "256MB", "max_wal_size": "1GB",
+    "wal_keep_size": "0",
+}  # fmt: skip
+_FILL = "INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'bench', %s, 'key ' || n FROM generate_series(1, %s) n"
+_ENDED = (
+    "SELECT count(*), extract(epoch FROM max(finished_at))::float8 FROM dl_jobs"
+    " WHERE task = %s AND status = 'succeeded'"
+)
+_PICK_UP = (
+    "SELECT extract(epoch FROM started_at - created_at)::float8 * 1000, worker FROM dl_jobs WHERE task = 'pick' AND"
+    " status = 'succeeded'"
+)
+_READY = "SELECT count(*) FROM dl_workers WHERE listener IN ('listening', 'relayed') AND dead_at IS NULL"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The server, which all parts share, and its network."""
+
+    network: Network
+    server: Server
+    folder: Path
+
+    @property
+    def process(self) -> psutil.Process:
+        return psutil.Process(self.server.pid)
+
+    @contextmanager
+    def database(self, name: str) -> Iterator[str]:
+        """Yield the name of a fresh database."""
+        query_value(self.server.dsn, f'CREATE DATABASE "{name}"')
+        try:
+            migrate(make_dsn(self.server.dsn, dbname=name))
+            yield name
+        finally:
+            query_value(self.server.dsn, f'DROP DATABASE "{name}" WITH (FORCE)')
+
+    def dsn(self, database: str) -> str:
+        """By the Unix socket, which no cut reaches."""
+        return str(make_dsn(self.server.dsn, dbname=database))
+
+    def network_dsn(self, database: str) -> str:
+        return str(make_dsn(tcp_dsn(self.network.address(DATABASE), _PORT), dbname=database))
+
+
+@dataclass(frozen=True)
+class Drain:
+    jobs_per_sec: float
+    cpu_us: float  # of the server, a job
+    commits: float  # a job
+    notifications_per_sec: float
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__name__)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--hosts", nargs="+", type=int, default=[1, 4, 16, 64])
+    parser.add_argument("--jobs", type=int, default=20_000)
+    parser.add_argument("--samples", type=int, default=100, help="single jobs for the pick-up")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of commits, in the parts listen and sessions")
+    parser.add_argument("--processes", nargs="+", type=int, default=[10, 50, 150], help="of the part listen")
+    options = parser.parse_args(argv)
+    if (reason := missing_tools()) is not None:
+        parser.error(reason)
+    measures: dict[str, Callable[[Place], None]] = {
+        "hosts": lambda place: measure_hosts(place, options.hosts, options.jobs, options.samples),
+        "latency": lambda place: measure_latency(place, options.jobs // 3),
+        "slow": lambda place: measure_slow_host(place, options.samples),
+        "listen": lambda place: measure_listening(place, options.processes, options.seconds),
+        "sessions": lambda place: measure_sessions(place, options.seconds),
+    }
+    with place_of_all() as place:
+        print(describe_environment(place.server.dsn))
+        for part in options.parts:
+            if part in measures:
+                measures[part](place)
+    if "faults" in options.parts:
+        show_faults()
+
+
+@contextmanager
+def place_of_all() -> Iterator[Place]:
+    folder = Path(tempfile.mkdtemp(prefix="dl-bench-cluster-"))
+    folder.chmod(0o755)
+    with Network() as network:
+        server = Server(folder / "server", binaries="auto", settings=_SETTINGS)
+        try:
+            with network.inside(DATABASE):
+                server.create()
+            allow_network(server)
+            yield Place(network, server, folder)
+        finally:
+            server.remove()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# ── hosts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def bench_tasks() -> Pipelines:
+    tasks = Pipelines()
+    tasks.register("noop")(lambda args: None)
+    tasks.register("pick")(lambda args: None)
+    tasks.register("nap")(lambda args: time.sleep(_NAP_SEC))
+    return tasks
+
+
+def start_host(
+    network: Network | None, name: str, dsn: str, listen: ListenMode = ListenMode.PROCESS
+) -> tuple[int, int]:
+    """Fork a worker process into the namespace; return its pid and the descriptor whose end stops it."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(read_end)
+        return pid, write_end
+    code = 1
+    try:
+        os.close(write_end)
+        if network is not None:
+            network.enter(name)
+        options = PoolOptions(dsn=dsn, queues={"bench": THREADS}, listen=listen)
+        pool = WorkerPool(bench_tasks(), options, on_crash=lambda thread: os._exit(70))
+        pool.start()
+        os.read(read_end, 1)  # until the benchmark closes its end, or is gone
+        pool.stop(5.0)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+@contextmanager
+def running_hosts(
+    place: Place, database: str, dsns: Sequence[str], listen: ListenMode = ListenMode.PROCESS, *, in_one: bool = False
+) -> Iterator[list[int]]:
+    """Yield the pids of hosts that are ready, one for each DSN; `in_one`: all of them on one host."""
+    started = []
+    try:
+        for n, dsn in enumerate(dsns):
+            started.append(start_host(None if in_one else place.network, f"h{n}", dsn, listen))
+        wait_for(lambda: query_value(place.dsn(database), _READY)[0][0] >= len(dsns))
+        yield [pid for pid, _ in started]
+    finally:
+        for _, descriptor in started:
+            os.close(descriptor)
+        for pid, _ in started:
+            os.waitpid(pid, 0)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _TIMEOUT_SEC
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the cluster did not get there in time")
+        time.sleep(0.05)
+
+
+def add_hosts(network: Network, count: int) -> None:
+    for n in range(count):
+        if not network.has(f"h{n}"):
+            network.add(f"h{n}")
+
+
+def measure_hosts(place: Place, counts: Sequence[int], jobs: int, samples: int) -> None:
+    rows: list[list[Cell]] = []
+    best = 0.0
+    add_hosts(place.network, max(counts))
+    for count in counts:
+        with place.database(f"hosts_{count}") as database:
+            dsn = place.dsn(database)
+            with running_hosts(place, database, [place.network_dsn(database)] * count):
+                idle = idle_share(place.process)
+                picked = [sample for sample, _ in pick_up(dsn, samples)]
+                noop = drain(place, dsn, "noop", jobs)
+                nap = drain(place, dsn, "nap", min(jobs, count * THREADS * int(3 / _NAP_SEC)))
+                sessions = query_value(
+                    dsn, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'dataloader-%%'"
+                )[0][0]
+        best = max(best, noop.jobs_per_sec)
+        rows.append([
+            f"{count}", noop.jobs_per_sec, format_ratio(noop.jobs_per_sec / best), noop.cpu_us, noop.commits,
+            noop.notifications_per_sec, nap.jobs_per_sec, nap.cpu_us, nap.commits, quantile(picked, 50),
+            quantile(picked, 99), sessions, f"{idle:.2f} %",
+        ])  # fmt: skip
+        print(f"  {count} hosts: {noop.jobs_per_sec:,.0f} and {nap.jobs_per_sec:,.0f} jobs/s", flush=True)
+    headings = ("hosts", "no-op jobs/s", "of the best", "server CPU, µs/job", "commits/job", "NOTIFY/s", "20 ms jobs/s",
+                "server CPU, µs/job", "commits/job", "pick-up p50, ms", "p99, ms", "sessions",
+                "idle, of a core")  # fmt: skip
+    print("\n" + format_table(headings, rows) + "\n")
+
+
+def drain(place: Place, dsn: str, task: str, jobs: int) -> Drain:
+    with closing(psycopg2.connect(dsn)) as listener:
+        listener.autocommit = True
+        listener.cursor().execute("LISTEN dl_jobs")
+        commits, cpu = commit_count(dsn), cpu_sec_of(place.process)
+        with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute(_FILL, (task, jobs))
+            cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
+            ((began,),) = cursor.fetchall()
+        wait_for(lambda: query_value(dsn, _ENDED, task)[0][0] >= jobs)
+        seconds = query_value(dsn, _ENDED, task)[0][1] - began
+        cpu = cpu_sec_of(place.process) - cpu
+        listener.poll()
+        notified = len(listener.notifies)
+    return Drain(jobs / seconds, cpu / jobs * 1e6, (commit_count(dsn) - commits) / jobs, notified / seconds)
+
+
+def commit_count(dsn: str) -> int:
+    """Transactions of the whole server that have written: statistics of commits come late."""
+    return int(query_value(dsn, "SELECT txid_snapshot_xmax(txid_current_snapshot())")[0][0])
+
+
+def pick_up(dsn: str, samples: int) -> list[tuple[float, str]]:
+    """Milliseconds from the insert of single jobs to their start, with the worker of each."""
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        for n in range(samples):
+            cursor.execute("INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('bench', 'pick', %s)", (f"pick {n}",))
+            time.sleep(random.uniform(0.02, 0.06))
+    wait_for(lambda: len(query_value(dsn, _PICK_UP)) >= samples)
+    return [(row[0], row[1]) for row in query_value(dsn, _PICK_UP)]
+
+
+def idle_share(process: psutil.Process, seconds: float = 6.0) -> float:
+    """Return the share of a core that the server needs while nothing happens."""
+    time.sleep(2.0)
+    cpu, began = cpu_sec_of(process), time.monotonic()
+    time.sleep(seconds)
+    return (cpu_sec_of(process) - cpu) / (time.monotonic() - began) * 100
+
+
+# ── latency, a slow host ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def proxied(place: Place, database: str, lines: Sequence[tuple[float, float]], first_port: int) -> Iterator[list[str]]:
+    """Yield a DSN for each line, a pair of delay and bytes a second, through a proxy of its own in the hub."""
+    address = place.network.address(HUB)
+    with place.network.inside(HUB):
+        target = f"{place.network.address(DATABASE)}:{_PORT}"
+        proxies = [
+            start_proxy(place.folder, first_port + n, target, delay_sec, rate)
+            for n, (delay_sec, rate) in enumerate(lines)
+        ]
+    try:
+        yield [str(make_dsn(tcp_dsn(address, first_port + n), dbname=database)) for n in range(len(lines))]
+    finally:
+        for proxy in proxies:
+            proxy.kill()
+
+
+def measure_latency(place: Place, jobs: int, hosts: int = 4) -> None:
+    rows: list[list[Cell]] = []
+    add_hosts(place.network, hosts)
+    base = 0.0
+    for n, round_trip_ms in enumerate((0, 1, 10, 50)):
+        name = f"latency_{round_trip_ms}"
+        with place.database(name) as database:
+            lines = [(round_trip_ms / 2000, 0.0)] * hosts
+            with proxied(place, database, lines, 7100 + 10 * n) as dsns, running_hosts(place, database, dsns):
+                found = drain(place, place.dsn(database), "noop", jobs)
+                lost = query_value(
+                    place.dsn(database),
+                    "SELECT count(*) FROM dl_job_events WHERE payload ->> 'reason' = 'lease_expired'",
+                )[0][0]
+        base = base or found.jobs_per_sec
+        rows.append([f"{round_trip_ms} ms", found.jobs_per_sec, format_ratio(found.jobs_per_sec / base), found.cpu_us,
+                     found.commits, lost])  # fmt: skip
+    headings = ("round trip", "no-op jobs/s", "ratio", "server CPU, µs/job", "commits/job", "leases lost")
+    print("\n" + format_table(headings, rows) + "\n")
+
+
+def measure_slow_host(place: Place, samples: int, hosts: int = 4) -> None:
+    rows: list[list[Cell]] = []
+    add_hosts(place.network, hosts)
+    for name, rate in (("all alike", 0.0), ("one at 20 kB/s", 20_000.0)):
+        with place.database(f"slow_{int(rate)}") as database:
+            lines = [(0.0, rate if n == 0 else 0.0) for n in range(hosts)]
+            with (
+                proxied(place, database, lines, 7200 if rate else 7220) as dsns,
+                running_hosts(place, database, dsns) as pids,
+            ):
+                samples_ms = pick_up(place.dsn(database), 2 * samples)
+                others = [ms for ms, worker in samples_ms if not worker.endswith(f":{pids[0]}")]
+        rows.append([name, len(others), quantile(others, 50), quantile(others, 99)])
+    print("\n" + format_table(("hosts", "jobs of the other three", "pick-up p50, ms", "p99, ms"), rows) + "\n")
+
+
+# ── faults ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def show_faults(hosts: int = 4) -> None:
+    rows: list[list[Cell]] = []
+    with running_cluster(hosts) as cluster:
+        outcomes = [cut_off_host(cluster, host) for host in cluster.hosts]
+        outcomes += [cut_off_database(cluster), restart_hosts(cluster, _TIMEOUT_SEC)]
+        cluster.drain()
+        found, crashed = cluster.violations(), cluster.crashed()
+        ((jobs,),) = cluster.server.query("SELECT count(*) FROM dl_jobs")
+    rows += [[outcome.scenario, outcome.figures] for outcome in outcomes]
+    rows.append([f"the checker, of {jobs:,} jobs", f"{len(found)} violations, {len(crashed)} processes crashed"])
+    print("\n" + format_table(("fault", "what was seen"), rows, text_columns=(0, 1)) + "\n")
+    for violation in found:
+        print(violation)
+
+
+# ── notifications, sessions ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def commits_per_sec(dsn: str, statement: str, seconds: float, *, clients: int = 8) -> float:
+    """Return how often a second clients commit a statement, each in a thread."""
+    counts, is_over = [0] * clients, threading.Event()
+
+    def run(n: int) -> None:
+        with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+            connection.autocommit = True
+            while not is_over.is_set():
+                cursor.execute(statement)
+                counts[n] += 1
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(clients)]
+    for thread in threads:
+        thread.start()
+    began = time.monotonic()
+    is_over.wait(seconds)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / (time.monotonic() - began)
+
+
+def measure_listening(place: Place, counts: Sequence[int], seconds: float) -> None:
+    rows: list[list[Cell]] = []
+    for count in counts:
+        rates = {}
+        for mode in (ListenMode.PROCESS, ListenMode.HOST):
+            with place.database(f"listen_{count}_{mode}") as database:
+                dsn = place.dsn(database)
+                query_value(dsn, "CREATE TABLE notes (n int)")
+                with running_hosts(place, database, [dsn] * count, mode, in_one=True):
+                    statement = "WITH n AS (INSERT INTO notes VALUES (1)) SELECT pg_notify('dl_jobs', 'other')"
+                    rates[mode] = commits_per_sec(dsn, statement, seconds)
+        ratio = format_ratio(rates[ListenMode.HOST] / rates[ListenMode.PROCESS])
+        rows.append([f"{count}", rates[ListenMode.PROCESS], rates[ListenMode.HOST], ratio])
+        print(f"  {count} processes: {rates}", flush=True)
+    headings = ("idle worker processes", "commits/s, DL_LISTEN=process", "commits/s, host", "ratio")
+    print("\n" + format_table(headings, rows) + "\n")
+
+
+def memory_of(process: psutil.Process) -> int:
+    """Return its proportional share of memory; 0 if it has just ended."""
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def measure_sessions(place: Place, seconds: float) -> None:
+    rows: list[list[Cell]] = []
+    with place.database("sessions") as database:
+        dsn = place.dsn(database)
+        query_value(dsn, "CREATE TABLE notes (n int)")
+        for count in (0, 1000):
+            held: list[Any] = [psycopg2.connect(dsn) for _ in range(count)]
+            rate = commits_per_sec(dsn, "INSERT INTO notes VALUES (1)", seconds)
+            pss = sum(map(memory_of, place.process.children()))
+            rows.append([f"{count:,}", rate, pss / 2**20])
+            for connection in held:
+                connection.close()
+    print("\n" + format_table(("idle sessions", "commits/s of 8 clients", "memory of the server, MB"), rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
