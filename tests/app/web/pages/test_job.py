@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from uuid import UUID
 
 import pytest
+
+from app.queue.job import LogEntry, Settlement, Status
 
 
 def test_refused_edit_marks_its_fields(client, trigger):
@@ -46,3 +49,68 @@ def test_retry_of_queued_job_is_refused_on_its_page(client, trigger):
     assert (refused.status_code, 'id="refused"' in refused.text) == (409, True)
     assert "is queued" in refused.text
     assert f'hx-get="/jobs/{job_id}"' in refused.text  # not the address of the form
+
+
+def test_log_says_first_what_was_left_out(client, queue, trigger):
+    job_id = trigger()
+    queue.write_logs(
+        [
+            LogEntry(UUID(job_id), 1, 0.0, "INFO", "stdout", "kept <b>"),
+            LogEntry(UUID(job_id), 1, 0.0, "WARNING", "note", "… 57,944 lines left out …", 57_944),
+            LogEntry(UUID(job_id), 2, 0.0, "ERROR", "log", "broken"),
+        ]
+    )
+
+    for path in (f"/jobs/{job_id}", f"/jobs/{job_id}/log"):
+        page = client.get(path).text
+        assert page.index("<b>57 944 lines were left out</b>, 3 lines are kept") < page.index("kept &lt;b&gt;")
+        assert "3 lines, 57 944 left out" in page
+
+
+def test_log_is_filtered_by_level_and_attempt(client, queue, trigger):
+    job_id = trigger()
+    queue.write_logs(
+        [
+            LogEntry(UUID(job_id), 1, 0.0, "INFO", "stdout", "first"),
+            LogEntry(UUID(job_id), 2, 0.0, "INFO", "log", "second"),
+            LogEntry(UUID(job_id), 2, 0.0, "CRITICAL", "log", "third"),
+        ]
+    )
+
+    def rows(query):
+        page = client.get(f"/jobs/{job_id}/log?{query}").text
+        return re.findall(r"<td>(\w+)</td><td>(\d)</td><td>(\w+)</td>", page)
+
+    assert rows("") == [("stdout", "1", "first"), ("info", "2", "second"), ("critical", "2", "third")]
+    assert rows("level=WARNING") == [("critical", "2", "third")]
+    assert rows("attempt=1") == [("stdout", "1", "first")]
+    assert rows("attempt=&level=&search=SEC") == [("info", "2", "second")]
+    page = client.get(f"/jobs/{job_id}/log?attempt=2&level=ERROR").text
+    assert f'href="/api/v1/jobs/{job_id}/log.txt?level=ERROR&amp;attempt=2"' in page
+    assert client.get(f"/jobs/{job_id}/log?attempt=two").status_code == 400
+
+
+def test_link_to_a_line_opens_the_page_that_has_it(client, queue, trigger):
+    job_id = trigger()
+    queue.write_logs([LogEntry(UUID(job_id), 1, 0.0, "INFO", "log", f"line {n}") for n in range(700)])
+
+    page = client.get(f"/jobs/{job_id}/log?after=0").text
+    link = re.findall(r'href="(/jobs/[^"]*)#(L\d+)"', page)[450]
+
+    linked = client.get(link[0]).text
+    assert f'id="{link[1]}"' in linked
+    assert "line 450<" in linked
+    assert "line 449<" not in linked
+
+
+def test_error_of_a_job_is_shown_once(client, own_queue_db):  # of the database of the client
+    run = own_queue_db.enqueue_and_claim("k", max_attempts=1)
+    failed = Settlement(
+        Status.FAILED, error="ValueError: no rates", traceback="Traceback\nValueError", error_fingerprint="f"
+    )
+    own_queue_db.queue.settle([(run, failed)])
+
+    page = client.get(f"/jobs/{run.id}").text
+
+    assert page.count("ValueError: no rates") == 1
+    assert "Traceback\nValueError" in page
