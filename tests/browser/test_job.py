@@ -73,7 +73,7 @@ def test_job_clone_with_new_args_hides_secrets(seen: OpenPage, client: Client):
     expect(page.locator("article.attempt pre")).to_contain_text("Traceback")
 
     page.get_by_role("link", name="Clone…").click()
-    page.get_by_label("Queue").fill("nobody")
+    page.locator("main").get_by_label("Queue").fill("nobody")
     page.get_by_role("button", name="Create job").click()
 
     expect(page.locator("h1")).to_contain_text("test.secret")
@@ -104,7 +104,7 @@ def test_refused_edit_keeps_input_and_marks_the_field(seen: OpenPage, client: Cl
 
     priority.fill("7")
     page.get_by_role("button", name="Save").click()
-    expect(page.locator(".facts")).to_contain_text("Priority7")
+    expect(page.locator("main .facts").first).to_contain_text("Priority7")
     history = page.get_by_role("row").filter(has_text="edited")
     expect(history).to_contain_text("priority 100 → 7")
     expect(history).to_contain_text("args.n none → 3")

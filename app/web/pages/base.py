@@ -255,6 +255,20 @@ def parse_choice(name: str, raw: str, choices: Iterable[_Choice]) -> _Choice:
     raise InvalidForm(f"Unknown {name} {raw!r}; expected one of: {', '.join(choices)}.")
 
 
+def parse_fields(parsers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Parse the fields of a form, each with its function, and report all errors together. Raises InvalidForm."""
+    values: dict[str, Any] = {}
+    errors: list[FieldError] = []
+    for name, parse_field in parsers.items():
+        try:
+            values[name] = parse_field()
+        except InvalidForm as error:
+            errors += error.errors or [FieldError(name, str(error))]
+    if errors:
+        raise InvalidForm.from_errors(errors)
+    return values
+
+
 def parse_priority(raw: str) -> int | None:
     """Parse a priority; None: the field is empty."""
     if not raw.strip():

@@ -31,6 +31,7 @@ from app.web.pages.base import (
     InvalidForm,
     PageRenderer,
     can_operate,
+    parse_fields,
     parse_json_object,
     parse_priority,
     parse_time,
@@ -179,11 +180,13 @@ def create_job_forms(queue: JobQueue, pipelines: Pipelines, options: WebOptions)
         """Change this queued job."""
         parsed_id = parse_job_id(job_id)
         original = search.get_with_version(parsed_id).job
-        changes = {
-            "priority": parse_priority(form.priority),
-            "available_at": parse_time("available_at", form.available_at, pages.formatter.zone),
-            "args": _parse_args(form.args, original.args) if form.args.strip() else None,
-        }
+        changes = parse_fields(
+            {
+                "priority": lambda: parse_priority(form.priority),
+                "available_at": lambda: parse_time("available_at", form.available_at, pages.formatter.zone),
+                "args": lambda: _parse_args(form.args, original.args) if form.args.strip() else None,
+            }
+        )
         editor.edit(parsed_id, changes, if_version=form.version)
 
     problems = (*_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS)
@@ -198,10 +201,14 @@ def create_job_forms(queue: JobQueue, pipelines: Pipelines, options: WebOptions)
         changes = {
             "queue": form.queue,
             "lock_key": form.lock_key,
-            "args": _parse_args(form.args, original.args) if form.args.strip() else original.args,
-            "priority": parse_priority(form.priority),
             "producer": current_actor().name,
         }
+        changes |= parse_fields(
+            {
+                "priority": lambda: parse_priority(form.priority),
+                "args": lambda: _parse_args(form.args, original.args) if form.args.strip() else original.args,
+            }
+        )
         fields = {name: getattr(original, name) for name in CLONED_FIELDS if name != "webhook"}
         fields |= {name: value for name, value in changes.items() if value not in (None, "")}
         try:

@@ -88,11 +88,17 @@ def build_timeline(
     step = timedelta(seconds=span_sec / _TICKS)
     return Timeline(
         parts,
-        [(100 * n / _TICKS, format_time(start + n * step, pattern)) for n in range(_TICKS)],
+        _without_repetition([(100 * n / _TICKS, format_time(start + n * step, pattern)) for n in range(_TICKS)]),
         format_time(end, pattern) if job.status.final else "now",
         sum(_length_sec(stretch) for stretch in stretches if stretch.kind == "waited"),
         sum(_length_sec(stretch) for stretch in stretches if stretch.kind == "ran"),
     )
+
+
+def _without_repetition(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
+    """The ticks, without the labels that repeat the one before."""
+    labels = ["", *(label for _, label in ticks)]
+    return [(x, "" if label == before else label) for (x, label), before in zip(ticks, labels, strict=False)]
 
 
 def _stretches(job: JobDetail, end: datetime) -> Iterator[_Stretch]:

@@ -90,7 +90,12 @@ def create_search_page(source: Executor, pipelines: Pipelines, options: WebOptio
         exact = [match for match in matches if match.is_exact]
         return exact or _first_of_each_kind(matches)
 
-    @pages.page("/search", query=SearchQuery, html_responses={303: "To the page of the only match, or to the jobs."})
+    @pages.page(
+        "/search",
+        query=SearchQuery,
+        standby=False,
+        html_responses={303: "To the page of the only match, or to the jobs."},
+    )
     def find_anything(query: SearchQuery) -> Response:
         """Find a job, key, task or queue; any other text is searched in args and errors of jobs."""
         text = query.q.strip()

@@ -21,6 +21,7 @@ def test_refused_edit_marks_its_fields(client, trigger):
     assert field is not None
     assert 'aria-invalid="true" aria-describedby="submit_job_edit-priority-error" value="soon"' in field[0]
     assert "&#39;soon&#39; is not a whole number" in refused.text
+    assert 'aria-describedby="submit_job_edit-args-error"' in refused.text  # all at once
     assert "{&#34;a&#34;: </textarea>" in refused.text  # what was entered
 
 

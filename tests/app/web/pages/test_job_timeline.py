@@ -59,6 +59,12 @@ def test_ended_job_ends_with_its_last_attempt():
     assert (drawn.ticks[1], drawn.end_label) == ((20, "12:12"), "13:00")
 
 
+def test_repeated_label_of_the_axis_is_left_out():
+    drawn = timeline([attempt(1, 0, None, None, None)], 2.5)
+
+    assert [label for _, label in drawn.ticks] == ["12:00:00", "", "12:00:01", "", "12:00:02"]
+
+
 def test_short_part_is_visible_and_has_no_text():
     drawn = timeline([attempt(1, 0, None, None)], 100_000)
     tiny = timeline(
