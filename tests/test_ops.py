@@ -20,6 +20,7 @@ from app.queue.jobs import JobQueue
 from app.runtime.service import process_metrics
 from app.web import WebOptions
 from app.web.api.metrics import DatabaseCollector, QueueCollector
+from app.web.api.scaling import CachedScaling, ScalingCollector
 from app.web.middleware import RequestMetrics
 from tests.support.processes import ROOT
 from tests.support.worker_pool_fixture import WorkerPoolFixture
@@ -78,6 +79,7 @@ def families(databases) -> Iterator[dict[str, Metric]]:
             options = WebOptions(version="1", queues=("q",), status_timeout_sec=20)
             for collector in (
                 QueueCollector(JobQueue(pool), options),
+                ScalingCollector(CachedScaling(pool, options), options.queues),
                 DatabaseCollector(pool, timeout_sec=20),
                 *process_metrics(has_workers=True, has_api=True),
                 PoolCollector(lambda: working),

@@ -280,6 +280,12 @@ class Statistics:
     ) -> dict[str, PeriodStatistics]:
         return self._totals(period, by_task=True, queue=queue, task=task)
 
+    def last_minutes(self, minutes: int) -> dict[str, PeriodStatistics]:
+        """The statistics of the last minutes by queue."""
+        parameters = {"span": 60, "period_sec": minutes * 60.0, "by_task": False, "queue": None, "task": None}
+        totals = _group_by_first(self._execute("statistics_totals", parameters))
+        return {name: _statistics_from_rows(rows) for name, rows in totals.items()}
+
     def recent_runs(self, *, task: str | None = None, limit: int = SHOWN_RECENT_RUNS) -> dict[str, list[RecentRun]]:
         """The last attempts of each task, newest first."""
         runs = _group_by_first(self._execute("recent_runs", {"task": task, "limit": limit}))

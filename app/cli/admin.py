@@ -1,4 +1,5 @@
-"""Commands of operators: watch, bulk, queues, queue, limits, workers, task-numbers, audit."""
+"""Commands of operators: watch, bulk, queues, queue, limits, workers, scaling, task-numbers,
+audit."""
 
 from __future__ import annotations
 
@@ -79,6 +80,15 @@ _WORKERS = Table(
     },
     uncut="worker, id, state, busy",
     empty_message="No workers.",
+)
+_SCALING = Table(
+    "queue, wanted=wanted_threads, busy=busy_threads, idle=idle_threads, ready, oldest, p95, due=due_soon, draining",
+    {
+        "oldest": lambda queue: text.format_duration(queue["oldest_ready_sec"]),
+        "p95": lambda queue: text.format_duration(queue["wait_p95_sec"]),
+    },
+    uncut="queue, wanted, busy, idle",
+    empty_message="No queues.",
 )
 _OUTCOME_LETTERS = {"succeeded": ".", "failed": "F", "lost": "L", "canceled": "c", "retried": "r"}
 _TASK_COUNTS = "recent"  # the counts of a task's jobs in the period
@@ -356,6 +366,15 @@ def workers(service: RemoteService, *, drain: UUID | None, undrain: UUID | None)
         )
         return
     service.print_list(service.get("/api/v1/workers"), "workers", _WORKERS)
+
+
+@remote_command(short_help="Show how many threads the jobs ask for.")
+@click.option("--queue", help="Only this queue.")
+@click.option("--target-wait", type=POSITIVE, help="How long a ready job may wait for a thread.  [default: 60]")
+def scaling(service: RemoteService, *, queue: str | None, target_wait: int | None) -> None:
+    """Show how many threads the jobs of each queue ask for, how long they wait, and what is due within 5 minutes."""
+    payload = service.get("/api/v1/scaling", queue=queue, target_wait_sec=target_wait)
+    service.print_list(payload, "queues", _SCALING)
 
 
 @remote_command("task-numbers", short_help="Show the statistics of tasks.")

@@ -133,6 +133,7 @@ for _command in (
         graphs.graph,
         graphs.graphs,
         admin.workers,
+        admin.scaling,
         admin.task_numbers,
     ),
     schedules.schedules,

@@ -35,6 +35,7 @@ from app.web.api.jobs import JobIdConverter, JobWatcher, create_jobs_blueprint
 from app.web.api.limits import create_limits_blueprint
 from app.web.api.metrics import QueueCollector, create_metrics_blueprint
 from app.web.api.queues import create_queues_blueprint
+from app.web.api.scaling import CachedScaling, ScalingCollector, create_scaling_blueprint
 from app.web.api.schedules import create_schedules_blueprint
 from app.web.api.task_stats import create_task_stats_blueprint
 from app.web.api.webhooks import create_webhooks_blueprint
@@ -88,7 +89,8 @@ def create_app(
 
     registry = CollectorRegistry()
     request_metrics, authenticator = RequestMetrics(registry), _make_authenticator(keys, options)
-    for collector in (QueueCollector(queue, options), *collectors):
+    scaling = CachedScaling(queue.executor, options)
+    for collector in (QueueCollector(queue, options), ScalingCollector(scaling, options.queues), *collectors):
         registry.register(collector)
     app.register_error_handler(Exception, handle_error)
     app.wsgi_app = RequestMiddleware(app.wsgi_app, request_metrics, authenticator)  # type: ignore[method-assign]
@@ -107,6 +109,7 @@ def create_app(
         create_bulk_blueprint(executor, pipelines),
         create_failures_blueprint(executor),
         create_queues_blueprint(executor),
+        create_scaling_blueprint(scaling),
         create_limits_blueprint(executor),
         create_breakers_blueprint(executor),
         create_schedules_blueprint(executor, pipelines, options),

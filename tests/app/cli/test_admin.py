@@ -51,6 +51,18 @@ def run(url: str) -> Run:
     return run
 
 
+def test_scaling_shows_the_threads_that_jobs_ask_for(run, queue_db):
+    queue_db.enqueue("a")
+    queue_db.enqueue("b")
+
+    table = run("scaling", "--queue", "q", "--target-wait", 30)
+
+    assert table.output.splitlines()[0].split() == [
+        *("queue", "wanted", "busy", "idle", "ready", "oldest", "p95", "due", "draining")
+    ]
+    assert table.output.splitlines()[1].split()[:5] == ["q", "2", "0", "0", "2"]
+
+
 def test_jobs_are_found_shown_and_explained(run, queue_db):
     job = queue_db.enqueue_and_claim("k", args={"n": 1}, max_attempts=1)
     queue_db.settle(job, Status.FAILED, error="disk full")
