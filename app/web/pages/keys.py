@@ -44,7 +44,7 @@ def create_keys_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("keys_page", options)
     keys = ApiKeys(source)
 
-    @pages.page("/keys", scope=Scope.ADMIN)
+    @pages.page("/keys", scope=Scope.ADMIN, standby=False)
     def show_keys() -> Response:
         """Show all API keys, also revoked and expired ones."""
         known = sorted(keys.all(), key=lambda key: key.state != "valid")

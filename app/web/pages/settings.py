@@ -29,7 +29,7 @@ class SettingsPageQuery(FormModel):
 def create_settings_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("settings_page", options)
 
-    @pages.page("/settings", query=SettingsPageQuery, scope=Scope.ADMIN)
+    @pages.page("/settings", query=SettingsPageQuery, scope=Scope.ADMIN, standby=False)
     def show_settings(query: SettingsPageQuery) -> Response:
         """Show the settings of this process with their sources, the database, and what retention would delete."""
         retention = None if options.retention is None else Retention(source, options.retention)
@@ -49,7 +49,7 @@ def create_settings_page(source: Executor, options: WebOptions) -> ApiBlueprint:
             redact=redact_text,
         )
 
-    @pages.page("/settings/doctor", scope=Scope.ADMIN, problems=(ProblemCode.NOT_FOUND,))
+    @pages.page("/settings/doctor", scope=Scope.ADMIN, problems=(ProblemCode.NOT_FOUND,), standby=False)
     def show_doctor() -> Response:
         """Examine the server, the tables and the queue, and show what was found, the worst first."""
         if options.examine is None:

@@ -26,7 +26,7 @@ from tests.support.standby import Pair, primary_and_standby
 MAX_LAG_SEC = 3.0
 NEVER_FROM_STANDBY = {
     "trigger_job", "cancel_job", "get_job_status", "get_job", "explain_job", "explain_task", "list_workers",
-    "stream_events", "show_job", "find_anything", "log_in",
+    "stream_events", "show_job", "find_anything", "show_keys", "show_doctor", "log_in",
 }  # fmt: skip
 
 
