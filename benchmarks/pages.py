@@ -13,8 +13,6 @@ load.
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +25,13 @@ from urllib.parse import quote
 from flask.testing import FlaskClient
 from psycopg2.extensions import make_dsn
 
+from app.admin.job_search import Cursor
+from app.db.encoding import as_uuid
 from app.db.pool import Pool
 from app.db.schema import migrate
 from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
+from app.web.api.job_list import encode_cursor
 from app.web.app import OPERATIONS
 from app.web.routing import HTML, Operation
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
@@ -264,8 +265,7 @@ def deep_cursor(dsn: str) -> str:
     ((at, job),) = query_value(
         dsn, f"SELECT created_at, job_id FROM dl_jobs WHERE created_at >= ({half}) ORDER BY 1, 2 LIMIT 1"
     )
-    cursor = json.dumps([at.isoformat(), str(job), False])
-    return base64.urlsafe_b64encode(cursor.encode()).decode().rstrip("=")
+    return encode_cursor(Cursor(at, as_uuid(job), is_active=False), "-created_at")
 
 
 class CpuClock:
@@ -293,6 +293,8 @@ def time_request(client: FlaskClient, address: str, cost: CpuClock) -> tuple[flo
     used = None if before is None or after is None else sum(after.values()) - sum(before.get(pid, 0.0) for pid in after)
     if response.status_code not in (200, 303, 503):  # a search redirects; /status is not ready without a worker
         raise SystemExit(f"{address} returned {response.status_code}: {response.get_data(as_text=True)[:300]}")
+    if address.startswith("/jobs?after=") and 'id="job-' not in response.text:
+        raise SystemExit(f"{address} has no rows")
     return took, used
 
 

@@ -2,7 +2,7 @@
 
 base.py      what all pages share: rendering, form actions, formatting of times and sizes
 overview.py  problems and running jobs
-jobs.py      list and search of jobs, bulk actions
+jobs.py      list and search of jobs, bulk actions (state_counts.py: the counts of its tabs)
 job.py       one job: status, attempts; cancel, retry, edit, clone, delete; its full log, with search
 job_attempts.py, job_history.py, job_timeline.py  parts of it: its attempts, its events in words, its picture
 tasks.py     what each task did and what is wrong with it, and a form that starts a job of it

@@ -33,6 +33,7 @@ from app.web.pages.base import (
     parse_time,
     redirect_to,
 )
+from app.web.pages.state_counts import StateCounter
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
 from pipelines.contract import Pipelines
@@ -107,13 +108,14 @@ def create_jobs_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions)
     pages = PageRenderer("jobs_page", options)
     source = queue.executor
     search, rows, bulk, queues = JobSearch(source), JobRows(source), BulkOperations(source), Queues(source)
+    counter = StateCounter(rows)
 
     @pages.page("/jobs", query=JobsPageQuery)
     def show_jobs(query: JobsPageQuery) -> Response:
         """Show jobs that match the filter in the address."""
         values: dict[str, Any] = {"error": None}
         try:
-            values |= _job_list(search, rows, query, pages.formatter.zone)
+            values |= _job_list(search, rows, counter, query, pages.formatter.zone)
         except InvalidForm as error:
             values["error"] = str(error)
         except NotSortable:
@@ -135,6 +137,7 @@ def create_jobs_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions)
         back_url = f"/jobs?{form.filter}" if form.filter else "/jobs"
         if form.row:
             _act_on_row(queue, form.row)
+            counter.forget()
             return redirect_to(back_url)
         try:
             selection = _selection(form)
@@ -147,6 +150,7 @@ def create_jobs_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions)
         if form.expected:
             try:
                 operation = _start(bulk, action, job_filter, form)
+                counter.forget()
                 return redirect_to(f"/bulk/{operation.bulk_id}")
             except InvalidForm as error:
                 problem = error
@@ -188,14 +192,17 @@ def create_jobs_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions)
     return pages.blueprint
 
 
-def _job_list(search: JobSearch, rows: JobRows, query: JobsPageQuery, zone: str) -> dict[str, Any]:
+def _job_list(
+    search: JobSearch, rows: JobRows, counter: StateCounter, query: JobsPageQuery, zone: str
+) -> dict[str, Any]:
     job_filter, sort = parse_filter(query, zone), parse_choice("order", query.sort, _SORT_LABELS)
     try:
         after = decode_cursor(query.after, sort) if query.after else None
     except ValueError:
         raise InvalidForm("The position in the list is invalid; start with its first page.") from None
     page = search.page(job_filter, sort=sort, limit=PAGE_SIZE, after=after)
-    states = rows.count_states(job_filter)
+    counts = counter.count(job_filter)
+    states = counts.by_state
     details = rows.details(page.jobs)
     return {
         "page": replace(page, jobs=rows.with_durations(page.jobs)),
@@ -204,6 +211,7 @@ def _job_list(search: JobSearch, rows: JobRows, query: JobsPageQuery, zone: str)
         "queue_sec": {job.job_id: _queue_sec(job) for job in page.jobs},
         "count": page.matching or _matching(job_filter, states),
         "states": states,
+        "counts_age_sec": counts.age_sec,
         "tabs": [(state, query_string(_with_state(query, state))) for state in STATES],
         "all_query": query_string(query.model_copy(update={"status": "", "wait_state": ""})),
         "all_count": _sum(list(states.values())),

@@ -26,7 +26,8 @@ def test_group_has_its_history_and_queues(client, failed_job):
 
 def test_redrive_of_a_group_shows_a_preview(client, failed_job):
     page = unescape(client.get("/failures").text)
-    fields = {name: page.partition(f'name="{name}" value="')[2].partition('"')[0] for name in ("filter", "action")}
+    names = ("filter", "all", "action")
+    fields = {name: page.partition(f'name="{name}" value="')[2].partition('"')[0] for name in names}
 
     preview = client.post("/jobs/bulk", data=fields | {"per_minute": "60"})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from datetime import date
+from html import unescape
 
 import psycopg2
 import pytest
@@ -113,11 +114,13 @@ def test_page_groups_failures_by_fingerprint(client, dsn, trigger):
             error, error.partition(":")[0], job_id,
         )  # fmt: skip
 
-    page = client.get("/tasks/noop").text
+    page = unescape(client.get("/tasks/noop").text)
 
     assert page.index("HTTPError: 503") < page.index("ValueError: bad")
     assert "Redrive 2…" in page
-    assert "fingerprint=HTTPError#bulk" in page
+    job_filter = page.partition('name="filter" value="')[2].partition('"')[0]
+    preview = client.post("/jobs/bulk", data={"filter": job_filter, "all": "on", "action": "redrive"})
+    assert "Redrive 2 jobs" in preview.text
 
 
 def test_job_is_started_with_the_defaults_of_its_task(client):
