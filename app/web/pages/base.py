@@ -150,13 +150,13 @@ class PageRenderer:
 
         `page` is the page of the form: after a refusal it is rendered with what the user entered and the message at
         each field (`form_of` in its template), as 422, or as 409 where no field is at fault. It is called with the
-        arguments of the path.
+        arguments of the path. A caller who may act and not read gets the reason alone.
         """
 
         def register(handler: Handler) -> Handler:
             def refuse(path_args: Mapping[str, Any], error: Exception) -> Response:
                 page_path = page_url.format(**path_args)
-                if page is None or isinstance(error, UNAVAILABLE_ERRORS):
+                if page is None or isinstance(error, UNAVAILABLE_ERRORS) or not _can_read():
                     return self.render_failure(error, back_url=page_path)
                 return self._render_refusal(page, path_args, error, action=handler.__name__, page_path=page_path)
 
@@ -242,6 +242,10 @@ def safe_path(path: str) -> str:
     """Return a path of this service; anything that some browser takes for another site becomes the overview."""
     is_safe = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() and "\\" not in path
     return path if is_safe else "/"
+
+
+def _can_read() -> bool:
+    return current_actor().has_scope((Scope.READ,))
 
 
 def can_operate() -> bool:

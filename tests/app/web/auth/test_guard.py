@@ -287,6 +287,14 @@ def test_trigger_only_key_sees_only_its_tasks_and_runs(app, make, dsn, pipelines
     assert seen(Scope.READ, Scope.TRIGGER, tasks=frozenset({"noop"})) == (everything, all_runs)
 
 
+def test_refused_form_of_a_trigger_only_key_shows_no_page(app, make):
+    page = app.get("/tasks/noop", headers=bearer(make(Scope.READ))).text
+    refused = app.post("/tasks/noop", data={"args": "["}, headers=bearer(make(Scope.TRIGGER)))
+
+    assert (refused.status_code, "it is not JSON" in refused.text) == (409, True)
+    assert ("Failures, 7 days" in page, "Failures, 7 days" in refused.text) == (True, False)
+
+
 def test_key_limited_to_queues_sees_only_these(app, make, request_body):
     for queue in ("mine", "theirs"):
         app.post(TRIGGER, json=request_body | {"queue": queue, "lock_key": queue})
