@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_origin
 from flask import Blueprint, Response, current_app, request
 from pydantic import BaseModel, ValidationError
 from werkzeug.datastructures import MultiDict
-from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
+from werkzeug.exceptions import NotFound, RequestEntityTooLarge, UnsupportedMediaType
 
 from app.admin.api_keys import Scope
 from app.db.statements import acting_as
@@ -135,6 +135,8 @@ class ApiBlueprint:
             respond = _etag_response if operation.is_conditional else _json_response
 
         def view(**path: Any) -> Response:
+            if "\0" in request.environ["PATH_INFO"]:
+                raise NotFound  # PostgreSQL stores no such name
             models: list[BaseModel] = []
             if operation.form is not None:
                 try:

@@ -111,7 +111,7 @@ def create_alerts_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     @pages.action("/alerts", form=SelectedAlertsForm, page_url="/alerts", page=show_alerts)
     def submit_alerts(form: SelectedAlertsForm) -> None:
         """Acknowledge the selected alerts, or mute their rules."""
-        selected = {UUID(name.removeprefix(_SELECTED)) for name in request.form if name.startswith(_SELECTED)}
+        selected = _selected_ids()
         if not selected:
             raise InvalidForm("Select at least one alert.")
         if parse_choice("action", form.action, ("acknowledge", "mute")) == "acknowledge":
@@ -157,6 +157,14 @@ def create_alerts_page(source: Executor, options: WebOptions) -> ApiBlueprint:
         return redirect_to("/alerts#rules")
 
     return pages.blueprint
+
+
+def _selected_ids() -> set[UUID]:
+    """Raises InvalidForm."""
+    try:
+        return {UUID(name.removeprefix(_SELECTED)) for name in request.form if name.startswith(_SELECTED)}
+    except ValueError:
+        raise InvalidForm("A selected alert has no valid id; reload the page.") from None
 
 
 def _acknowledge(alerts: Alerts, alert_id: UUID) -> None:

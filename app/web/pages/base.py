@@ -290,7 +290,12 @@ def parse_time(name: str, raw: str, zone: str) -> datetime | None:
         moment = datetime.fromisoformat(raw.strip())
     except ValueError:
         raise InvalidForm.at_field(name, f"{raw!r} is not a time such as 2026-11-21 or 2026-11-21T18:30") from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=ZoneInfo(zone))
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=ZoneInfo(zone))
+    try:
+        moment.astimezone(UTC)
+    except OverflowError:
+        raise InvalidForm.at_field(name, f"{raw!r} is before the year 1 or after the year 9999 in UTC") from None
+    return moment
 
 
 def parse_json(name: str, text: str, max_depth: int) -> tuple[Any, list[FieldError]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta
 from itertools import groupby
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -152,10 +152,12 @@ def _line(name: str, times: list[CalendarEntry]) -> CalendarEntry:
 
 
 def _parse_day(raw: str, default: date) -> date:
+    """The day; also the default for one at the ends of what a date can be, where the days around it are none."""
     try:
-        return date.fromisoformat(raw) if raw else default
+        day = date.fromisoformat(raw) if raw else default
     except ValueError:
         return default
+    return day if MINYEAR < day.year < MAXYEAR else default
 
 
 def _next_month(month: date) -> date:

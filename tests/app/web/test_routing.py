@@ -270,3 +270,8 @@ def test_a_hostile_address_is_a_404(lasting_client, path):
 
     assert response.status_code == 404
     assert response.json["code"] in ("not_found", "job_not_found")
+
+
+@pytest.mark.parametrize("path", ["/tasks/a%00b", "/queues/a%00b", "/api/v1/limits/a%00b", "/api/v1/tasks/%00/breaker"])
+def test_name_with_nul_in_an_address_is_a_404(lasting_client, path):
+    assert lasting_client.get(path).status_code == 404

@@ -115,8 +115,9 @@ def test_selected_alerts_are_acknowledged_and_their_rules_muted(client, alerts, 
 
     assert [bool(alert.acknowledged_at) for alert in alerts.all()] == [True, False]
     assert alerts.rule(rule.rule_id).is_muted
-    refused = client.post("/alerts", data={"action": "acknowledge"})
-    assert (refused.status_code, "Select at least one" in refused.text) == (422, True)
+    for fields, message in (({}, "Select at least one"), ({"alert-1": "yes"}, "no valid id")):
+        refused = client.post("/alerts", data={"action": "acknowledge", **fields})
+        assert (refused.status_code, message in refused.text) == (422, True)
 
 
 def test_resolved_alerts_are_paged(client, alerts, dsn):

@@ -103,7 +103,8 @@ def test_the_calendar_shows_a_month_and_a_day(client):
     assert f"/calendar?day={today.isoformat()}" in month or "ready" in month
     assert "sales by day" in client.get("/calendar?day=2040-01-31").text
     assert "No schedule has a time" in client.get("/calendar?day=2001-01-31").text
-    assert client.get("/calendar?month=nonsense").status_code == 200
+    for query in ("month=nonsense", "day=0001-01-01", "month=9999-12"):
+        assert client.get(f"/calendar?{query}").status_code == 200
     assert "there is no schedule" in client.get("/calendar?schedule=nope").text
 
 

@@ -168,6 +168,11 @@ def test_refused_start_keeps_the_form_with_messages(client, dsn):
     assert execute(dsn, "SELECT count(*) FROM dl_jobs") == [(0,)]
 
 
+@pytest.mark.parametrize("time", ["0001-01-01T00:00+03:00", "9999-12-31T23:00-03:00"])
+def test_time_outside_of_the_calendar_is_refused(client, time):
+    assert ERROR.findall(start(client, available_at=time).text)[0][0] == "available_at"
+
+
 def test_draining_queue_is_refused_at_its_field(client):
     client.patch("/api/v1/queues", json={"queue": "etl", "state": "draining"})
 
