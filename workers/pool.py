@@ -164,7 +164,7 @@ class WorkerPool:
         )
         self._offloads = OffloadService(
             options.engines,
-            offloads=Offloads(sessions["settle"].execute),
+            offloads=Offloads(self._settle_executor.execute),
             write_log=self._write_offload_log,
             record_pending=partial(JobQueue.record_stop_pending, queue["renew"]),
             on_crash=self._on_crash,
