@@ -206,7 +206,9 @@ class DeathWatch:
         connection_settings: ConnectionSettings,
         registration: Registration,
         name_claim: NameClaim | None,
+        takes_from_others: bool = True,
     ) -> None:
+        self._takes_from_others = takes_from_others
         self._deaths, self._queue, self._pause_sec = deaths, queue, pause_sec
         self._connection_settings = connection_settings
         self._registration, self._name_claim = registration, name_claim
@@ -222,6 +224,8 @@ class DeathWatch:
             self._name_claim.on_beat(beat)
 
     def run_once(self) -> float:
+        if not self._takes_from_others:
+            return _CHECK_INTERVAL_SEC
         with self._lock:
             known = dict(self._other_workers)
         takeovers = self._takeovers.items()

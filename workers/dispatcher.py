@@ -19,17 +19,18 @@ from contextlib import suppress
 from app import log
 from app.errors import DatabaseUnavailable
 from app.queue.job import ReleaseReason
+from pipelines.retry import Policy
 from workers.attempt import Attempt
+from workers.claim_timers import CONFLICT_RETRY_SEC, DueTimer, PollTimer
 from workers.claimer import Claimer, NotifyState, UnwantedNotifications
 from workers.listener import ListenerLike, ListenState, Notifications
 from workers.outcome import Released
-from workers.queue_buffer import CONFLICT_RETRY_SEC, PREFETCH_BELOW_SEC, ClaimTimers, QueueBuffer, QueueLimits
+from workers.queue_buffer import PREFETCH_BELOW_SEC, QueueBuffer, QueueLimits
 from workers.threads import WakeupPipe, clock
 
 _log = log.get(__name__)
 _UNKNOWN_TASK_INTERVAL_SEC = 1.0
 _LIMIT_POLL_SEC = 0.25  # a run of another process may make room in a limited queue without a notification
-_POLL_JITTER = 0.5  # of the interval of processes that only poll
 _MAX_PREFETCH_AGE_SEC = 0.5  # a prefetched job that has found no thread is released
 
 
@@ -43,18 +44,18 @@ class Dispatcher:
         claimer: Claimer,
         listener: ListenerLike,
         notify_state: NotifyState | UnwantedNotifications,
-        poll_interval_sec: float,
+        poll_policies: Mapping[str, Policy],
         on_control: Callable[[str], None],
         release: Callable[[Attempt, Released], None],
     ) -> None:
         self._lock = threading.Lock()
         self.queues = {
-            name: QueueBuffer(name, threads, threading.Condition(self._lock)) for name, threads in queue_threads.items()
+            name: QueueBuffer(name, threads, threading.Condition(self._lock), PollTimer(poll_policies[name]))
+            for name, threads in queue_threads.items()
         }
         self._claimer, self._listener, self._notify_state = claimer, listener, notify_state
         self._on_control, self._release = on_control, release
-        jitter = _POLL_JITTER if listener.state is ListenState.OFF else 0.0
-        self._timers = ClaimTimers(poll_interval_sec, jitter)
+        self._due = DueTimer()
         self._wakeup = WakeupPipe()
         self._has_leader = False
         self._heartbeat_listening = False  # the leader is the heartbeat, which only listens
@@ -212,36 +213,41 @@ class Dispatcher:
         return state.is_receiving or state is ListenState.OFF
 
     def _listen_deadline(self) -> float:
-        times = [self._timers.next_poll_at, self._timers.next_due_at, *(b.retry_at for b in self.queues.values())]
+        buffers = self.queues.values()
+        times = [self._due.next_due_at, *(b.poll.next_poll_at for b in buffers), *(b.retry_at for b in buffers)]
         return min(at for at in times if at is not None)
 
     def _apply_timers(self, now: float) -> None:
-        expired = self._timers.expire(now, is_listening=self._is_waiting_as_meant)
+        is_due, is_listening = self._due.expire(now), self._is_waiting_as_meant
         for buffer in self.queues.values():
-            if expired or (buffer.retry_at is not None and now >= buffer.retry_at):
+            has_expired = buffer.poll.expire(now, is_listening=is_listening)
+            self._due.promote_due = self._due.promote_due or has_expired
+            if is_due or has_expired or (buffer.retry_at is not None and now >= buffer.retry_at):
                 buffer.may_have_work, buffer.retry_at = True, None
 
     def _apply_notifications(self, notifications: Notifications) -> None:
         if notifications.reconnected:
             self._notify_state.clear()
+        now = clock()
         with self._lock:
             if notifications.reconnected:
-                self._timers.promote_due = True
+                self._due.promote_due = True
             for name, buffer in self.queues.items():
                 if notifications.reconnected or name in notifications.queues:
                     buffer.may_have_work, buffer.cursor.next_front_at = True, 0.0
+                    buffer.poll.reset(now)
         for command in notifications.commands:
             self._on_control(command)
 
     def _claim_batch(self, buffer: QueueBuffer, own_count: int) -> None:
         began = clock()
         with self._lock:
-            count, promoted = buffer.claim_size, self._timers.promote_due
+            count, promoted = buffer.claim_size, self._due.promote_due
             if self._memory_high:
                 count = min(count, 1)
             if count <= 0 or not self._has_memory:
                 return
-            buffer.may_have_work = self._timers.promote_due = False
+            buffer.may_have_work = self._due.promote_due = False
         is_fair = buffer.limits.is_fair
         cursor = buffer.turn if is_fair else buffer.cursor.start(began, promoted=promoted)
         try:
@@ -269,8 +275,8 @@ class Dispatcher:
         else:
             buffer.cursor.advance(hint, is_full=is_full, from_front=from_front, began=began, now=now)
         with self._lock:
-            self._timers.record_claim(hint, now, is_full=is_full or not from_front, promoted=promoted)
-            if is_full or not from_front or self._timers.promote_due:
+            self._due.record_claim(hint, now, is_full=is_full or not from_front, promoted=promoted)
+            if is_full or not from_front or self._due.promote_due:
                 buffer.may_have_work = True
             if from_front and not is_full and buffer.limits.has_global_limit:
                 buffer.retry_at = now + _LIMIT_POLL_SEC
@@ -311,10 +317,12 @@ class Dispatcher:
             self._wakeup.set()
 
     def _on_outage(self, buffer: QueueBuffer, error: DatabaseUnavailable, *, promoted: bool) -> None:
+        now = clock()
         with self._lock:
             buffer.may_have_work = self._database_down = True
-            self._timers.promote_due = self._timers.promote_due or promoted
-            self._timers.poll_soon(clock())
+            self._due.promote_due = self._due.promote_due or promoted
+            for each in self.queues.values():
+                each.poll.poll_soon(now)
         if not self._outage_logged:
             _log.warning("database.unavailable", error=str(error))
         self._outage_logged = True
@@ -344,6 +352,11 @@ class Dispatcher:
                 self._has_leader = self._heartbeat_listening = False
                 self._wake_next()
         return True
+
+    @property
+    def poll_interval_sec(self) -> float:
+        """How long an idle leader waits for a notification at most, before it claims."""
+        return min((buffer.poll.interval_sec for buffer in self.queues.values()), default=0.0)
 
     @property
     def all_busy(self) -> bool:

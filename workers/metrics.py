@@ -36,7 +36,7 @@ class PoolState:
     dispatch_age_sec: float
     consuming: bool
     heartbeat_age_sec: float
-    reaper_age_sec: float
+    reaper_age_sec: float | None  # None: it leaves leases of others to other processes
     threads: int
     busy: int
     queues: Mapping[str, Mapping[str, int]]
@@ -152,4 +152,5 @@ def state_metrics(state: PoolState) -> Iterator[Metric]:
         ),
         ("dataloader_crashed_threads", "Threads that ended with a bug.", float(len(state.crashed_threads))),
     ):
-        yield GaugeMetricFamily(name, documentation, value)
+        if value is not None:
+            yield GaugeMetricFamily(name, documentation, value)

@@ -30,7 +30,9 @@ from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from app.tracing import Tracer
 from pipelines.contract import Pipelines, StopReason
 from pipelines.executors import Engines
+from pipelines.retry import Policy
 from workers.attempt import AttemptSettings, RunningAttempts, may_have_child
+from workers.claim_timers import default_poll
 from workers.claimer import Claimer, KeyLocks, NotifyState, UnwantedNotifications
 from workers.death_watch import DeathWatch, NameClaim, Registration
 from workers.dispatcher import Dispatcher
@@ -67,6 +69,8 @@ class PoolOptions:
     heartbeat_sec: float = 10.0
     reaper_period_sec: float = 10.0
     claim_backoff_sec: float = 15.0
+    polls: Mapping[str, Policy] = field(default_factory=dict)  # of queues that do not poll at that interval
+    reaps: bool = True  # take the jobs of other processes that are dead or have lost their leases
     listen: ListenMode = ListenMode.PROCESS
     connect_timeout_sec: float = 5.0
     command_timeout_sec: float = 30.0
@@ -215,6 +219,7 @@ class WorkerPool:
         )
         self._build_listener()
         store = NotifyStateTable(sessions["claim"], self.id)
+        default = default_poll(options.claim_backoff_sec, is_spread=options.listen is ListenMode.OFF)
         self._dispatcher = Dispatcher(
             dict(options.queues),
             claimer=Claimer(
@@ -227,7 +232,7 @@ class WorkerPool:
             ),
             listener=self._listener,
             notify_state=UnwantedNotifications(store) if options.listen is ListenMode.OFF else NotifyState(store),
-            poll_interval_sec=options.claim_backoff_sec,
+            poll_policies=dict.fromkeys(options.queues, default) | dict(options.polls),
             on_control=self._on_control,
             release=self._settler.submit,
         )
@@ -277,6 +282,7 @@ class WorkerPool:
             release_stale=self._dispatcher.release_stale,
             on_crash=self._on_crash,
             connection_settings=connections,
+            takes_from_others=options.reaps,
         )
         deaths, name_claim = WorkerLiveness(queue["settle"].executor), None
         if options.worker_name is not None:
@@ -288,6 +294,7 @@ class WorkerPool:
             connection_settings=connections,
             registration=self._registration,
             name_claim=name_claim,
+            takes_from_others=options.reaps,
         )
 
     def _declare(self, executor: Executor) -> None:
@@ -457,7 +464,7 @@ class WorkerPool:
         ready = self._all_threads_started and not self._stopped.is_set() and not crashed
         dispatch_age_sec = now - self._dispatcher.last_cycle_at
         # An idle dispatcher completes a cycle after each poll or heartbeat, whichever is longer; one may fail.
-        max_dispatch_age_sec = 2 * max(self._options.claim_backoff_sec, self._options.heartbeat_sec) + 5.0
+        max_dispatch_age_sec = 2 * max(self._dispatcher.poll_interval_sec, self._options.heartbeat_sec) + 5.0
         return PoolState(
             ready=ready,
             worker_id=self.id,
@@ -470,7 +477,7 @@ class WorkerPool:
             dispatch_age_sec=round(dispatch_age_sec, 1),
             consuming=ready and (self._dispatcher.all_busy or dispatch_age_sec < max_dispatch_age_sec),
             heartbeat_age_sec=round(now - self._heartbeat.last_beat_at, 1),
-            reaper_age_sec=round(now - self._reaper.last_check_at, 1),
+            reaper_age_sec=round(now - self._reaper.last_check_at, 1) if self._options.reaps else None,
             threads=len(self._workers),
             busy=len(running),
             queues={name: {"threads": n, "busy": busy[name]} for name, n in self._options.queues.items()},

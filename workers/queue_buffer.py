@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 
 from app.queue.job import ClaimHint
 from workers.attempt import Attempt
+from workers.claim_timers import PollTimer
 
 PREFETCH_BELOW_SEC = 0.020  # a queue whose recent jobs ran longer is not prefetched
 _PREFETCH_PER_THREAD = 40
@@ -19,8 +19,6 @@ _SCAN_GROWTH = 4
 _MAX_SCAN = 500  # ready jobs that one claim looks at
 _FRONT_INTERVAL_SEC = 0.05  # a claim starts at the front of the queue at least so often
 _FRONT_TIME_RATIO = 10  # unless such claims would take more than one part in ten of the time
-CONFLICT_RETRY_SEC = 0.005  # another transaction is changing the key of a ready job, or holds a due one
-FALLBACK_POLL_SEC = 1.0  # the poll interval while LISTEN is lost or the database unavailable
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,7 @@ class QueueBuffer:
     queue: str
     threads: int
     available: threading.Condition
+    poll: PollTimer
     idle_count: int = 0  # threads without an attempt: those that wait, lead or claim
     waiting_count: int = 0  # of these, those that wait for `available`
     # Claimed and not started, each with its time. Added under the lock; a thread takes one without it.
@@ -110,49 +109,7 @@ class QueueBuffer:
 
     def add(self, attempts: Sequence[Attempt], now: float) -> None:
         self.attempts.extend([(attempt, now) for attempt in attempts])
+        self.poll.reset(now)
 
     def record_run(self, duration_sec: float) -> None:
         self.longest_run_sec = max(duration_sec, self.longest_run_sec * _LONGEST_RUN_DECAY)
-
-
-@dataclass
-class ClaimTimers:
-    """When a dispatcher claims without a notification: at the poll, and when the next scheduled job falls due.
-
-    Under the dispatcher's lock.
-    """
-
-    poll_interval_sec: float
-    jitter: float = 0.0  # the part of the interval that is left out at random, so that processes do not poll together
-    promote_due: bool = True  # the next claim makes ready what has fallen due
-    next_due_at: float | None = None
-    next_poll_at: float = 0.0
-    _overdue_delay_sec: float = CONFLICT_RETRY_SEC
-
-    def expire(self, now: float, *, is_listening: bool) -> bool:
-        """Return whether it is time to claim for all queues, and restart the poll if so."""
-        interval_sec = self.poll_interval_sec
-        if not is_listening:
-            interval_sec = min(FALLBACK_POLL_SEC, interval_sec)
-            self.next_poll_at = min(self.next_poll_at, now + interval_sec)
-        if now < self.next_poll_at and (self.next_due_at is None or now < self.next_due_at):
-            return False
-        interval_sec *= 1 - self.jitter * random.random()  # noqa: S311 - no secret
-        self.next_due_at, self.next_poll_at, self.promote_due = None, now + interval_sec, True
-        return True
-
-    def poll_soon(self, now: float) -> None:
-        self.next_poll_at = min(self.next_poll_at, now + FALLBACK_POLL_SEC)
-
-    def record_claim(self, hint: ClaimHint, now: float, *, is_full: bool, promoted: bool) -> None:
-        """Set the timer to the next due job. One that is due now is promoted by the next claim."""
-        due_in_sec = hint.next_due_sec
-        if due_in_sec is None or due_in_sec > 0:
-            self._overdue_delay_sec = CONFLICT_RETRY_SEC
-            self.next_due_at = None if due_in_sec is None else now + max(due_in_sec, CONFLICT_RETRY_SEC)
-            return
-        if not promoted or is_full:  # it fell due since, or there are more than one claim promotes
-            self.promote_due = True
-        if promoted and not is_full:  # another transaction holds it: look again, less and less often
-            self._overdue_delay_sec = min(FALLBACK_POLL_SEC, 2 * self._overdue_delay_sec)
-        self.next_due_at = None if is_full else now + self._overdue_delay_sec

@@ -70,7 +70,10 @@ class Reaper:
         release_stale: Callable[[], None],
         on_crash: Callable[[str], None],
         connection_settings: ConnectionSettings | None = None,
+        takes_from_others: bool = True,
     ) -> None:
+        """Without `takes_from_others` only prefetched attempts and key locks of this process are served."""
+        self._takes_from_others = takes_from_others
         self._queue, self._key_locks, self._release_stale = queue, key_locks, release_stale
         self._interval_sec, self._heartbeat_sec, self._pause_sec = interval_sec, heartbeat_sec, pause_sec
         # Runs with an expired lease, and when it was first found expired.
@@ -90,6 +93,8 @@ class Reaper:
     def run_once(self) -> float:
         self._release_stale()
         self._key_locks.relock_all()
+        if not self._takes_from_others:
+            return min(_STEP_INTERVAL_SEC, self._interval_sec)
         while self._finished_runs:
             self._reap(*self._finished_runs.popleft())
         now = clock()

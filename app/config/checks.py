@@ -46,6 +46,10 @@ def find_contradictions(settings: Settings, environment: Mapping[str, str]) -> I
         remedy = f"a lease of at least two heartbeats ({2 * heartbeat:g}) or a shorter heartbeat would do"
         error = SettingError("DL_DEFAULT_LEASE_TTL_SEC", f"{lease} with DL_HEARTBEAT_SEC={heartbeat:g}", remedy)
         yield frozenset({"DL_DEFAULT_LEASE_TTL_SEC", "DL_HEARTBEAT_SEC"}), error
+    if settings.worker_name is not None and not settings.reaper:
+        # A process with a name takes over from the former one, which is what DL_REAPER turns off.
+        remedy = "true, or no DL_WORKER_NAME, would do"
+        yield frozenset({"DL_REAPER", "DL_WORKER_NAME"}), SettingError("DL_REAPER", "false with DL_WORKER_NAME", remedy)
     if settings.lineage_url is not None and not _module_exists("openlineage.client"):
         problem = "a URL, and openlineage-python is not installed"
         error = SettingError("DL_LINEAGE_URL", problem, "pip install 'dataloader[lineage]'")

@@ -139,7 +139,10 @@ class Settings(BaseSettings):
 
     workers: values.Workers = setting(
         "WORKERS_JSON", (QueueWorkers("etl.default", 2),), "The queues of this process, each with its number of "
-        "threads; [] for none.", f"a JSON list of objects with queue and concurrency (1 to {values.MAX_CONCURRENCY})",
+        "threads; [] for none. `poll` says how often idle ones look for jobs without a notification, such as "
+        '`"poll": {"kind": "exponential", "min_sec": 1, "max_sec": 60, "jitter": 0.2}`; '
+        "docs/operations.md has the kinds.",
+        f"a JSON list of objects with queue and concurrency (1 to {values.MAX_CONCURRENCY}), if wanted with poll",
     )  # fmt: skip
     pipelines: values.Packages = setting(
         "DL_PIPELINES", ("pipelines",), "The packages whose modules register tasks.",
@@ -161,9 +164,14 @@ class Settings(BaseSettings):
         "DL_REAPER_PERIOD_SEC", 10.0, "The interval at which jobs with an expired lease are requeued, in seconds.",
         0.05, 3600,
     )  # fmt: skip
+    reaper: bool = flag_setting(
+        "DL_REAPER", True, "Take the jobs of worker processes that are dead or have lost their leases; false: leave "
+        "that to other processes, of which at least one must do it.",
+    )  # fmt: skip
     claim_backoff_sec: float = number_setting(
         "DL_CLAIM_BACKOFF_SEC", 15.0,
-        "The poll interval of an idle worker, in case a notification is lost, in seconds.", 0.05, 3600,
+        "The poll interval of an idle worker, in case a notification is lost, in seconds; of queues without a poll of "
+        "their own in WORKERS_JSON.", values.MIN_POLL_SEC, values.MAX_POLL_SEC,
     )  # fmt: skip
     listen: Literal["process", "host", "off"] = setting(
         "DL_LISTEN", "process", "Which worker processes keep a LISTEN connection. process: each; host: one on each "

@@ -9,13 +9,22 @@ import ipaddress
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SecretStr,
+    StringConstraints,
+    Tag,
+)
 
 from app.config import dsn
 
@@ -145,14 +154,97 @@ def _spread_periods(raw: Any) -> Any:
 Text = Annotated[str, matching(r"(?=.*\S)[^\x00-\x1f\x7f]{1,200}", "expected 1 to 200 printable characters")]
 
 
+MIN_POLL_SEC, MAX_POLL_SEC = 0.05, 3600.0
+_PollSec = Annotated[float, Field(strict=True, ge=MIN_POLL_SEC, le=MAX_POLL_SEC, allow_inf_nan=False)]
+_MAX_POLL_TABLE = 100
+_STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class FixedPoll:
+    """Poll a queue at an interval while no job is found."""
+
+    __pydantic_config__ = _STRICT
+
+    kind: Literal["fixed"]
+    sec: _PollSec
+
+
+@dataclass(frozen=True)
+class LinearPoll:
+    """Wait `step_sec` longer after each poll that finds nothing, up to `max_sec`."""
+
+    __pydantic_config__ = _STRICT
+
+    kind: Literal["linear"]
+    step_sec: _PollSec
+    max_sec: _PollSec
+
+
+@dataclass(frozen=True)
+class ExponentialPoll:
+    """Wait twice as long after each poll that finds nothing, up to `max_sec`; `jitter` is the share that is random."""
+
+    __pydantic_config__ = _STRICT
+
+    kind: Literal["exponential"]
+    min_sec: _PollSec
+    max_sec: _PollSec
+    jitter: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
+
+
+@dataclass(frozen=True)
+class TablePoll:
+    """Wait as long as the table says after each poll that finds nothing; its last entry is repeated."""
+
+    __pydantic_config__ = _STRICT
+
+    kind: Literal["table"]
+    sec: Annotated[tuple[_PollSec, ...], Field(min_length=1, max_length=_MAX_POLL_TABLE)]
+
+
+def _check_poll(poll: QueuePoll) -> QueuePoll:
+    shortest = {LinearPoll: "step_sec", ExponentialPoll: "min_sec"}.get(type(poll))
+    if shortest is not None and getattr(poll, shortest) > poll.max_sec:  # type: ignore[union-attr]  # these have it
+        raise ValueError(f"max_sec is less than {shortest}")
+    return poll
+
+
+QueuePoll = FixedPoll | LinearPoll | ExponentialPoll | TablePoll
+_POLL_KINDS = ("fixed", "linear", "exponential", "table")
+
+
+def _poll_kind(raw: Any) -> str | None:
+    kind = raw.get("kind") if isinstance(raw, Mapping) else getattr(raw, "kind", None)
+    return kind if kind in _POLL_KINDS else None
+
+
+_Poll = Annotated[
+    Annotated[FixedPoll, Tag("fixed")]
+    | Annotated[LinearPoll, Tag("linear")]
+    | Annotated[ExponentialPoll, Tag("exponential")]
+    | Annotated[TablePoll, Tag("table")],
+    Discriminator(
+        _poll_kind,
+        custom_error_type="poll_kind",
+        custom_error_message=f"expected an object whose kind is one of {', '.join(_POLL_KINDS)}",
+    ),
+    AfterValidator(_check_poll),
+]
+
+
 @dataclass(frozen=True)
 class QueueWorkers:
-    """How many threads of this process work on a queue."""
+    """How many threads of this process work on a queue, and how often they look for jobs without a notification."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
     queue: Text
     concurrency: Annotated[int, Field(strict=True, ge=1, le=MAX_CONCURRENCY)]
+    poll: _Poll | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def _check_queues(workers: tuple[QueueWorkers, ...]) -> tuple[QueueWorkers, ...]:
@@ -223,7 +315,7 @@ def format_value(value: Any) -> str:
         case Rotation():
             text = value.text
         case tuple() if all(isinstance(part, QueueWorkers) for part in value):
-            text = json.dumps([vars(part) for part in value], ensure_ascii=False, separators=(",", ":"))
+            text = json.dumps([part.to_dict() for part in value], ensure_ascii=False, separators=(",", ":"))
         case tuple():
             text = ",".join(value)
         case Mapping():

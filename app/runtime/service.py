@@ -22,6 +22,7 @@ from app.admin.api_keys import ApiKeys
 from app.admin.retention import DAY_SEC, RetentionPeriods
 from app.config import Settings
 from app.config.loading import is_colour_disabled
+from app.config.values import ExponentialPoll, FixedPoll, LinearPoll, QueuePoll, TablePoll
 from app.db.connection import translate_errors
 from app.db.pool import Pool
 from app.db.statements import Executor
@@ -39,6 +40,7 @@ from app.web.standby_reads import StandbyCollector, StandbyExecutor
 from pipelines import contract
 from pipelines import targets as places
 from pipelines.executors import Engines
+from pipelines.retry import Exponential, Fixed, Linear, Policy, Table
 from workers.attempt import AttemptSettings
 from workers.isolation.interpreter import MIN_VERSION, find_unusable
 from workers.lineage import LineageOptions
@@ -278,6 +280,8 @@ class Service:
             reaper_period_sec=settings.reaper_period_sec,
             listen=ListenMode(settings.listen),
             claim_backoff_sec=settings.claim_backoff_sec,
+            polls={w.queue: _poll_policy(w.poll) for w in settings.workers if w.poll is not None},
+            reaps=settings.reaper,
             connect_timeout_sec=settings.pg_connect_timeout,
             command_timeout_sec=settings.pg_command_timeout,
             stop_wait_sec=min(_MAX_STOP_SEC, max(2.0, settings.shutdown_grace_sec)),
@@ -385,6 +389,19 @@ def _describe_pooler(dsn: str, *, timeout_sec: float) -> str | None:
         "started; DL_WORKER_DSN must name PostgreSQL itself, or a pooler with pool_mode = session; `dataloader doctor` "
         "looks again"
     )
+
+
+def _poll_policy(poll: QueuePoll) -> Policy:
+    """Return the pauses between the polls of an idle queue."""
+    match poll:
+        case FixedPoll():
+            return Fixed(poll.sec)
+        case LinearPoll():
+            return Linear(step=poll.step_sec, cap=poll.max_sec)
+        case ExponentialPoll():
+            return Exponential(base=poll.min_sec, cap=poll.max_sec, jitter=poll.jitter)
+        case TablePoll():
+            return Table(poll.sec)
 
 
 def retention_periods(settings: Settings) -> RetentionPeriods:

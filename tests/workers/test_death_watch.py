@@ -97,6 +97,23 @@ def test_job_of_a_live_process_is_left_to_it(
     worker_pools.queue_fixture.settle(worker_pools.queue_fixture.queue.recover_claim([_run(worker_pools, job)])[0])
 
 
+@pytest.mark.parametrize("takes_from_others", [True, False])
+def test_dead_process_is_left_to_others_without_reaper(
+    worker_pools: WorkerPoolFixture, planted: Planted, dead: Identity, takes_from_others: bool
+):
+    planted.registers(dead)
+    job = planted.claims()
+    pool = worker_pools.pool(start=False, reaps=takes_from_others)
+    pool._registration.read_identity(())
+    pool._death_watch.on_beat(pool._registration.beat())
+
+    for _ in range(3):
+        pool._death_watch.run_once()
+
+    is_taken = worker_pools.queue_fixture.status(job) is not Status.RUNNING
+    assert is_taken is takes_from_others
+
+
 @pytest.mark.parametrize("elsewhere", [{"boot_id": "x"}, {"pid_namespace": "x"}, {"time_namespace": "x"}])
 def test_job_of_another_host_is_left_to_its_lease(
     worker_pools: WorkerPoolFixture, planted: Planted, dead: Identity, tmp_path: Path, elsewhere: dict[str, Any]

@@ -14,6 +14,7 @@ from uuid import uuid4
 import pytest
 
 from app.queue.job import Status
+from pipelines.retry import Exponential
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers import host_listener
@@ -107,6 +108,17 @@ def test_without_listening_jobs_are_found_by_polling(worker_pools):
     assert pool.state().listener == "off"
     assert pool.state().consuming
     assert listen_sessions(worker_pools) == 0
+
+
+def test_queue_is_polled_by_its_own_policy(worker_pools):
+    polls = {"q": Exponential(base=0.1, cap=0.4, jitter=0.0)}
+    pool = worker_pools.pool({"q": 1, "rare": 1}, listen=ListenMode.OFF, claim_backoff_sec=3600, polls=polls)
+    worker_pools.wait_for_all([worker_pools.add_job(queue="rare")], timeout=10)  # by the first claim of the start
+    eventually(lambda: pool._dispatcher.queues["q"].poll.interval_sec == 0.4, message="polls found nothing")
+
+    worker_pools.wait_for_all([worker_pools.add_job()], timeout=10)
+
+    assert pool.state().consuming
 
 
 # ── the sockets ─────────────────────────────────────────────────────────────────────────────────────────────────────

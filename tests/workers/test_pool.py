@@ -14,7 +14,7 @@ from pipelines.contract import Pipelines
 from tests.support.queue_fixture import BackgroundCall
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers import queue_buffer
+from workers import claim_timers
 from workers.logs.writer import JobLogWriter
 from workers.pool import WorkerPool
 
@@ -84,8 +84,8 @@ def test_worker_thread_leads_again_after_all_were_busy(
 
 def test_job_overdue_at_commit_is_promoted_at_once(worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch):
     """Its transaction was open past its time. A ring alone sorts nothing in: the claim that finds it does."""
-    monkeypatch.setattr(queue_buffer, "CONFLICT_RETRY_SEC", 3 * SOON)  # as after many of them
-    monkeypatch.setattr(queue_buffer, "FALLBACK_POLL_SEC", 3 * SOON)
+    monkeypatch.setattr(claim_timers, "CONFLICT_RETRY_SEC", 3 * SOON)  # as after many of them
+    monkeypatch.setattr(claim_timers, "FALLBACK_POLL_SEC", 3 * SOON)
     worker_pools.listening_pool()
     worker_pools.wait_for_status(worker_pools.add_job(), Status.SUCCEEDED, SOON)
 
@@ -370,7 +370,8 @@ def test_pool_state_lists_threads_and_running_jobs(worker_pools: WorkerPoolFixtu
     )
     assert state.worker_id == pool.id
     assert state.running == [{"job_id": str(job), "task": "held", "queue": "q", "attempt": 1}]
-    assert max(state.claim_age_sec, state.heartbeat_age_sec, state.reaper_age_sec, state.self_test_age_sec or 0) < SOON
+    ages = (state.claim_age_sec, state.heartbeat_age_sec, state.reaper_age_sec, state.self_test_age_sec)
+    assert max(age for age in ages if age is not None) < SOON
 
 
 def test_a_pool_is_ready_from_its_start_to_its_stop(worker_pools: WorkerPoolFixture):

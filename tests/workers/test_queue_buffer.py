@@ -7,7 +7,9 @@ import threading
 import pytest
 
 from app.queue.job import ClaimHint
+from pipelines.retry import Fixed
 from workers.attempt import Attempt
+from workers.claim_timers import PollTimer
 from workers.queue_buffer import ClaimCursor, QueueBuffer, QueueLimits
 
 POSITION = ("5", "2026-01-01 00:00:00+00", "00000000-0000-0000-0000-000000000001")
@@ -54,7 +56,9 @@ def test_scan_grows_while_busy_keys_stand_in_front():
 
 
 def buffer_of(threads: int = 10, longest_run_sec: float = 0.1, **limits: object) -> QueueBuffer:
-    buffer = QueueBuffer("q", threads, threading.Condition(), idle_count=threads, longest_run_sec=longest_run_sec)
+    buffer = QueueBuffer(
+        "q", threads, threading.Condition(), PollTimer(Fixed(15)), idle_count=threads, longest_run_sec=longest_run_sec
+    )
     buffer.limits = QueueLimits(**limits)  # type: ignore[arg-type]
     return buffer
 

@@ -88,6 +88,15 @@ def test_run_is_reaped_at_second_check_after_a_heartbeat(times, database, reaper
     assert database.reaped == database.dead
 
 
+def test_process_that_leaves_others_alone_reaps_nothing(times, database):
+    apart = made(database, takes_from_others=False)
+    for _ in range(4):
+        apart.run_once()
+        times.now += HEARTBEAT
+
+    assert database.reaped == []
+
+
 def test_heartbeat_counts_from_answer_of_first_check(times, database, reaper):
     """On a slow network the lease may have run out while the question was on its way."""
     database.takes_sec = 0.9 * HEARTBEAT

@@ -110,6 +110,12 @@ def test_two_logs_do_not_share_a_file(tmp_path):
     load(LOG_FILE_NAME="same.log", METRIC_FILE_NAME="same.log")
 
 
+def test_process_with_a_name_needs_its_reaper():
+    assert not load(DL_REAPER="false").reaper
+    with pytest.raises(ConfigError, match="DL_REAPER: found false with DL_WORKER_NAME; true, or no DL_WORKER_NAME"):
+        load(DL_REAPER="false", DL_WORKER_NAME="etl-0")
+
+
 def test_lineage_needs_its_packages(monkeypatch):
     url = "https://marquez.internal:5000"
     assert load(DL_LINEAGE_URL=url).lineage_url == url

@@ -97,6 +97,51 @@ def test_queues_have_workers():
     assert workers == (QueueWorkers("etl.default", 2), QueueWorkers("Отчёты", 1000))
 
 
+POLLS = [
+    {"kind": "fixed", "sec": 5},
+    {"kind": "linear", "step_sec": 1, "max_sec": 60},
+    {"kind": "exponential", "min_sec": 1, "max_sec": 60},
+    {"kind": "exponential", "min_sec": 0.05, "max_sec": 3600, "jitter": 0.2},
+    {"kind": "table", "sec": [1, 5, 30]},
+]
+
+
+@pytest.mark.parametrize("poll", POLLS)
+def test_queue_has_a_poll_that_is_written_as_it_was_read(poll):
+    (worker,) = parse("WORKERS_JSON", json.dumps([{"queue": "a", "concurrency": 1, "poll": poll}]))
+
+    (written,) = json.loads(values.format_value((worker,)))
+
+    assert {name: written["poll"][name] for name in poll} == poll
+
+
+@pytest.mark.parametrize(
+    ("poll", "result"),
+    [
+        ("5", "entry 1.poll: expected an object whose kind is one of fixed, linear, exponential, table"),
+        ('{"sec": 5}', "entry 1.poll: expected an object whose kind is"),
+        ('{"kind": "often"}', "entry 1.poll: expected an object whose kind is"),
+        ('{"kind": "fixed"}', "entry 1.poll.fixed.sec: Field required"),
+        ('{"kind": "fixed", "sec": 0}', "entry 1.poll.fixed.sec: Input should be greater than or equal to 0.05"),
+        ('{"kind": "fixed", "sec": NaN}', "entry 1.poll.fixed.sec"),
+        ('{"kind": "fixed", "sec": 5, "max_sec": 6}', "entry 1.poll.fixed.max_sec: Unexpected keyword"),
+        ('{"kind": "linear", "step_sec": 9, "max_sec": 5}', "entry 1.poll: max_sec is less than step_sec"),
+        ('{"kind": "exponential", "min_sec": 9, "max_sec": 5}', "entry 1.poll: max_sec is less than min_sec"),
+        ('{"kind": "exponential", "min_sec": 1, "max_sec": 5, "jitter": 2}', "entry 1.poll.exponential.jitter"),
+        ('{"kind": "table", "sec": []}', "entry 1.poll.table.sec"),
+        (
+            '{"kind": "table", "sec": ["1", 4000]}',
+            "sec.entry 1: Input should be a valid number; entry 1.poll.table.sec",
+        ),
+    ],
+)
+def test_other_polls_are_refused(poll, result):
+    with pytest.raises(ConfigError, match="a JSON list of objects with queue and concurrency .* would do") as caught:
+        parse("WORKERS_JSON", f'[{{"queue": "a", "concurrency": 1, "poll": {poll}}}]')
+
+    assert result in str(caught.value)
+
+
 def test_an_empty_list_means_no_workers_here():
     assert parse("WORKERS_JSON", "[]") == ()
 
