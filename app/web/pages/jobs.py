@@ -134,7 +134,7 @@ def create_jobs_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions)
     @pages.action("/jobs/bulk", form=BulkForm, page_url="/jobs")
     def start_bulk(form: BulkForm) -> Response:
         """Preview a bulk action on the checked or all matching jobs, and start it when the preview is confirmed."""
-        back_url = f"/jobs?{form.filter}" if form.filter else "/jobs"
+        back_url = f"/jobs?{urlencode(_query_pairs(form.filter))}".rstrip("?")
         if form.row:
             _act_on_row(queue, form.row)
             counter.forget()

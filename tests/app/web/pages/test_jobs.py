@@ -55,3 +55,11 @@ def test_page_says_how_old_its_counts_are_until_an_action(client, trigger, monke
 
     client.post("/jobs/bulk", data={"row": f"cancel {job_id}"})
     assert "Counted" not in client.get("/jobs").text
+
+
+def test_act_on_a_row_returns_to_the_filter_alone(client, trigger):
+    sent = {"row": f"cancel {trigger()}", "filter": "status=queued&other=1\r\nSet-Cookie: a=b&text=a b"}
+
+    response = client.post("/jobs/bulk", data=sent)
+
+    assert (response.status_code, response.headers["Location"]) == (303, "/jobs?status=queued&text=a+b")
