@@ -209,6 +209,17 @@ def mask_secret_fields(value: Any) -> Any:
     return _process_masker().mask_secret_fields(value)
 
 
+def unmask(edited: Any, original: Any) -> Any:
+    """Put the original values back where an edited text holds the mask of a secret."""
+    if edited == MASK and original is not None:
+        return original
+    if isinstance(edited, dict) and isinstance(original, dict):
+        return {name: unmask(value, original.get(name)) for name, value in edited.items()}
+    if isinstance(edited, list) and isinstance(original, list) and len(edited) == len(original):
+        return [unmask(value, old) for value, old in zip(edited, original, strict=True)]
+    return edited
+
+
 def mask(value: Any) -> Any:
     """Return the value as plain JSON data without its secrets, also those that `set_up` was given."""
     return _process_masker().mask_value(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from math import ceil
@@ -19,6 +19,7 @@ from app.admin.queues import Queues
 from app.admin.schedules import Schedules
 from app.admin.statistics import Statistics
 from app.errors import BackfillNotFound, LimitNotFound
+from app.log.masking import mask_secret_fields
 from app.queue.job import Status
 from app.queue.jobs import JobQueue
 from app.web.auth.guard import current_actor
@@ -112,6 +113,11 @@ class CreatedBackfill:
     backfill: Backfill | None
 
 
+def visible_backfill(backfill: Backfill) -> Backfill:
+    """A backfill as callers see it: secrets in the args of its jobs are masked."""
+    return replace(backfill, template=mask_secret_fields(backfill.template))
+
+
 class BackfillEditor:
     """Makes and changes backfills for a caller, who sees those of visible tasks and queues."""
 
@@ -192,7 +198,7 @@ class BackfillEditor:
             by_state=by_state,
             first=[part.key for part in first],
             last=[part.key for part in last],
-            args=job["args"],
+            args=mask_secret_fields(job["args"]),
             estimated_sec=self._estimate(body.task, total - unselected, min((body.concurrency, *limits.values()))),
             limits=limits,
         )

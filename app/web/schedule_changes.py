@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from app.admin.schedules import CalendarFiring, Schedule, Schedules, ScheduleSource, Times
 from app.db.statements import Executor
 from app.errors import ScheduleNotFound
+from app.log.masking import mask_secret_fields, unmask
 from app.web.auth.guard import current_actor
 from app.web.json_io import FieldError
 from app.web.middleware import audit_action
@@ -30,7 +31,8 @@ MAX_CALENDAR_ENTRIES = 5_000
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleDetail(Schedule):
-    """A schedule with what applies, in words too, and the fields in which it differs from the code."""
+    """A schedule with what applies, in words too, and the fields in which it differs from the code. Secrets in its args
+    are masked."""
 
     definition: dict[str, Any]
     explanation: str | None
@@ -99,9 +101,9 @@ class ScheduleEditor:
             explanation = explain(effective)
         changed = schedule.overrides if schedule.source is ScheduleSource.CODE else {}
         differs = sorted(name for name, value in changed.items() if schedule.declared.get(name) != value)
-        return ScheduleDetail(
-            **vars(schedule), definition=definition, explanation=explanation, differs_from_code=differs
-        )
+        fields = vars(schedule) | {"definition": definition}
+        fields |= {name: mask_secret_fields(fields[name]) for name in ("declared", "overrides", "definition")}
+        return ScheduleDetail(**fields, explanation=explanation, differs_from_code=differs)
 
     def definition(self, schedule: Schedule) -> ScheduleDefinition:
         """What applies. Raises InvalidRequest if it does not hold any more."""
@@ -146,6 +148,7 @@ class ScheduleEditor:
         is_code = schedule.source is ScheduleSource.CODE
         if is_code and changes.get("task") not in (None, schedule.task):
             raise InvalidRequest([FieldError("task", "is that of the code; create another schedule for another task")])
+        changes = with_secrets(changes, schedule)
         overrides = {**schedule.overrides, **{k: v for k, v in changes.items() if k != "task"}}
         task = changes.get("task") or schedule.task
         saved = self._save(schedule, overrides, task=task)
@@ -160,7 +163,7 @@ class ScheduleEditor:
             return self.create(name, values, is_paused=False)
         if schedule.source is ScheduleSource.CODE:
             raise InvalidRequest([FieldError("name", "is that of a schedule in code; change its fields instead")])
-        definition = self.validate(values).to_json()
+        definition = self.validate(with_secrets(values, schedule)).to_json()
         task = definition.pop("task")
         if (definition, task) == (schedule.overrides, schedule.task):
             return schedule
@@ -316,7 +319,7 @@ class ScheduleEditor:
             interval_start=start and datetime.fromisoformat(start).astimezone(UTC),
             interval_end=end and datetime.fromisoformat(end).astimezone(UTC),
             partition=job.get("partition_key"),
-            args=job.get("args"),
+            args=mask_secret_fields(job.get("args")),
             problem=problem,
         )
 
@@ -347,6 +350,13 @@ class ScheduleEditor:
                 future.append(FutureFiring(schedule=schedule.name, fire_at=time.at.astimezone(UTC), note=time.note))
         future.sort(key=lambda firing: (firing.fire_at, firing.schedule))
         return Calendar(past, future, is_complete)
+
+
+def with_secrets(values: Mapping[str, Any], schedule: Schedule) -> Mapping[str, Any]:
+    """The values with the secrets of the schedule where their args have the mask, as they were shown."""
+    if not values.get("args"):
+        return values
+    return {**values, "args": unmask(values["args"], schedule.effective_definition.get("args"))}
 
 
 def explain(definition: ScheduleDefinition) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 from uuid import UUID
 
@@ -12,7 +12,7 @@ from app.admin.api_keys import Scope
 from app.admin.backfills import Backfill, BackfillState, SliceState
 from app.queue.job import Status
 from app.web.auth.guard import current_actor
-from app.web.backfill_changes import BackfillEditor, Concurrency, CreatedBackfill, NewBackfill
+from app.web.backfill_changes import BackfillEditor, Concurrency, CreatedBackfill, NewBackfill, visible_backfill
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schemas import BodyModel, QueryModel, Timestamp, require_change
@@ -76,7 +76,7 @@ def create_backfills_blueprint(editor: BackfillEditor) -> ApiBlueprint:
     @blueprint.get("/backfills", query=BackfillQuery, response=BackfillList, scope=Scope.READ, standby=True)
     def list_backfills(query: BackfillQuery) -> BackfillList:
         """List backfills, newest first, with the number of their slices by state."""
-        return BackfillList(editor.newest(task=query.task, limit=query.limit))
+        return BackfillList([visible_backfill(found) for found in editor.newest(task=query.task, limit=query.limit)])
 
     @blueprint.post("/backfills", body=NewBackfill, response=CreatedBackfill, problems=outside, scope=Scope.OPERATE)
     def create_backfill(body: NewBackfill) -> CreatedBackfill:
@@ -84,29 +84,30 @@ def create_backfills_blueprint(editor: BackfillEditor) -> ApiBlueprint:
 
         A slice that another job loads already is counted and not made twice. With `dry_run` nothing is created.
         """
-        return editor.create(body)
+        created = editor.create(body)
+        return replace(created, backfill=created.backfill and visible_backfill(created.backfill))
 
     @blueprint.get("/backfills/<uuid:backfill_id>", response=Backfill, problems=unknown, scope=Scope.READ)
     def get_backfill(backfill_id: UUID) -> Backfill:
         """Get a backfill and its progress."""
-        return editor.get(backfill_id)
+        return visible_backfill(editor.get(backfill_id))
 
     @blueprint.patch(
         "/backfills/<uuid:backfill_id>", body=BackfillChange, response=Backfill, problems=ended, scope=Scope.OPERATE
     )
     def change_backfill(body: BackfillChange, backfill_id: UUID) -> Backfill:
         """Change the concurrency or the note of a backfill that has not ended. The concurrency holds at once."""
-        return editor.change(backfill_id, concurrency=body.concurrency, note=body.note)
+        return visible_backfill(editor.change(backfill_id, concurrency=body.concurrency, note=body.note))
 
     @blueprint.post("/backfills/<uuid:backfill_id>/pause", response=Backfill, problems=ended, scope=Scope.OPERATE)
     def pause_backfill(backfill_id: UUID) -> Backfill:
         """Pause a backfill: none of its jobs starts. Running ones continue."""
-        return editor.set_state(backfill_id, BackfillState.PAUSED)
+        return visible_backfill(editor.set_state(backfill_id, BackfillState.PAUSED))
 
     @blueprint.post("/backfills/<uuid:backfill_id>/resume", response=Backfill, problems=ended, scope=Scope.OPERATE)
     def resume_backfill(backfill_id: UUID) -> Backfill:
         """Let the jobs of a paused backfill start again."""
-        return editor.set_state(backfill_id, BackfillState.OPEN)
+        return visible_backfill(editor.set_state(backfill_id, BackfillState.OPEN))
 
     @blueprint.post(
         "/backfills/<uuid:backfill_id>/cancel",
@@ -117,12 +118,12 @@ def create_backfills_blueprint(editor: BackfillEditor) -> ApiBlueprint:
     )
     def cancel_backfill(query: CancelQuery, backfill_id: UUID) -> Backfill:
         """End a backfill: no further job is made, and its queued ones are canceled."""
-        return editor.cancel(backfill_id, running=query.running)
+        return visible_backfill(editor.cancel(backfill_id, running=query.running))
 
     @blueprint.post("/backfills/<uuid:backfill_id>/retry", response=Backfill, problems=unknown, scope=Scope.OPERATE)
     def retry_backfill(backfill_id: UUID) -> Backfill:
         """Load again the slices of a backfill whose last job ended badly."""
-        return editor.retry(backfill_id)
+        return visible_backfill(editor.retry(backfill_id))
 
     @blueprint.get(
         "/backfills/<uuid:backfill_id>/slices",
@@ -157,6 +158,6 @@ def create_backfills_blueprint(editor: BackfillEditor) -> ApiBlueprint:
     )
     def run_task_slices(body: SlicesToRun, task: str) -> Backfill:
         """Load slices again, or for the first time, by a backfill of their own."""
-        return editor.run_slices(task, body.keys, concurrency=body.concurrency, note=body.note)
+        return visible_backfill(editor.run_slices(task, body.keys, concurrency=body.concurrency, note=body.note))
 
     return blueprint

@@ -12,6 +12,7 @@ from flask import Response, g
 from pydantic import Field
 
 from app.admin.backfills import Backfill, BackfillState, SliceError
+from app.log.masking import mask_secret_fields
 from app.queue.job import Status
 from app.queue.jobs import JobQueue
 from app.web.backfill_changes import BackfillEditor, BackfillPlan
@@ -115,6 +116,7 @@ def create_backfills_page(queue: JobQueue, pipelines: Pipelines, options: WebOpt
         return pages.render(
             "backfill.html",
             backfill=backfill,
+            args=mask_secret_fields(backfill.template.get("args", {})),
             problem=problem,
             modes=_MODES,
             extent=extent(backfill),

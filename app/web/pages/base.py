@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.admin.api_keys import Scope
 from app.errors import BulkNotFound, DatabaseUnavailable, DataloaderError, JobNotFound, SchemaError
-from app.log.masking import MASK
 from app.queue.job import Status
 from app.web.auth.guard import CSRF_FIELD, current_actor
 from app.web.json_io import FieldError, InvalidJson, parse
@@ -348,14 +347,3 @@ def _parse_count(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_COUNT:
         return None
     return value
-
-
-def unmask(edited: Any, original: Any) -> Any:
-    """Put the original values back where an edited text holds the mask of a secret."""
-    if edited == MASK and original is not None:
-        return original
-    if isinstance(edited, dict) and isinstance(original, dict):
-        return {name: unmask(value, original.get(name)) for name, value in edited.items()}
-    if isinstance(edited, list) and isinstance(original, list) and len(edited) == len(original):
-        return [unmask(value, old) for value, old in zip(edited, original, strict=True)]
-    return edited

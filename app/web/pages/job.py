@@ -15,7 +15,7 @@ from app.admin.edits import CLONED_FIELDS, JobEditor
 from app.admin.explain import ExplanationReason, JobExplainer, JobExplanation, ReasonCode
 from app.admin.job_search import JobDetail, JobSearch
 from app.db.statements import Executor
-from app.log.masking import mask_secret_fields
+from app.log.masking import mask_secret_fields, unmask
 from app.queue.graphs import Graphs
 from app.queue.job import Status
 from app.queue.job_logs import JobLogSearch, LogFilter
@@ -37,7 +37,6 @@ from app.web.pages.base import (
     parse_time,
     progress_summary,
     redirect_to,
-    unmask,
 )
 from app.web.pages.job_attempts import attempt_cards
 from app.web.pages.job_history import describe_event, link_job_ids, reason_links, short_id

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field
 
+from app.log.masking import mask_secret_fields
 from app.web.json_io import MAX_JSON_DEPTH, FieldError
 from app.web.pages.base import FormModel, FormText, InvalidForm, parse_json_object, parse_time
 from app.web.problems import InvalidRequest, RequestRejected
@@ -100,8 +101,12 @@ class ScheduleFields(FormModel):
 
 
 def texts_of(definition: ScheduleDefinition, zone: str) -> dict[str, str]:
-    """What the form shows of a schedule, with its times in this zone."""
-    return {name: _text(getattr(definition, name), zone) for name in ScheduleFields.model_fields if name in _FIELDS}
+    """What the form shows of a schedule, with its times in this zone and without the secrets in its args."""
+    return {
+        name: _text(mask_secret_fields(getattr(definition, name)), zone)
+        for name in ScheduleFields.model_fields
+        if name in _FIELDS
+    }
 
 
 _FIELDS = frozenset(ScheduleDefinition.model_fields)

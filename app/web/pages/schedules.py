@@ -21,7 +21,7 @@ from app.web.pages.clock_changes import AffectedSchedule, ClockChange, affected_
 from app.web.pages.schedule_form import ADVANCED_FIELDS, ScheduleFields, changed_values, shown_errors, texts_of
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
-from app.web.schedule_changes import PreviewTime, ScheduleDetail, ScheduleEditor, explain
+from app.web.schedule_changes import PreviewTime, ScheduleDetail, ScheduleEditor, explain, with_secrets
 from pipelines.contract import Pipelines
 from pipelines.schedule_definition import ScheduleDefinition
 
@@ -213,7 +213,7 @@ def _preview_new(editor: ScheduleEditor, query: ScheduleFields, zone: str) -> Sh
 
 
 def _preview_change(editor: ScheduleEditor, schedule: Schedule, query: ScheduleFields, zone: str) -> ShownPreview:
-    changes = changed_values(query, editor.definition(schedule), zone)
+    changes = with_secrets(changed_values(query, editor.definition(schedule), zone), schedule)
     changed = editor.validate({**schedule.effective_definition, "task": schedule.task, **changes})
     return _preview(editor, schedule.name, changed, query, zone)
 

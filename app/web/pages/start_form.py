@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from app.log import mask_secret_fields
+from app.log.masking import mask_secret_fields, unmask
 from app.queue.job import Job
 from app.web.auth.guard import current_actor
 from app.web.json_io import MAX_JSON_DEPTH, FieldError
 from app.web.options import WebOptions
 from app.web.pages.args_form import ArgInput, ArgsForm, at_inputs
-from app.web.pages.base import FormModel, InvalidForm, parse_json_object, parse_time, unmask
+from app.web.pages.base import FormModel, InvalidForm, parse_json_object, parse_time
 from app.web.schemas import (
     TriggerRequest,
     apply_task_defaults,

@@ -233,3 +233,12 @@ def test_failed_slices_are_shown_with_the_error_of_their_job(client, dsn):
     assert "HTTPError: 404" in page
     assert "2 of 5" in page
     assert page.index('id="h-running"') < page.rindex("2026-01-04")
+
+
+def test_secrets_in_args_are_masked(client, dsn):
+    args = {"day": "{partition}", "password": "geheim"}
+    path = start(client, dsn, args=args)
+    plan = client.post("/api/v1/backfills", json={**JANUARY, "args": args, "dry_run": True}).text
+
+    seen = [plan, *(client.get(found).text for found in (path, f"/api/v1{path}", "/api/v1/backfills"))]
+    assert [("***" in text, "geheim" in text) for text in seen] == [(True, False)] * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from datetime import UTC, datetime
 
 import psycopg2
@@ -176,3 +177,25 @@ def test_month_folds_what_fires_often(client):
     assert day.count('<th scope="row"') == 24  # from midnight on
     assert "× 24" not in client.get("/calendar?month=2040-02&every=yes").text
     assert "× 24" not in client.get("/calendar?month=2040-02&outcome=failed").text
+
+
+def test_secrets_in_args_are_masked_and_kept_by_a_change(client, dsn):
+    client.post("/schedules", data={**DAILY, "args": '{"day": "x", "password": "geheim"}'})
+    address = "/api/v1/schedules/sales by day"
+    masked = {"day": "x", "password": "***"}
+
+    pages = [client.get(path).text for path in (PAGE, address, f"{address}/preview", "/api/v1/schedules")]
+    assert [("***" in page, "geheim" in page) for page in pages] == [(True, False)] * 4
+    assert client.post(f"{PAGE}/change", data={"args": '{"day": "y", "password": "***"}'}).status_code == 303
+    assert stored_args(dsn) == {"day": "y", "password": "geheim"}
+    assert client.patch(address, json={"args": masked}).json["definition"]["args"] == masked
+    whole = {"task": "load", "queue": "etl", "expression": "0 7 * * *", "args": masked}
+    assert client.put(address, json=whole).status_code == 200
+    assert stored_args(dsn) == {"day": "x", "password": "geheim"}
+
+
+def stored_args(dsn):
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT overrides->'args' FROM dl_schedules")
+        ((args,),) = cursor.fetchall()
+    return args
