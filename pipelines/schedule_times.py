@@ -172,6 +172,10 @@ class Timing:
 
     def explain(self) -> str:
         """A sentence in English."""
+        return self._explanation
+
+    @cached_property
+    def _explanation(self) -> str:
         if self.kind == "interval":
             return f"Every {_format_duration(self._every)}"
         text = CronSim(self.cron, datetime.now(UTC)).explain().rstrip(".")
@@ -241,17 +245,20 @@ def _check_cron(text: str) -> None:
         raise ValueError(
             f"expression: a cron expression has five fields, {', '.join(_FIELDS)}, and {text!r} has {len(parts)}"
         )
-    # A field that is wrong is found by trying it among fields that are right. The last try is of all together: the
-    # 30th of February is no field's fault.
+    try:
+        CronSim(text, EPOCH)
+    except (CronSimError, AssertionError):
+        _find_wrong_field(parts)
+        raise ValueError(f"expression: {text!r} never fires: no month has such a day") from None
+
+
+def _find_wrong_field(parts: list[str]) -> None:
+    """Raises ValueError at the field that is wrong among fields that are right. Of the 30th of February none is."""
     for number, (name, part) in enumerate(zip(_FIELDS, parts, strict=True)):
         try:
             CronSim(" ".join(part if n == number else "*" for n in range(len(_FIELDS))), EPOCH)
         except (CronSimError, AssertionError):
             raise ValueError(f"expression: {part!r} is no valid {name}") from None
-    try:
-        CronSim(text, EPOCH)
-    except CronSimError:
-        raise ValueError(f"expression: {text!r} never fires: no month has such a day") from None
 
 
 def _format_duration(duration: timedelta) -> str:

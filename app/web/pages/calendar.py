@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta
@@ -23,6 +24,7 @@ from pipelines.contract import Pipelines
 
 _DAYS_OF_WEEK = 7
 _FOLDED_FROM = 20  # times a day: hourly or more often
+_SCHEDULES_LISTED = 500  # by the filter
 _ENTRIES_SHOWN = 8  # of a day in the month
 _WORST_FIRST = ("failed", "lost", "canceled", "skipped", "running", "ready", "succeeded", "scheduled")
 _OUTCOMES = {"failed": ("failed", "lost"), "skipped": ("skipped",), "planned": ("scheduled",)}
@@ -38,7 +40,7 @@ class CalendarFields(FormModel):
     every: FormText = Field("", description="yes: each time, also of what fires hourly or more often.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class CalendarEntry:
     """Times of a schedule on a day: one, or several as one line. `state` is the worst of them."""
 
@@ -72,16 +74,15 @@ def create_calendar_page(source: Executor, pipelines: Pipelines, options: WebOpt
         day = _parse_day(query.day, today) if query.day else None
         month = day.replace(day=1) if day else _parse_day(query.month and f"{query.month}-01", today.replace(day=1))
         first, last = (day, day + timedelta(days=1)) if day else (month, _next_month(month))
-        problem, calendar = None, Calendar([], [], complete=True)
-        try:
-            calendar = editor.calendar(_midnight(first, zone), _midnight(last, zone), name=query.schedule or None)
-        except ScheduleNotFound as missing:
-            problem = str(missing)
+        schedules = editor.list_visible()
+        chosen = [schedule for schedule in schedules if query.schedule in ("", schedule.name)]
+        calendar = editor.calendar_of(chosen, _midnight(first, zone), _midnight(last, zone))
         entries = [entry for entry in _entries(calendar) if _is_chosen(entry, query.outcome)]
+        counts = Counter(entry.state for entry in entries)
         return pages.render(
             "calendar.html",
             query=query,
-            problem=problem,
+            problem=str(ScheduleNotFound(query.schedule)) if query.schedule and not chosen else None,
             is_complete=calendar.complete,
             day=day,
             month=month,
@@ -90,8 +91,8 @@ def create_calendar_page(source: Executor, pipelines: Pipelines, options: WebOpt
             entries=entries if day else [],
             weeks=[] if day else _weeks(month, entries, zone, is_folded=query.every != "yes"),
             today=today,
-            counts={state: sum(entry.state == state for entry in entries) for state in _WORST_FIRST},
-            schedules=editor.schedules.list_by_name(limit=500),
+            counts={state: counts[state] for state in _WORST_FIRST},
+            schedules=schedules[:_SCHEDULES_LISTED],
         )
 
     return pages.blueprint

@@ -109,6 +109,19 @@ def test_the_calendar_shows_a_month_and_a_day(client):
     assert "there is no schedule" in client.get("/calendar?schedule=nope").text
 
 
+def test_calendar_follows_changes_of_a_schedule(client):
+    client.post("/schedules", data=DAILY)
+    day = "/calendar?day=2040-01-31"
+    assert "06:00:00" in client.get(day).text
+
+    client.post(f"{PAGE}/change", data={"expression": "0 7 * * *", "args": '{"day": "x"}'})
+    changed = client.get(day).text
+    act(client, "pause")
+
+    assert ("06:00:00" in changed, "07:00:00" in changed) == (False, True)
+    assert "No schedule has a time" in client.get(day).text
+
+
 def test_change_is_previewed_with_the_fields_that_were_sent(client):
     client.post("/schedules", data=DAILY)
 
