@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -16,7 +17,8 @@ _UUID_PATTERN = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _SECONDS_PATTERN = re.compile(r"\b(\d+(?:\.\d+)?) s\b")
 # Characters that change the direction of the text after them; in JSON they are written as escapes.
 _BIDI_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-_TIME_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+_MIN_SEC = 60
+_TIME_UNITS = ((86_400, "d"), (3_600, "h"), (_MIN_SEC, "min"))
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -77,8 +79,11 @@ class Formatter:
     def time_ago(self, moment: datetime | None) -> str:
         if moment is None:
             return ""
-        age_sec = (datetime.now(UTC) - moment).total_seconds()
-        return f"{self.duration(age_sec)} ago" if age_sec >= 0 else f"in {self.duration(-age_sec)}"
+        age_sec = round((datetime.now(UTC) - moment).total_seconds())
+        if age_sec == 0:
+            return "now"
+        length = f"{abs(age_sec)} s" if abs(age_sec) < _MIN_SEC else self.duration(abs(age_sec))
+        return f"{length} ago" if age_sec > 0 else f"in {length}"
 
     def time_until(self, moment: datetime | None) -> str:
         """How long it is until then; empty when it is over."""
@@ -105,6 +110,27 @@ class Formatter:
             parts.append(f"{whole_sec // unit_sec} {unit}")
             whole_sec %= unit_sec
         return " ".join(part for part in parts if not part.startswith("0 "))
+
+    @classmethod
+    def retry_policy(cls, policy: Mapping[str, Any]) -> str:
+        """How long the pauses between attempts are: `30 s more after each attempt, at most 7 d`."""
+
+        def length(seconds: float) -> str:
+            return cls.duration(seconds).replace(".0 s", " s")
+
+        match policy:
+            case {"kind": "fixed", "seconds": seconds}:
+                return f"{length(seconds)} after each attempt"
+            case {"kind": "linear", "step": step, "cap": cap}:
+                return f"{length(step)} more after each attempt, at most {length(cap)}"
+            case {"kind": "exponential", "base": base, "factor": factor, "cap": cap, "jitter": jitter}:
+                spread = f", ± {cls.percent(jitter)}" if jitter else ""
+                return (
+                    f"{length(base)}, then {factor:g} times as long after each attempt, at most {length(cap)}{spread}"
+                )
+            case {"kind": "table", "seconds": list(pauses)}:
+                return f"{', '.join(map(length, pauses))}{', the last one repeated' if len(pauses) > 1 else ''}"
+        return f"as {policy['kind']} in the code decides"
 
     @staticmethod
     def rate(per_second: float) -> str:

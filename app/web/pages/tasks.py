@@ -189,7 +189,6 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
             checks=_with_charts(reader.quality.checks_of_task(name, limit=_CHECK_RESULTS).checks),
             datasets=reader.statistics.datasets_of_runs(last_runs),
             dataset_path=dataset_path,
-            retry_text=_retry_text,
             start=_start_inputs(name, query, reader.queue(name, runs)),
             queue_names=sorted(reader.queues.settings().keys() | set(options.queues)),
             can_trigger=Scope.TRIGGER in current_actor().scopes,
@@ -280,12 +279,6 @@ def _whole_number(name: str, raw: str, highest: int) -> int | None:
     if text and (not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:12]) <= highest):
         raise InvalidForm.at_field(name, f"{text!r} is not a whole number from 1 to {highest}")
     return int(text) if text else None
-
-
-def _retry_text(policy: Mapping[str, Any]) -> str:
-    """A retry policy in words, such as `linear: step 30, cap 3600`."""
-    values = ", ".join(f"{name} {value}" for name, value in policy.items() if name != "kind" and value is not None)
-    return f"{policy.get('kind', '')}: {values}" if values else str(policy.get("kind", ""))
 
 
 def _jobs_query(task: str, group: TaskFailureGroup) -> str:
