@@ -134,6 +134,11 @@ def test_page_refresh_waits_while_a_form_is_in_use(seen: OpenPage, client: Clien
     box.uncheck()
     expect(page.locator(f"#job-{later['job_id']}")).to_be_visible()
 
+    page.get_by_label("matching").check()
+    expect(page.locator(".refresh")).to_contain_text("Paused while you edit")
+    page.get_by_label("matching").uncheck()
+    expect(page.locator(".refresh")).to_contain_text("Refreshing every 2 s")
+
 
 def test_page_refresh_can_be_paused(seen: OpenPage, client: Client):
     page = seen().go("/jobs?task=noop")
@@ -223,7 +228,7 @@ def test_essential_pages_work_without_scripts(seen: OpenPage, client: Client):
         expect(window.go(path).locator("h1")).to_be_visible()
     page = window.go(f"/jobs/{made['job_id']}")
     page.get_by_role("button", name="Cancel").click()
-    expect(page.locator(".st").first).to_have_text("canceled")
+    expect(page.locator("#state")).to_have_text("canceled")
 
 
 def test_missing_resource_renders_an_error_page(browser, service: RunningService):

@@ -13,7 +13,8 @@
   let paused = false;
   let refreshedAt = new Date();
 
-  // True while the user works in the live part: in a field, at a button, in an open form, with selected text.
+  // True while the user works in the live part: in a field, at a button, in an open form, with selected text, or with a
+  // check box that is not as the server sent it.
   const isInUse = () => {
     const focused = document.activeElement;
     const selection = document.getSelection();
@@ -21,6 +22,7 @@
       (focused && live.contains(focused) && focused.matches("input, select, textarea, form button") && !focused.closest("[data-keep-refreshing]")) ||
       live.querySelector("details[open] form, form:not([data-keep-refreshing]):hover") !== null ||
       live.querySelector("tbody .pick :checked") !== null ||
+      [...live.querySelectorAll("[type=checkbox]")].some((box) => box.checked !== box.defaultChecked) ||
       document.body.dataset.searching !== undefined ||
       (selection && !selection.isCollapsed && live.contains(selection.anchorNode))
     );

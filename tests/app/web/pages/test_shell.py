@@ -55,8 +55,8 @@ def test_login_page_shows_neither_pages_nor_problems(client):
 def test_refresh_sends_the_problem_count_along(client, trigger):
     trigger()
 
-    fragment = client.get("/jobs", headers={"HX-Request": "true"})
-    again = client.get("/jobs", headers={"HX-Request": "true", "X-Seen": fragment.headers["X-Version"]})
+    fragment = client.get("/limits", headers={"HX-Request": "true"})
+    again = client.get("/limits", headers={"HX-Request": "true", "X-Seen": fragment.headers["X-Version"]})
 
     assert '<span id="problem-count" hx-swap-oob="true"><a class="st alert"' in fragment.text
     assert again.status_code == 204
