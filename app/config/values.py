@@ -267,6 +267,21 @@ def _check_executors(executors: Mapping[str, Mapping[str, Any]]) -> Mapping[str,
     return executors
 
 
+def _check_cells(cells: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name, cell in cells.items():
+        if isinstance(cell, str):
+            _check_url(cell)
+            continue
+        if cell.keys() != {"url", "key"} or not isinstance(cell["url"], str) or not _is_secret_reference(cell["key"]):
+            raise ValueError(f'{name} is a URL, or {{"url": "…", "key": {{"$secret": "name"}}}}')
+        _check_url(cell["url"])
+    return cells
+
+
+def _is_secret_reference(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.keys() == {"$secret"} and isinstance(value["$secret"], str)
+
+
 _Json, _List = BeforeValidator(parse_json), BeforeValidator(_split_list)
 _STATUS_LIST = ", ".join(FINAL_STATUSES)
 _PACKAGE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
@@ -291,6 +306,11 @@ Executors = Annotated[
     Mapping[Annotated[str, matching(r"[a-z][a-z0-9_-]{0,49}")], Mapping[str, Any]],
     _Json,
     AfterValidator(_check_executors),
+]
+Cells = Annotated[
+    Mapping[Annotated[str, matching(r"[a-z0-9][a-z0-9_-]{0,49}")], str | Mapping[str, Any]],
+    _Json,
+    AfterValidator(_check_cells),
 ]
 Days = Annotated[float, Field(strict=True, gt=0, le=36_500, allow_inf_nan=False)]
 TaskRetention = Annotated[

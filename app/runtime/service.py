@@ -32,6 +32,7 @@ from app.errors import ConfigError, DatabaseUnavailable, EmbeddedServerError, Sc
 from app.net import AllowedHosts
 from app.queue.jobs import JobQueue
 from app.runtime.database import Database
+from app.runtime.remote_cells import remote_cells
 from app.runtime.startup import last_error, version
 from app.tracing import Tracer, create_tracer
 from app.web import WebOptions, create_app
@@ -155,6 +156,7 @@ class Service:
             session_secret=None if settings.session_secret is None else settings.session_secret.get_secret_value(),
             webhook_allowed_hosts=settings.webhook_allowed_hosts,
             has_webhook_secret=settings.webhook_secret is not None,
+            cells=remote_cells(settings.cells, self._secret_store.read),
             settings=settings.describe(),
             retention=retention_periods(settings),
             examine=lambda: run_checks(DatabaseFacts(pool), doctor_connections(settings, self._dsn())),
@@ -170,6 +172,11 @@ class Service:
             tracer=self.tracer,
             closing=self._stopping,
         )
+
+    @cached_property
+    def _secret_store(self) -> SecretStore:
+        settings = self.settings
+        return SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets)
 
     def _standby_executor(self, primary: Pool) -> StandbyExecutor | None:
         settings = self.settings
@@ -271,7 +278,6 @@ class Service:
         """Return the options of a worker pool for these queues."""
         settings = self.settings
         endpoints, targets, tokens = settings.pipeline_connections()
-        secret_store = SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets)
         return PoolOptions(
             dsn=self._worker_dsn(),
             queues=queues,
@@ -296,7 +302,7 @@ class Service:
                 tasks=dict(settings.tasks),
                 endpoints=endpoints,
                 tokens=tokens,
-                secret_store=secret_store,
+                secret_store=self._secret_store,
             ),
             webhooks=WebhookOptions(
                 allowed_hosts=AllowedHosts.parse(settings.webhook_allowed_hosts),
@@ -305,7 +311,7 @@ class Service:
             ),
             tracer=self.tracer,
             executor=self._executor,
-            engines=Engines(settings.executors, read_secret=secret_store.read),
+            engines=Engines(settings.executors, read_secret=self._secret_store.read),
             log_limits=JobLogLimits(max_bytes=settings.job_log_max_bytes),
             maintenance=MaintenanceOptions(
                 periods=retention_periods(settings),

@@ -34,6 +34,7 @@ from app.web.api.job_logs import create_job_logs_blueprint
 from app.web.api.jobs import JobIdConverter, JobWatcher, create_jobs_blueprint
 from app.web.api.limits import create_limits_blueprint
 from app.web.api.metrics import QueueCollector, create_metrics_blueprint
+from app.web.api.overview import create_overview_blueprint
 from app.web.api.queues import create_queues_blueprint
 from app.web.api.scaling import CachedScaling, ScalingCollector, create_scaling_blueprint
 from app.web.api.schedules import create_schedules_blueprint
@@ -109,6 +110,7 @@ def create_app(
         create_bulk_blueprint(executor, pipelines),
         create_failures_blueprint(executor),
         create_queues_blueprint(executor),
+        create_overview_blueprint(executor, options, counter.get),
         create_scaling_blueprint(scaling),
         create_limits_blueprint(executor),
         create_breakers_blueprint(executor),

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.admin.retention import RetentionPeriods
+
+
+@dataclass(frozen=True)
+class RemoteCell:
+    """A service as the page of cells asks it. `read_overview` returns the answer of `GET /api/v1/overview`."""
+
+    url: str
+    read_overview: Callable[[], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +38,7 @@ class WebOptions:
     max_data_age_sec: float | None = None  # of what a standby answers; None: there is none
     session_sec: float = 12 * 3600
     session_secret: str | None = field(default=None, repr=False)  # None: a secret stored in the database
+    cells: Mapping[str, RemoteCell] = field(default_factory=dict)  # by name
     settings: Sequence[Any] = field(default=(), repr=False)  # as app.config describes them, with secrets masked
     retention: RetentionPeriods | None = None  # None: the page of settings does not show it
     examine: Callable[[], Sequence[Any]] | None = field(default=None, repr=False)  # the findings of doctor

@@ -42,6 +42,7 @@ PAGES = {
     "doctor": "/settings/doctor",
     "charts": "/charts",
     "audit": "/audit",
+    "cells": "/cells",
     "search": "/search?q=test",
     "api": "/docs",
     "login": "/login",

@@ -20,7 +20,7 @@ from app.db.statements import Executor
 from app.web.json_io import dump_json
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer, redirect_to
-from app.web.pages.shell import NAVIGATION
+from app.web.pages.shell import navigation_links
 from app.web.routing import JSON, ApiBlueprint
 from pipelines.contract import Pipelines
 
@@ -112,7 +112,7 @@ def create_search_page(source: Executor, pipelines: Pipelines, options: WebOptio
     def list_palette() -> Response:
         """List the pages, tasks, queues and schedules of the dashboard, for the command palette."""
         names = read_names()
-        entries = [_entry(link.group, link.title, link.path) for link in NAVIGATION]
+        entries = [_entry(link.group, link.title, link.path) for link in navigation_links(options)]
         entries += [_entry(match.kind, match.title, match.path) for match in names.matches("")]
         return Response(dump_json({"entries": entries}), content_type=JSON)
 

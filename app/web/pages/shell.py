@@ -55,11 +55,21 @@ NAVIGATION = (
     NavLink("Settings", "API", "/docs"),
 )
 
+_CELLS_LINK = NavLink("Watch", "Cells", "/cells")
+
+
+def navigation_links(options: WebOptions) -> list[NavLink]:
+    """List the pages by group; that of cells only where there are any."""
+    links = list(NAVIGATION)
+    if options.cells:
+        links.insert(1 + max(at for at, link in enumerate(links) if link.group == _CELLS_LINK.group), _CELLS_LINK)
+    return links
+
 
 def shell_values(options: WebOptions, counter: ProblemCounter) -> dict[str, Any]:
     """Return what the layout shows on every page."""
     return {
-        "navigation": list(_groups()),
+        "navigation": list(_groups(navigation_links(options))),
         "options": options,
         "formatter": formatter_of_request(options),
         "problem_count": lambda: counter.get() if _can_read() else None,
@@ -81,6 +91,6 @@ def _formatter(zone: str) -> Formatter:
     return Formatter(zone)
 
 
-def _groups() -> Iterator[tuple[str, list[NavLink]]]:
-    for group, links in groupby(NAVIGATION, key=attrgetter("group")):
-        yield group, list(links)
+def _groups(links: list[NavLink]) -> Iterator[tuple[str, list[NavLink]]]:
+    for group, members in groupby(links, key=attrgetter("group")):
+        yield group, list(members)

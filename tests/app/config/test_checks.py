@@ -133,3 +133,14 @@ def test_lineage_key_is_kept_out_of_the_url_and_hidden():
     settings = load(DL_LINEAGE_API_KEY="key-of-lineage")
     assert "key-of-lineage" in settings.secrets
     assert not any("key-of-lineage" in info.value for info in settings.describe())
+
+
+def test_cell_has_an_address_and_a_key_by_reference():
+    cells = '{"north": "https://north:8081", "south": {"url": "https://south:8081", "key": {"$secret": "south"}}}'
+    assert load(DL_CELLS=cells).cells["north"] == "https://north:8081"
+
+    for cell in ('{"url": "https://a", "key": "dlk_x"}', '{"url": "https://a"}', '"ftp://a"', '"https://u:p@a"'):
+        with pytest.raises(ConfigError, match="DL_CELLS"):
+            load(DL_CELLS=f'{{"north": {cell}}}')
+    with pytest.raises(ConfigError, match="DL_CELLS"):
+        load(DL_CELLS='{"North 1": "https://a"}')

@@ -1,0 +1,75 @@
+"""The figures of this service at one look, for a page over several services."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from app.admin.api_keys import Scope
+from app.admin.queues import Queues
+from app.db.schema import SCHEMA_VERSION
+from app.db.statements import Executor
+from app.web.auth.guard import current_actor
+from app.web.options import WebOptions
+from app.web.problems import DATABASE_PROBLEMS
+from app.web.routing import ApiBlueprint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """Sums over the queues that the key may see. `at`: the clock of the process that answers. `cells`: the names in its
+    DL_CELLS. `problems`: as in the header of the dashboard; null: they could not be counted in time. `succeeded` and
+    `failed`, lost ones included: in the last hour."""
+
+    version: str
+    schema_version: int
+    environment: str
+    at: datetime
+    cells: tuple[str, ...]
+    problems: int | None
+    running: int
+    ready: int
+    waiting: int
+    oldest_ready_sec: float | None
+    succeeded: int
+    failed: int
+    workers: int
+    threads: int
+
+
+def create_overview_blueprint(
+    executor: Executor, options: WebOptions, count_problems: Callable[[], int | None]
+) -> ApiBlueprint:
+    blueprint = ApiBlueprint("overview", "/api/v1", problems=DATABASE_PROBLEMS)
+    queues = Queues(executor)
+
+    @blueprint.get("/overview", response=Overview, scope=Scope.READ)
+    def get_overview() -> Overview:
+        """Get the figures of this service at one look: jobs, workers, problems, version.
+
+        `waiting` has the queued jobs that are not ready. Numbers of jobs may be estimates above a thousand for each
+        queue.
+        """
+        caller = current_actor()
+        statuses = [status for status in queues.statuses() if caller.can_see_queue(status.queue)]
+        waits = [status.oldest_ready_sec for status in statuses if status.oldest_ready_sec is not None]
+        live = [worker for worker in queues.workers() if worker.alive]
+        return Overview(
+            version=options.version,
+            schema_version=SCHEMA_VERSION,
+            environment=options.environment,
+            at=datetime.now(UTC),
+            cells=tuple(sorted(options.cells)),
+            problems=count_problems(),
+            running=sum(status.running for status in statuses),
+            ready=sum(status.ready for status in statuses),
+            waiting=sum(status.scheduled + status.blocked + status.limited + status.waiting for status in statuses),
+            oldest_ready_sec=max(waits, default=None),
+            succeeded=sum(status.last_hour.succeeded for status in statuses),
+            failed=sum(status.last_hour.failed + status.last_hour.lost for status in statuses),
+            workers=len(live),
+            threads=sum(worker.threads for worker in live),
+        )
+
+    return blueprint
