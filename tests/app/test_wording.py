@@ -12,7 +12,7 @@ from tests.support.processes import ROOT
 # A number that may be 1, then a plural: `{n} jobs`, `{{ words.number(n) }} jobs`, `${n} jobs`.
 NOUNS = "jobs|runs|threads|workers|processes|keys|sessions|webhooks|alerts|checks|lines|events|times|differences"
 PLURAL = re.compile(rf"\{{([^{{}}]+)\}}\}}? (?:more )?({NOUNS})\b")
-NEVER_ONE = {"max_jobs", "crashes", "MAX_REPORTS:,"}
+NEVER_ONE = {"max_jobs", "crashes", "MAX_REPORTS:,", "MAX_DOWNLOADED_LINES:,", "_MAX_SUBMISSIONS"}
 NO_COUNT = {
     "running.max_attempts",  # "Try 1 of 5 runs on …": a verb
     "lock_key!r",
@@ -20,6 +20,9 @@ NO_COUNT = {
     "action.value",
     "operation.action.value",
     "operation.action.value|capitalize",
+    "status|capitalize",
+    "row.name",  # a verb, as below
+    "engine!r",
 }
 
 

@@ -67,7 +67,7 @@ class Wait(BaseException):
     def __init__(self, jobs: Any, cursor: Any = None) -> None:
         self.jobs = [str(uuid.UUID(str(job))) for job in jobs]
         self.cursor = cursor
-        super().__init__(f"waits for {len(self.jobs)} jobs")
+        super().__init__(f"waits for jobs: {len(self.jobs)}")
 
 
 class Fail(Exception):

@@ -241,18 +241,18 @@ def describe_rule(rule: AlertRule, formatter: Formatter) -> str:
     """When a rule fires, in a sentence."""
     time, number = formatter.duration(rule.threshold), f"{rule.threshold:g}"
     window = formatter.duration(rule.window_sec)
-    within = f" of {rule.min_runs} or more" if rule.min_runs > 1 else ""
+    runs = f"the runs, if {rule.min_runs} or more," if rule.min_runs > 1 else "the runs"
     deadline = "" if rule.by_time is None else f", at {rule.by_time} {rule.zone or 'UTC'}"
     return {
-        RuleKind.FAILURE_RATE: f"more than {format_threshold(rule)}{within} runs fail within {window}",
+        RuleKind.FAILURE_RATE: f"more than {format_threshold(rule)} of {runs} fail within {window}",
         RuleKind.NO_SUCCESS: f"no run has succeeded for {time}",
         RuleKind.QUEUE_AGE: f"the oldest ready job has waited for {time}",
         RuleKind.STALLED: f"a running job's progress has not changed for {time}",
         RuleKind.BREAKER_OPEN: "a circuit breaker opens" if not rule.threshold else f"a breaker is open for {time}",
         RuleKind.LIMIT_STARVED: f"a job has waited for a limit for {time}",
         RuleKind.SCHEDULE_LATE: f"a schedule is {time} late, was refused or has stopped",
-        RuleKind.SCHEDULE_BEHIND: f"more than {number} jobs of a schedule have not ended",
-        RuleKind.CHECK_FAILED: f"a data check failed more than {number} times within {window}",
+        RuleKind.SCHEDULE_BEHIND: f"of a schedule more jobs than {number} have not ended",
+        RuleKind.CHECK_FAILED: f"a data check failed more often than {number} within {window}",
         RuleKind.STALE_DATASET: f"the dataset has not been updated for {time}{deadline}",
         RuleKind.DEAD_WORKER: f"a worker has been silent for {time}",
     }[rule.kind]

@@ -245,7 +245,7 @@ def _with_alerts(
 
 def _alert_link(alerts: list[FiredAlert]) -> Act:
     """Where the alert is acknowledged or its rule muted."""
-    label = "Alert" if len(alerts) == 1 else f"{len(alerts)} alerts"
+    label = "Alert" if len(alerts) == 1 else format_count(len(alerts), "alert")
     return Act(label, f"/alerts#alert-{alerts[0].alert_id}")
 
 

@@ -346,4 +346,5 @@ def test_reason_is_given_over_http_by_command_and_on_page(queue_db, url, code, m
     begins = re.split(r"\d", reason["message"])[0]  # what follows are times and ages
     assert len(begins) > 3
     assert begins in command.output
-    assert begins in page
+    has_ended = code in {status.value for status in Status if status.final}
+    assert (f'<span class="st {code} pill" id="state">' if has_ended else begins) in page  # its head says how it ended

@@ -148,9 +148,7 @@ def test_a_standby_is_refused_until_it_takes_writes(own_queue_db):
     queue_db.enqueue()
 
 
-@pytest.mark.parametrize(
-    "command", ["DEALLOCATE ALL", "ALTER TABLE dl_jobs ALTER COLUMN consumer_group TYPE varchar(100)"]
-)
+@pytest.mark.parametrize("command", ["DEALLOCATE ALL", "ALTER TABLE dl_jobs ALTER COLUMN traceback TYPE varchar"])
 def test_stale_prepared_statement_is_prepared_again(own_queue_db, command):
     job_id = own_queue_db.enqueue()
     own_queue_db.job(job_id)

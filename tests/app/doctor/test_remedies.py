@@ -43,6 +43,7 @@ NOT_RUN = {
     "error notification_queue": "the queue has 8 GB; its remedy is that of `transactions`",
     "warning transaction_timeout": "a setting of PostgreSQL 17; its remedy has the form of idle_session_timeout",
     "warning alerts": "an alert ends with its cause, not by a statement",
+    "info listeners": "needs dozens of worker processes on one host; its remedy is a setting of theirs",
     "info retention": "tests/system/test_held_retention.py does it",
     "error wraparound": "the same finding as the warning, later",
 }

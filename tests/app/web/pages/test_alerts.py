@@ -47,7 +47,7 @@ def test_rule_is_created_and_shown_in_words(client, alerts):
     (rule,) = alerts.rules()
     assert (rule.threshold, rule.min_runs, rule.window_sec) == (0.2, 5, 3600)
     page = client.get("/alerts").text
-    assert "more than 20 % of 5 or more runs fail within 1 h" in page
+    assert "more than 20 % of the runs, if 5 or more, fail within 1 h" in page
     assert "Alerts are sent to no receiver" in page
 
 
