@@ -152,6 +152,14 @@ class Context(Protocol):
         """The job's W3C trace context, to be sent on as a header of that name, or None."""
 
     @property
+    def stopping_in(self) -> float | None:
+        """Seconds until the worker process, which is shutting down, stops this attempt; None: no stop is known.
+
+        A pipeline that needs longer for its next part than this may leave it to the next attempt: write a checkpoint,
+        and wait in `ctx.sleep`.
+        """
+
+    @property
     def resume(self) -> Any:
         """The last checkpoint of this attempt or an earlier one, or None."""
 

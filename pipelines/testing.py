@@ -103,6 +103,7 @@ class FakeContext:
         partition: str | None = None,
         traceparent: str | None = None,
         stop_after: int | None = None,
+        stopping_in: float | None = None,
         check_history: Mapping[str, Sequence[float]] | None = None,
         connect: Callable[[str], Any] | None = None,
         database: Callable[[], Any] | None = None,
@@ -132,6 +133,7 @@ class FakeContext:
         self.finished = False
         self._check_history = check_history or {}
         self._stop_after, self._stop_reason = stop_after, StopReason.CANCEL
+        self.stopping_in = stopping_in
         self._stopped = False
         self._connect, self._database = connect, database
         self._compute_offload, self._offloads_done = offload, offloads_done

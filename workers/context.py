@@ -76,6 +76,7 @@ class StopSignal:
     reason: StopReason | None = None
     requested_at: float | None = None
     step: StopStep | None = None  # the last one taken; written by the thread that takes it
+    stops_at: float | None = None  # of the clock: when a process that shuts down will request it; set by its stopper
     must_kill = False  # its process is killed without further steps
     _all_reasons: frozenset[StopReason] = frozenset()
     _callbacks: tuple[Callable[[], object], ...] = ()
@@ -280,6 +281,13 @@ class JobContext:
     @property
     def traceparent(self) -> str | None:
         return self.job.traceparent
+
+    @property
+    def stopping_in(self) -> float | None:
+        if self.stop_reason is not None:
+            return 0.0
+        stops_at = self.stop_signal.stops_at
+        return None if stops_at is None else max(0.0, stops_at - clock())
 
     @property
     def logical_at(self) -> datetime | None:

@@ -61,6 +61,8 @@ class Dispatcher:
         self._heartbeat_listening = False  # the leader is the heartbeat, which only listens
         self._is_claiming = False  # read by any thread, as the next two
         self._stopping = False
+        self.jobs_left: int | None = None  # that may start; None: any number; under the lock
+        self.last_started_at = clock()  # read by any thread
         self._database_down = False  # the last claim failed
         self._memory_high = False
         self._outage_logged = False  # written by the claiming thread
@@ -71,9 +73,22 @@ class Dispatcher:
     # ── called by worker threads ────────────────────────────────────────────────────────────────────────────────
 
     def next_attempt(self, buffer: QueueBuffer) -> Attempt | None:
-        """Return the next attempt for this queue, or None when the pool is stopping."""
-        if self._stopping:
+        """Return the next attempt for this queue, or None when the pool is stopping, or has started all its jobs."""
+        attempt = None if self._stopping else self._next_attempt(buffer)
+        if attempt is not None and self.jobs_left is not None and not self._count_start():
+            self._release(attempt, Released(ReleaseReason.SHUTDOWN))
             return None
+        self.last_started_at = clock()
+        return attempt
+
+    def _count_start(self) -> bool:
+        """Whether one more job may start."""
+        with self._lock:
+            may_start = bool(self.jobs_left)
+            self.jobs_left = max(0, (self.jobs_left or 0) - 1)
+            return may_start
+
+    def _next_attempt(self, buffer: QueueBuffer) -> Attempt | None:
         if buffer.may_have_work and buffer.is_low and self._may_claim:
             self._refill(buffer)
         try:

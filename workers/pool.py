@@ -74,6 +74,8 @@ class PoolOptions:
     listen: ListenMode = ListenMode.PROCESS
     connect_timeout_sec: float = 5.0
     command_timeout_sec: float = 30.0
+    max_jobs: int | None = None  # that the process starts, in all
+    grace_by_queue: Mapping[str, float] = field(default_factory=dict)  # seconds at shutdown, where they differ
     stop_wait_sec: float = 10.0  # for jobs that were asked to stop at shutdown
     memory_high_percent: float = 0.0  # of used memory, above which one job runs at a time; 0: it is not watched
     version: str = "0"
@@ -236,6 +238,7 @@ class WorkerPool:
             on_control=self._on_control,
             release=self._settler.submit,
         )
+        self._dispatcher.jobs_left = options.max_jobs
         self._memory = MemoryMonitor(options.memory_high_percent, on_change=self._dispatcher.set_memory_high)
 
     def _build_listener(self) -> None:
@@ -403,8 +406,25 @@ class WorkerPool:
         self._registration.registered.set()
         self._worker_control.report_stopping()
 
+    @property
+    def idle_sec(self) -> float:
+        """For how long no thread has run a job."""
+        if any(worker.current_attempt is not None for worker in self._workers):
+            return 0.0
+        return clock() - max(self._dispatcher.last_started_at, *(worker.last_ended_at for worker in self._workers))
+
+    @property
+    def has_started_all_jobs(self) -> bool:
+        """Whether as many jobs were started as this process may run."""
+        return self._dispatcher.jobs_left == 0
+
+    def stop_within(self, sec: float) -> None:
+        """Have a `stop`, in progress or to come, ask running jobs to stop in so many seconds, whatever their grace."""
+        self._worker_stopper.stop_within(sec)
+
     def stop(self, grace: float) -> bool:
-        """Stop everything: running jobs have `grace` seconds, are then asked to stop, and are released.
+        """Stop everything: running jobs have `grace` seconds, or their queue's own, are then asked to stop, and are
+        released.
 
         Return False if some pipeline does not stop. Its job was released, but its key stays locked until this process
         has ended, which it must do now.
@@ -413,7 +433,7 @@ class WorkerPool:
             if not self._has_started or self._stopped.is_set():
                 return self._stopped_cleanly
             self.stop_claiming()
-            self._stopped_cleanly = self._worker_stopper.stop(grace)
+            self._stopped_cleanly = self._worker_stopper.stop(grace, self._options.grace_by_queue)
             self._settler.drain(self._worker_stopper.timeout_sec)
             self._logs.stop(self._worker_stopper.timeout_sec)
             self._stop_background_threads()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from app import log
@@ -22,6 +22,7 @@ from workers.threads import clock
 _log = log.get(__name__)
 _FORCED_TIMEOUT_SEC = 0.5  # in place of the other timeouts after `stop_now`
 _KILL_TIMEOUT_SEC = 6.0  # for killed processes to end, and their sessions on all servers
+_NO_GRACES: Mapping[str, float] = {}
 _JOIN_SLICE_SEC = 0.05  # how often a stop checks whether `stop_now` was called
 
 
@@ -43,7 +44,8 @@ class Worker(threading.Thread):
         registered: threading.Event,
     ) -> None:
         super().__init__(name=name, daemon=True)
-        self.current_attempt: Attempt | None = None  # set by the thread, read by any
+        self.current_attempt: Attempt | None = None  # set by the thread, read by any, as the next
+        self.last_ended_at = clock()
         self._dispatcher, self._settler, self._pipelines, self._logs = dispatcher, settler, pipelines, logs
         self._process_name, self._on_crash, self._tracer = process_name, on_crash, tracer
         self._registered = registered  # without a row the death of the process could not be proved
@@ -55,6 +57,7 @@ class Worker(threading.Thread):
             while (attempt := self._dispatcher.next_attempt(self._buffer)) is not None:
                 self.current_attempt = attempt
                 self._run_attempt(attempt)
+                self.last_ended_at = clock()
                 self.current_attempt = None
         except BaseException:
             _log.exception("worker_thread.crashed", worker=self.name)
@@ -118,6 +121,7 @@ class WorkerStopper:
         self._workers, self._running, self._settler, self._key_locks = workers, running, settler, key_locks
         self._stop_wait_sec = stop_wait_sec
         self._stop_now_requested = threading.Event()
+        self._stops_at: float | None = None  # in place of the grace; set by any thread
 
     @property
     def timeout_sec(self) -> float:
@@ -131,12 +135,31 @@ class WorkerStopper:
         for attempt in self._running.all():
             attempt.stop(StopReason.SHUTDOWN)
 
-    def stop(self, grace_sec: float) -> bool:
+    def stop_within(self, sec: float) -> None:
+        """Have a `stop`, in progress or to come, ask all attempts to stop in so many seconds."""
+        self._stops_at = clock() + sec
+
+    def stop(self, grace_sec: float, grace_by_queue: Mapping[str, float] = _NO_GRACES) -> bool:
         """Wait for all worker threads, or stop their attempts. Return False if some thread still runs.
 
         Its job is released, but its key stays locked until this process ends.
         """
-        if self._join(lambda: 0.0 if self._stop_now_requested.is_set() else grace_sec):
+        began = clock()
+
+        def grace_left_sec() -> float:
+            """Ask the attempts to stop whose grace has ended; return the rest of the longest one, from the start."""
+            if self._stop_now_requested.is_set():
+                return 0.0
+            for attempt in self._running.all():
+                own = began + grace_by_queue.get(attempt.job.queue, grace_sec)
+                attempt.stop_signal.stops_at = own if self._stops_at is None else self._stops_at
+                if attempt.stop_signal.stops_at <= clock() and attempt.stop_reason is None:
+                    attempt.stop(StopReason.SHUTDOWN)
+            if self._stops_at is not None:
+                return self._stops_at - began
+            return max(grace_sec, *grace_by_queue.values()) if grace_by_queue else grace_sec
+
+        if self._join(grace_left_sec):
             return True
         for attempt in self._running.all():
             attempt.stop(StopReason.SHUTDOWN)

@@ -114,6 +114,7 @@ for _command in (
         service.serve,
         service.dev,
         service.worker,
+        service.drain,
         service.migrate,
         service.prune,
         service.config,

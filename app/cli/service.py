@@ -19,7 +19,7 @@ import click
 from app.cli import text
 from app.cli.exit_codes import ExitCode
 from app.cli.invocation import dataloader_command
-from app.cli.parsing import OBJECT, TIME, args_options, json_option, option_type, without_none
+from app.cli.parsing import OBJECT, POSITIVE, TIME, args_options, json_option, option_type, without_none
 from app.cli.tables import Table
 from app.runtime.startup import Startup, last_error
 from app.wording import format_count
@@ -90,10 +90,32 @@ def dev(*, host: str | None, port: int | None) -> None:
 @click.option("--queue", "queues", type=option_type(parse_queue), multiple=True, metavar="QUEUE:THREADS",
               help="A queue to work on and its number of threads; may be repeated.  [WORKERS_JSON]")  # fmt: skip
 @click.option("--workers-json", metavar="JSON", help="Override WORKERS_JSON.")
-def worker(*, queues: tuple[dict[str, Any], ...], workers_json: str | None) -> None:
+@click.option("--max-jobs", type=POSITIVE, help="Start so many jobs, and exit when they have ended.")
+@click.option("--exit-when-idle", type=POSITIVE, metavar="SECONDS", help="Exit when no job has run for so long.")
+@click.option("--preemption-notice", metavar="SOURCE",
+              help="Drain when the machine is to be taken away: an address that answers 200, file:PATH or "
+              "signal:NAME.")  # fmt: skip
+@click.option("--notice-sec", type=click.FloatRange(min=0), default=30.0, show_default=True,
+              help="How long before the end of the machine the notice comes; jobs get 20 seconds less.")  # fmt: skip
+def worker(
+    *,
+    queues: tuple[dict[str, Any], ...],
+    workers_json: str | None,
+    max_jobs: int | None,
+    exit_when_idle: int | None,
+    preemption_notice: str | None,
+    notice_sec: float,
+) -> None:
     """Run workers only, without HTTP, until Ctrl-C or SIGTERM."""
     from app.config.loading import parse_settings
     from app.runtime import commands
+    from app.runtime.preemption import PreemptionNotice
+    from app.runtime.worker import Lifetime
+
+    try:
+        notice = None if preemption_notice is None else PreemptionNotice.parse(preemption_notice, notice_sec)
+    except ValueError as error:
+        raise click.UsageError(f"--preemption-notice: {error}") from error
 
     if queues and workers_json is not None:
         raise click.UsageError("--queue and --workers-json set the same thing; use one of them")
@@ -104,8 +126,33 @@ def worker(*, queues: tuple[dict[str, Any], ...], workers_json: str | None) -> N
             raise click.UsageError(f"{raw} is not what --queue or --workers-json can be: {errors[0].remedy}")
         workers = parsed.workers
     settings = _load_settings(loads_pipelines=True, workers=workers)
-    code = commands.run_worker(settings, banner=lambda startup: click.echo(worker_banner(settings, startup)))
+    lifetime = Lifetime(max_jobs=max_jobs, max_idle_sec=exit_when_idle, notice=notice)
+    code = commands.run_worker(
+        settings, banner=lambda startup: click.echo(worker_banner(settings, startup)), lifetime=lifetime
+    )
     click.get_current_context().exit(code)
+
+
+@click.command(short_help="Drain the worker processes of this host.")
+@click.option("--self", "is_self", is_flag=True, required=True, help="Those of this host, or of this container.")
+@click.option("--wait", is_flag=True, help="Wait until their jobs have ended.")
+@click.option("--timeout", type=POSITIVE, metavar="SECONDS", help="How long to wait at most.")
+def drain(*, is_self: bool, wait: bool, timeout: int | None) -> None:
+    """Have the worker processes of this host claim no more jobs: for a hook that runs before they are stopped.
+
+    Exits with code 1 if --timeout ended before their jobs did. `dataloader workers --drain ID` drains a single one.
+    """
+    from app.runtime import commands
+
+    drained = commands.drain_host(_load_settings(), wait=wait, timeout_sec=timeout)
+    if not drained.workers:
+        click.echo("No live worker process is registered for this host.")
+    elif drained.running:
+        jobs = format_count(drained.running, "job")
+        click.echo(f"{format_count(drained.workers, 'worker process', 'worker processes')} drained; running: {jobs}.")
+        click.get_current_context().exit(ExitCode.FAILURE if wait else ExitCode.OK)
+    else:
+        click.echo(f"{format_count(drained.workers, 'worker process', 'worker processes')} drained; no job runs.")
 
 
 @click.command(short_help="Bring the database to this version's tables.")

@@ -141,8 +141,9 @@ class Settings(BaseSettings):
         "WORKERS_JSON", (QueueWorkers("etl.default", 2),), "The queues of this process, each with its number of "
         "threads; [] for none. `poll` says how often idle ones look for jobs without a notification, such as "
         '`"poll": {"kind": "exponential", "min_sec": 1, "max_sec": 60, "jitter": 0.2}`; '
-        "docs/operations.md has the kinds.",
-        f"a JSON list of objects with queue and concurrency (1 to {values.MAX_CONCURRENCY}), if wanted with poll",
+        "docs/operations.md has the kinds. `shutdown_grace_sec` is a queue's own DL_SHUTDOWN_GRACE_SEC.",
+        f"a JSON list of objects with queue and concurrency (1 to {values.MAX_CONCURRENCY}), if wanted with poll and "
+        "shutdown_grace_sec",
     )  # fmt: skip
     pipelines: values.Packages = setting(
         "DL_PIPELINES", ("pipelines",), "The packages whose modules register tasks.",
@@ -418,6 +419,15 @@ class Settings(BaseSettings):
     def is_retention_decided(self) -> bool:
         """Whether DL_RETENTION_ENABLED is given at all."""
         return "DL_RETENTION_ENABLED" in self._sources
+
+    @property
+    def grace_by_queue(self) -> dict[str, float]:
+        """The grace of the queues that have their own."""
+        return {w.queue: w.shutdown_grace_sec for w in self.workers if w.shutdown_grace_sec is not None}
+
+    @property
+    def longest_grace_sec(self) -> float:
+        return max(self.shutdown_grace_sec, *self.grace_by_queue.values(), 0.0)
 
     @property
     def is_grace_given(self) -> bool:

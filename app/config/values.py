@@ -29,6 +29,7 @@ from pydantic import (
 from app.config import dsn
 
 MAX_CONCURRENCY = 1000
+MAX_QUEUE_GRACE_SEC = 86_400
 FINAL_STATUSES = ("succeeded", "failed", "canceled", "lost")
 _DAY_SEC = 86_400
 _SIZE_UNITS = {"b": 1, "kb": 1024, "mb": 1024**2, "gb": 1024**3}
@@ -235,13 +236,15 @@ _Poll = Annotated[
 
 @dataclass(frozen=True)
 class QueueWorkers:
-    """How many threads of this process work on a queue, and how often they look for jobs without a notification."""
+    """How many threads of this process work on a queue, how often they look for jobs without a notification, and for
+    how long its jobs may continue after a stop signal."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
     queue: Text
     concurrency: Annotated[int, Field(strict=True, ge=1, le=MAX_CONCURRENCY)]
     poll: _Poll | None = None
+    shutdown_grace_sec: Annotated[float, Field(ge=0, le=MAX_QUEUE_GRACE_SEC)] | None = None  # None: as all others
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}

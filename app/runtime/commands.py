@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pwd
+import socket
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from app.admin.api_keys import ApiKeys, NewApiKey, Scope
+from app.admin.queues import Queues
 from app.admin.retention import Retention
 from app.config import Settings, load_settings
 from app.config.dsn import parse_dsn
@@ -34,6 +39,7 @@ __all__ = [
     "psql_command", "roles_sql", "run_doctor", "run_worker", "serve",
 ]  # fmt: skip
 _PRUNE_BATCH_SIZE = 500
+_DRAIN_POLL_SEC = 1.0
 _MAX_COUNTED = 100_000  # jobs that a dry run counts at most, of each batch
 # Of libpq's parameters those whose variable is not PG and the name without underscores.
 _PSQL_VARIABLES = {"application_name": "PGAPPNAME", "connect_timeout": "PGCONNECT_TIMEOUT", "dbname": "PGDATABASE"}
@@ -59,6 +65,31 @@ def migrate(settings: Settings) -> Migration:
         database.apply_repairs(repairs)
         restored = (f"restored {repair.object_name}" for repair in repairs if repair.object_name)
         return replace(migration, steps=(*migration.steps, *restored))
+
+
+@dataclass(frozen=True)
+class DrainedHost:
+    """The number of worker processes that were drained, and of the jobs that they still run."""
+
+    workers: int
+    running: int
+
+
+def drain_host(settings: Settings, *, wait: bool, timeout_sec: float | None = None) -> DrainedHost:
+    """Have the worker processes of this host claim nothing more; with `wait` return when their jobs have ended."""
+    set_up_logging(settings)
+    host, deadline = socket.gethostname(), math.inf if timeout_sec is None else time.monotonic() + timeout_sec
+    context = AuditContext(action="drain_worker", actor=f"account {_os_user()}", via="command", address=host)
+    with closing(Database(settings)) as database, database.pool("dataloader-drain") as pool, acting_as(context):
+        queues = Queues(pool)
+        ids = {worker.worker_id for worker in queues.workers() if worker.alive and worker.host == host}
+        for worker_id in ids:
+            queues.drain_worker(worker_id, draining=True)
+        while True:
+            running = sum(worker.busy for worker in queues.workers() if worker.worker_id in ids)
+            if not (wait and running) or time.monotonic() >= deadline:
+                return DrainedHost(len(ids), running)
+            threading.Event().wait(_DRAIN_POLL_SEC)
 
 
 @contextmanager

@@ -170,7 +170,7 @@ class TerminalArbiter(Arbiter):  # type: ignore[misc]
 def gunicorn_settings(settings: Settings) -> dict[str, Any]:
     """For `dataloader serve` and gunicorn.conf.py alike."""
     host = settings.app_host
-    longest_end = settings.shutdown_grace_sec + STOP_MARGIN_SEC
+    longest_end = settings.longest_grace_sec + STOP_MARGIN_SEC
     return {
         "bind": f"[{host}]:{settings.app_port}" if ":" in host else f"{host}:{settings.app_port}",
         "worker_class": BufferedServiceWorker if settings.buffering else ServiceWorker,
@@ -231,7 +231,7 @@ class ServiceWorker(ThreadWorker):  # type: ignore[misc]
         if self.age > 1:  # in place of one that died: the terminal knows already what is where
             service.on_ready = lambda: None
         answer_unreadable_bodies(service.app)
-        self.shutdown = Shutdown(service, grace_sec=service.settings.shutdown_grace_sec)
+        self.shutdown = Shutdown(service, grace_sec=service.settings.longest_grace_sec)
         self.shutdown.start()
         service.start()
 

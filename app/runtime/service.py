@@ -55,6 +55,7 @@ from workers.webhook_sender import WebhookOptions
 _log = log.get(__name__)
 _MAX_STOP_SEC = 10.0  # for jobs that were asked to stop; less with a shorter grace
 _SCHEMA_RETRY_SEC = 2.0
+_MIN_IDLE_SEC = 1.0  # a thread that has just got a job may not show it yet
 _POOLER_CHECK_INTERVAL_SEC = 30.0
 MAX_BATCH_BYTES = 4 * 1024**2
 _METRICS_MAX_AGE_SEC = 15.0
@@ -91,8 +92,9 @@ class Service:
         workers: bool = True,
         executor: Executor | None = None,  # of a program that embeds the workers
         on_crash: Callable[[str], None] = exit_on_crash,
+        max_jobs: int | None = None,  # that the worker pool starts
     ) -> None:
-        self.settings = settings
+        self.settings, self._max_jobs = settings, max_jobs
         self._executor, self._crash_callback = executor, on_crash
         self.database = Database(settings)
         self._runs_workers = workers and bool(settings.workers)
@@ -290,6 +292,8 @@ class Service:
             reaps=settings.reaper,
             connect_timeout_sec=settings.pg_connect_timeout,
             command_timeout_sec=settings.pg_command_timeout,
+            max_jobs=self._max_jobs,
+            grace_by_queue=self.settings.grace_by_queue,
             stop_wait_sec=min(_MAX_STOP_SEC, max(2.0, settings.shutdown_grace_sec)),
             memory_high_percent=settings.memory_high,
             version=version(),
@@ -351,6 +355,22 @@ class Service:
         with self._lock:
             pool = self._pool
         return True if pool is None else pool.stop(self.settings.shutdown_grace_sec)
+
+    def stop_within(self, sec: float) -> None:
+        """Have running jobs stop in so many seconds, once a `stop` is in progress, whatever their grace."""
+        if self._pool is not None:
+            self._pool.stop_within(sec)
+
+    def work_left(self, max_idle_sec: float | None) -> bool:
+        """Whether there is a reason to go on: no, if all jobs that may run have run, or none ran for so long."""
+        pool = self._pool
+        if pool is None:
+            return True
+        idle_sec = pool.idle_sec
+        if pool.has_started_all_jobs:
+            pool.stop_claiming()
+            return idle_sec < _MIN_IDLE_SEC
+        return max_idle_sec is None or idle_sec < max_idle_sec
 
     def stop_now(self) -> None:
         """Stop without waiting for the end of the grace."""

@@ -41,6 +41,12 @@ class Shutdown:
         """Record a signal. Safe in a signal handler: it neither waits nor takes a lock."""
         self._signals.put(signal_number)
 
+    def request_within(self, grace_sec: float) -> None:
+        """Stop in so many seconds, whatever the grace is. Safe in a signal handler."""
+        self._grace_sec = grace_sec
+        self._service.stop_within(grace_sec)
+        self._signals.put(signal.SIGTERM)
+
     def finish(self) -> None:
         """Wait until the service has stopped, and close it."""
         self.stopped.wait()

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from prometheus_client.registry import Collector
 from app import log
 from app.config import Settings
 from app.errors import ConfigError, PortTaken, SettingError
+from app.runtime.preemption import PreemptionNotice, watching
 from app.runtime.service import Service, set_up_logging
 from app.runtime.shutdown import EXIT_STOP_TIMEOUT, Shutdown
 from app.runtime.startup import Startup
@@ -35,13 +37,23 @@ _MAX_CONCURRENT_PROBES = 8
 ProbeResponse = tuple[HTTPStatus, str, bytes]
 
 
-def run_worker(settings: Settings, *, banner: Callable[[Startup], None]) -> int:
-    """Run jobs until SIGTERM, SIGINT or SIGHUP; return the exit code. Raises errors that an operator can fix."""
+@dataclass(frozen=True, kw_only=True)
+class Lifetime:
+    """What ends a worker process, except for a signal."""
+
+    max_jobs: int | None = None  # that it starts
+    max_idle_sec: float | None = None
+    notice: PreemptionNotice | None = None
+
+
+def run_worker(settings: Settings, *, banner: Callable[[Startup], None], lifetime: Lifetime = Lifetime()) -> int:
+    """Run jobs until SIGTERM, SIGINT or SIGHUP, or the end of the lifetime; return the exit code. Raises errors that
+    an operator can fix."""
     if not settings.workers:
         raise ConfigError([SettingError("WORKERS_JSON", "no queue", "name one to work on, or use --queue")])
     set_up_logging(settings)
-    service = Service(settings)
-    shutdown = Shutdown(service, grace_sec=settings.shutdown_grace_sec)
+    service = Service(settings, max_jobs=lifetime.max_jobs)
+    shutdown = Shutdown(service, grace_sec=settings.longest_grace_sec)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, lambda number, frame: shutdown.request(number))
@@ -55,19 +67,24 @@ def run_worker(settings: Settings, *, banner: Callable[[Startup], None]) -> int:
         with probe_server(settings.app_host, settings.probe_port, endpoints):
             shutdown.start()
             service.start()
-            return _supervise(service, shutdown)
+            with watching(lifetime.notice, shutdown.request_within):
+                return _supervise(service, shutdown, lifetime)
     finally:
         service.close()
         log.tear_down()
 
 
-def _supervise(service: Service, shutdown: Shutdown) -> int:
-    code = 0
+def _supervise(service: Service, shutdown: Shutdown, lifetime: Lifetime) -> int:
+    code, is_over = 0, False
     while not shutdown.stopped.wait(_CHECK_INTERVAL_SEC):
         broken = service.failure
         if broken and code == 0:
             _log.error("service.thread_crashed", detail=broken)
             code = EXIT_STOP_TIMEOUT
+            shutdown.request(signal.SIGTERM)
+        if not is_over and code == 0 and not service.work_left(lifetime.max_idle_sec):
+            is_over = True
+            _log.info("worker.lifetime_over", max_jobs=lifetime.max_jobs, max_idle_sec=lifetime.max_idle_sec)
             shutdown.request(signal.SIGTERM)
     if code or not shutdown.clean:
         shutdown.exit_now(code)

@@ -69,6 +69,15 @@ def raise_error(args: dict[str, Any]) -> None:
     raise ValueError("no good")
 
 
+@register("apart.curious", isolation="process")
+def wait_for_stop_time(args: dict[str, Any], ctx: Context) -> list[float | None]:
+    ctx.progress(1)
+    before = ctx.stopping_in
+    while ctx.stopping_in is None:
+        ctx.sleep(0.01)
+    return [before, ctx.stopping_in]
+
+
 @register("apart.dies", isolation="process")
 def exit_process(args: dict[str, Any]) -> None:
     if args["how"] == "segfault":

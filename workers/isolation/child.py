@@ -177,6 +177,7 @@ class ChildProcess:
         self._start_error: OSError | None = None  # from the watchdog: there is no such program
         self._last_step_at: float | None = None
         self._stopped_by_us = False
+        self._announced_stop: float | None = None
         self._sent_deadline: float | None = None  # the end of the lease, as the watchdog knows it
         # Renewals of a short lease must reach the watchdog in time.
         self._liveness_interval_sec = min(_LIVENESS_INTERVAL_SEC, attempt.lease.ttl_sec / 8)
@@ -206,6 +207,7 @@ class ChildProcess:
             with self._attempt.on_stop(self._wakeup.set):
                 while not self._has_exited():
                     self._extend_watchdog()
+                    self._announce_stop()
                     self._flush()
                     self._read_output()
                     self._escalate()
@@ -229,6 +231,13 @@ class ChildProcess:
             self._sent_deadline = deadline
             with suppress(OSError):
                 self._watchdog.send(b"%.3f\n" % deadline, socket.MSG_DONTWAIT)
+
+    def _announce_stop(self) -> None:
+        """Send the child when the process that shuts down will stop it."""
+        stops_at = self._attempt.stop_signal.stops_at
+        if stops_at is not None and stops_at != self._announced_stop and self._channel is not None:
+            self._announced_stop = stops_at
+            self.send({"stops_in": stops_at - clock()})
 
     def stderr_tail(self) -> str:
         return str(log.mask("".join(f"\n{line}" for line in self._stderr_lines)))

@@ -34,6 +34,7 @@ from workers.logs.writer import level_of, record_lines
 from workers.offloads.service import OffloadService
 from workers.outcome import caused_by_stop, describe_error, usage_hint
 from workers.secrets import Redactor
+from workers.threads import clock
 
 _PROGRESS_INTERVAL_SEC = 0.1
 EXIT_ORPHANED = 71  # the parent process is gone
@@ -167,6 +168,8 @@ def _handle_commands(parent: ParentChannel, context: JobContext) -> None:
     while (message := parent.receive()) is not None:
         if "stop" in message:
             context.stop(StopReason(message["stop"]))
+        elif "stops_in" in message:
+            context.stop_signal.stops_at = clock() + message["stops_in"]
         elif context.connections is not None:  # in a thread: a server that does not answer must not delay a stop
             threading.Thread(target=context.connections.cancel, daemon=True).start()
     os._exit(EXIT_ORPHANED)

@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import types
 import uuid
@@ -181,6 +182,7 @@ class Context:
         self.interval = None if start is None or end is None else Interval(start, end)
         self.resume, self.log = spec["resume"], ContextLog(self._safe_point)
         self.stop_reason: Any = None
+        self.stops_at: Any = None  # of the monotonic clock
         self.on_stop: Any = lambda: None  # called by the thread that receives messages
         self._max_checkpoint_bytes, self._channel = spec["max_checkpoint_bytes"], channel
         self._stopped, self._lock = threading.Event(), threading.Lock()
@@ -193,6 +195,12 @@ class Context:
                 f"ctx.{name} is not available in a task with an interpreter of its own; {_UNAVAILABLE[name]}"
             )
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    @property
+    def stopping_in(self) -> Any:
+        if self.stop_reason is not None:
+            return 0.0
+        return None if self.stops_at is None else max(0.0, self.stops_at - time.monotonic())
 
     def check(self, name: Any = None, value: Any = None, **limits: Any) -> Any:
         if self.stop_reason is not None:
@@ -596,6 +604,8 @@ def _receive_commands(channel: Any, context: Any) -> Any:
             os._exit(_EXIT_ORPHANED)
         if "stop" in message:
             context.stop(message["stop"])
+        elif "stops_in" in message:
+            context.stops_at = time.monotonic() + message["stops_in"]
         elif "reply" in message:
             channel.replies.put(message["reply"])
 

@@ -1,14 +1,17 @@
-"""`dataloader prune`, on a real database."""
+"""Commands that work on the database itself."""
 
 from __future__ import annotations
 
 import json
+import socket
+from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner
 
 from app.cli.command import cli
 from app.queue.job import Status
+from app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.queue_fixture import QueueFixture
 
 
@@ -46,3 +49,25 @@ def test_partitions_are_listed_and_dropped(queue_db):
 
     assert f"Would drop {part}." in pruned(queue_db, "--dry-run")
     assert f"Dropped {part}." in pruned(queue_db)
+
+
+def test_drain_stops_claims_of_this_host_and_waits(queue_db):
+    def drain(*options: str) -> tuple[int, str]:
+        done = CliRunner().invoke(cli, ["drain", "--self", *options], env={"DL_DB_DSN": queue_db.dsn})
+        return done.exit_code, done.stdout
+
+    names = {"here": f"{socket.gethostname()}:1", "there": "elsewhere:1"}
+    assert drain("--wait") == (0, "No live worker process is registered for this host.\n")
+    for name in names.values():
+        info = WorkerInfo(uuid4(), name, "1", ("q",), ("t",), 2)
+        WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=60)
+    run = queue_db.enqueue_and_claim("held")
+    queue_db.sql("UPDATE dl_jobs SET worker = %s WHERE job_id = %s", names["here"], str(run.id))
+
+    waited = drain("--wait", "--timeout", "1")
+    queue_db.settle(run)
+    ended = drain("--wait")
+
+    assert waited == (1, "1 worker process drained; running: 1 job.\n")
+    assert ended == (0, "1 worker process drained; no job runs.\n")
+    assert queue_db.sql("SELECT name FROM dl_workers WHERE draining") == [(names["here"],)]

@@ -40,7 +40,39 @@ def test_a_service_whose_threads_have_died_is_ended_with_a_code(monkeypatch):
     ending = Shutdown(service, grace_sec=0, exit_process=lambda code: None)  # type: ignore[arg-type]
     ending.start()
 
-    assert worker._supervise(service, ending) == 70  # type: ignore[arg-type]
+    assert worker._supervise(service, ending, worker.Lifetime()) == 70  # type: ignore[arg-type]
+
+
+class Spent:
+    """A service that has run what it may."""
+
+    failure = None
+    limits: list[float | None]
+
+    def __init__(self) -> None:
+        self.limits, self.stops = [], 0
+
+    def work_left(self, max_idle_sec: float | None) -> bool:
+        self.limits.append(max_idle_sec)
+        return len(self.limits) < 3
+
+    def stop(self) -> bool:
+        self.stops += 1
+        return True
+
+    def stop_now(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_worker_without_work_left_ends_with_code_0(monkeypatch):
+    monkeypatch.setattr(worker, "_CHECK_INTERVAL_SEC", 0.01)
+    service = Spent()
+    ending = Shutdown(service, grace_sec=0, exit_process=lambda code: None)  # type: ignore[arg-type]
+    ending.start()
+
+    assert worker._supervise(service, ending, worker.Lifetime(max_idle_sec=5)) == 0  # type: ignore[arg-type]
+    assert (service.limits, service.stops) == ([5, 5, 5], 1)
 
 
 WELL = {"ready": True, "connected": True, "consuming": True}

@@ -8,7 +8,10 @@ import pytest
 
 from app.queue.job import Status
 from pipelines.contract import registry
-from tests.support import isolated_tasks  # noqa: F401 - registers its tasks
+from tests.support import (
+    eventually,
+    isolated_tasks,  # noqa: F401 - registers its tasks
+)
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers.pool import WorkerPool
 
@@ -51,6 +54,18 @@ def test_retry_resumes_at_the_checkpoint(worker_pools):
     assert job.result == {"began_at": 2}
     assert job.attempt == 2
     assert worker_pools.event_payloads(job.id, "requeue")[0]["error"] == "ValueError: stumbled at 1"
+
+
+def test_child_knows_when_it_will_be_stopped(worker_pools):
+    pool = apart(worker_pools)
+    job_id = worker_pools.add_job("apart.curious")
+    eventually(lambda: worker_pools.queue_fixture.job(job_id).progress, 20)
+
+    assert pool.stop(grace=60) is True
+
+    before, left_sec = worker_pools.queue_fixture.job(job_id).result
+    assert before is None
+    assert 50 < left_sec <= 60
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from workers.isolation.interpreter import MIN_VERSION, STANDALONE_PROGRAM, find_
 from workers.outcome import Outcome, Released
 from workers.secrets import SecretStore
 from workers.testing import drain
+from workers.threads import clock
 
 # A package named as ours, which knows nothing of us but the module `dataloader`.
 LEGACY = """
@@ -48,6 +49,12 @@ def load(args, ctx):
         "modules": sorted({"pydantic", "psycopg2", "flask", "workers", "pipelines"} & set(sys.modules)),
         "PGAPPNAME": os.environ["PGAPPNAME"], "VIRTUAL_ENV": os.environ.get("VIRTUAL_ENV"),
     }
+
+
+def curious(args, ctx):
+    while ctx.stopping_in is None:
+        ctx.sleep(0.01)
+    return ctx.stopping_in
 
 
 def echo(args, ctx):
@@ -279,6 +286,16 @@ def test_rows_are_no_progress_and_wait_releases(folder):
     assert (settled(folder, "rows", {}).error or "").startswith("NotProgress: the task has yielded a dict")
     assert isinstance(waiting, Released)
     assert (waiting.reason, waiting.checkpoint, len(waiting.awaited)) == (ReleaseReason.WAITS, "cursor", 1)
+
+
+def test_stop_time_is_known_in_another_interpreter(folder):
+    attempt = attempt_with(task="t")
+    attempt.stop_signal.stops_at = clock() + 30
+
+    outcome = attempt.run(task_of(folder, "curious").get("t"))
+
+    assert isinstance(outcome, Settlement)
+    assert 10 < outcome.result <= 30
 
 
 @pytest.mark.parametrize(
