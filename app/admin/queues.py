@@ -89,7 +89,7 @@ _LISTENERS_IN_ORDER = (None, "listening", "relayed", "off")
 class WorkerStatus:
     """A worker process as it registered itself. `alive`: its last heartbeat is less than three intervals old;
     `listener` says whether it receives notifications or polls; `queue_threads` has the threads of each queue;
-    `stopping`: it is shutting down."""
+    `stopping`: it is shutting down; `would_lose_sec`: how long its jobs without a checkpoint have run so far."""
 
     worker_id: UUID
     name: str
@@ -108,6 +108,7 @@ class WorkerStatus:
     pid: int | None
     queue_threads: dict[str, int]
     stopping: bool
+    would_lose_sec: float = 0.0
 
     @property
     def host(self) -> str:

@@ -134,14 +134,18 @@ SELECT draining, pg_notify('dl_control', CASE WHEN draining THEN 'drain ' ELSE '
 -- name: worker_statuses
 -- Registered worker processes with their running jobs, live ones first.
 WITH running AS MATERIALIZED (
-    SELECT job_id, queue, task, attempt, started_at, heartbeat_at, worker FROM dl_jobs WHERE status = 'running' LIMIT 10000
+    SELECT job_id, queue, task, attempt, started_at, heartbeat_at, worker,
+           CASE WHEN checkpoint IS NULL THEN greatest(0, extract(epoch FROM clock_timestamp() - started_at)) ELSE 0 END AS loss_sec
+      FROM dl_jobs WHERE status = 'running' LIMIT 10000
 )
 SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, cardinality(jobs.running) AS busy, w.started_at, w.seen_at,
        w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND w.dead_at IS NULL AS alive, w.draining, w.listener,
-       w.rss_bytes, jobs.running, w.pid, w.queue_threads::text, w.stopping
+       w.rss_bytes, jobs.running, w.pid, w.queue_threads::text, w.stopping, jobs.would_lose_sec
   FROM dl_workers w
-       CROSS JOIN LATERAL (SELECT ARRAY(SELECT (to_jsonb(r) - 'worker')::text FROM running r WHERE r.worker = w.name
-                                         ORDER BY r.started_at) AS running) jobs
+       CROSS JOIN LATERAL (SELECT ARRAY(SELECT (to_jsonb(r) - 'worker' - 'loss_sec')::text FROM running r WHERE r.worker = w.name
+                                         ORDER BY r.started_at) AS running,
+                                 (SELECT coalesce(round(sum(r.loss_sec), 1), 0)::float8 FROM running r WHERE r.worker = w.name)
+                                 AS would_lose_sec) jobs
  ORDER BY alive DESC, w.started_at DESC
  LIMIT 1000;
 

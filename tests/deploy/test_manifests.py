@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from app.runtime.shutdown import STOP_MARGIN_SEC
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
+OPTIONAL = {"keda.yaml", "scaled-job.yaml", "hpa.yaml"}  # they need what not every cluster has
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
 VARIABLES = {knob.variable for knob in load_settings({}).describe()}
 
@@ -73,14 +75,63 @@ def test_compose_is_what_compose_understands():
 def test_each_manifest_is_what_kubernetes_understands(file):
     if file.name == "kustomization.yaml":  # no resource of the cluster; the next test looks after it
         return
+    if "keda.sh/" in file.read_text(encoding="utf-8"):  # of KEDA; its parts that Kubernetes has are checked below
+        return
 
     ran(tool("kubernetes-validate"), "--strict", file)
+
+
+def test_parts_of_keda_manifests_are_what_kubernetes_understands(tmp_path):
+    (job,) = (it["spec"] for it in documents() if it["kind"] == "ScaledJob")
+    (scaled,) = (it["spec"] for it in documents() if it["kind"] == "ScaledObject")
+    (hpa,) = (it for it in documents() if it["kind"] == "HorizontalPodAutoscaler")
+    behavior = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    parts = [
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "long"}, "spec": job["jobTargetRef"]},
+        {**hpa, "spec": {**hpa["spec"], "behavior": behavior}},
+    ]
+
+    for number, part in enumerate(parts):
+        (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(part), encoding="utf-8")
+        ran(tool("kubernetes-validate"), "--strict", tmp_path / f"{number}.yaml")
+
+
+def test_autoscalers_ask_for_a_number_that_there_is():
+    described = json.loads((ROOT / "docs/openapi.json").read_text(encoding="utf-8"))
+    threads = sum(queue["concurrency"] for queue in json.loads(settings()["WORKERS_JSON"]))
+    triggers = {
+        it["kind"]: it["spec"]["triggers"][0]["metadata"] for it in documents() if "triggers" in it.get("spec", {})
+    }
+    (hpa,) = (it["spec"] for it in documents() if it["kind"] == "HorizontalPodAutoscaler")
+    (metric,) = (it["external"] for it in hpa["metrics"])
+    (service,) = (it["metadata"]["name"] for it in documents() if it["kind"] == "Service")
+
+    assert set(triggers) == {"ScaledObject", "ScaledJob"}
+    for trigger in triggers.values():
+        address = urlsplit(trigger["url"])
+        assert address.hostname == f"{service}.dataloader.svc"
+        assert "get" in described["paths"][address.path]
+        assert trigger["valueLocation"] in described["components"]["schemas"]["Scaling"]["properties"]
+    assert triggers["ScaledObject"]["targetValue"] == metric["target"]["averageValue"] == str(threads)
+    names = (ROOT / "tests/public_names/metrics.txt").read_text(encoding="utf-8").split()
+    assert metric["metric"]["name"] in names
+
+
+def test_pod_of_a_scaled_job_has_longer_than_its_grace():
+    (job,) = (it["spec"]["jobTargetRef"] for it in documents() if it["kind"] == "ScaledJob")
+    pod = job["template"]["spec"]
+    (variable,) = pod["containers"][0]["env"]
+    loaded = load_settings({variable["name"]: variable["value"]}, dotenv=None)
+
+    assert pod["terminationGracePeriodSeconds"] > loaded.longest_grace_sec + STOP_MARGIN_SEC
+    assert pod["restartPolicy"] == "Never"
+    assert job["backoffLimit"] == 0
 
 
 def test_the_kustomization_names_what_is_there_and_only_that():
     found = yaml.safe_load((ROOT / "deploy/kubernetes/kustomization.yaml").read_text(encoding="utf-8"))
 
-    beside = {file.name for file in MANIFESTS} - {"kustomization.yaml", "secret.example.yaml"}
+    beside = {file.name for file in MANIFESTS} - {"kustomization.yaml", "secret.example.yaml"} - OPTIONAL
     assert set(found["resources"]) == beside
 
 
@@ -128,6 +179,7 @@ def test_probes_ask_for_what_there_is():
 
 def test_pods_are_unprivileged():
     pods = [*deployments().values(), *(it["spec"] for it in documents() if it["kind"] == "Job")]
+    pods += [it["spec"]["jobTargetRef"] for it in documents() if it["kind"] == "ScaledJob"]
 
     for pod in (spec["template"]["spec"] for spec in pods):
         assert pod["securityContext"]["runAsNonRoot"] is True

@@ -84,6 +84,22 @@ def test_line_shows_state_of_queue(queue_db, queues):
     assert set(queues.settings()) == {"closed"}
 
 
+def test_worker_would_lose_what_ran_without_checkpoint(queue_db, queues):
+    worker(queue_db)
+    for key, minutes, checkpoint in (("a", 10, None), ("b", 5, None), ("c", 60, "1")):
+        run = queue_db.enqueue_and_claim(key)
+        queue_db.sql(
+            "UPDATE dl_jobs SET started_at = now() - make_interval(mins => %s), checkpoint = %s WHERE job_id = %s",
+            minutes,
+            checkpoint,
+            str(run.id),
+        )
+
+    (line,) = queues.workers()
+
+    assert line.would_lose_sec == pytest.approx(900, abs=30)
+
+
 def test_workers_list_their_jobs_and_can_be_drained(queue_db, queues):
     worker_id = worker(queue_db)
     run = queue_db.enqueue_and_claim("k")
