@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -23,14 +23,6 @@ from app.web.schemas import QueryModel
 
 _LOG = log.get(__name__)
 _MAX_AGE_SEC = 2.0
-_METRICS: tuple[tuple[str, str, Callable[[QueueScaling], float | None]], ...] = (
-    ("wanted_threads", "Threads that the running and the ready jobs ask for.", lambda queue: queue.wanted_threads),
-    ("wait_p95_seconds", "Wait of the jobs started in five minutes, p95.", lambda queue: queue.wait_p95_sec),
-    ("due_soon", "Scheduled jobs and schedules due in five minutes.", lambda queue: queue.due_soon),
-    ("busy_threads", "Running jobs of live worker processes.", lambda queue: queue.busy_threads),
-    ("idle_threads", "Threads without a job, of worker processes that claim.", lambda queue: queue.idle_threads),
-    ("draining_workers", "Worker processes that claim no more jobs.", lambda queue: queue.draining),
-)
 
 
 class ScalingQuery(QueryModel):
@@ -77,14 +69,33 @@ class ScalingCollector(Collector):
         except Exception:  # a bug here must not remove the other metrics
             _LOG.exception("metrics.failed")
             return []
-        families = []
-        for name, about, value in _METRICS:
-            family = GaugeMetricFamily(f"dataloader_{name}", about, labels=("queue",))
-            for queue in queues:
-                if queue.queue in self._queues and (number := value(queue)) is not None:
-                    family.add_metric((queue.queue,), number)
-            families.append(family)
-        return families
+        return list(_metrics([queue for queue in queues if queue.queue in self._queues]))
+
+
+def _metrics(queues: Sequence[QueueScaling]) -> Iterator[Metric]:
+    wanted = {queue.queue: queue.wanted_threads for queue in queues}
+    yield _gauge("dataloader_wanted_threads", "Threads that running and ready jobs ask for.", wanted, label="queue")
+    waits_sec = {queue.queue: queue.wait_p95_sec for queue in queues if queue.wait_p95_sec is not None}
+    about = "The wait of jobs that started in the last five minutes, p95."
+    yield _gauge("dataloader_wait_p95_seconds", about, waits_sec, label="queue")
+    due = {queue.queue: queue.due_soon for queue in queues}
+    about = "Scheduled jobs, and schedules, of the next five minutes."
+    yield _gauge("dataloader_due_soon", about, due, label="queue")
+    busy = {queue.queue: queue.busy_threads for queue in queues}
+    yield _gauge("dataloader_busy_threads", "Running jobs of live worker processes.", busy, label="queue")
+    idle = {queue.queue: queue.idle_threads for queue in queues}
+    about = "Threads without a job, of worker processes that claim."
+    yield _gauge("dataloader_idle_threads", about, idle, label="queue")
+    draining = {queue.queue: queue.draining for queue in queues}
+    about = "Live worker processes that claim no more jobs."
+    yield _gauge("dataloader_draining_workers", about, draining, label="queue")
+
+
+def _gauge(name: str, meaning: str, values: Mapping[str, float], *, label: str) -> Metric:
+    family = GaugeMetricFamily(name, meaning, labels=(label,))
+    for label_value, value in values.items():
+        family.add_metric((label_value,), value)
+    return family
 
 
 def create_scaling_blueprint(scaling: CachedScaling) -> ApiBlueprint:
