@@ -315,7 +315,7 @@ class BulkMismatch(DataloaderError):
     def __init__(self, expected: int, actual: int) -> None:
         super().__init__(
             f"found {actual} job{'' if actual == 1 else 's'}, expected {expected}; nothing was changed: count again "
-            "with a dry run, and ask with its number"
+            "with a dry run, and pass that number as expected"
         )
         self.actual = actual
 

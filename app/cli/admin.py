@@ -93,11 +93,11 @@ _SCALING = Table(
 _OUTCOME_LETTERS = {"succeeded": ".", "failed": "F", "lost": "L", "canceled": "c", "retried": "r"}
 _TASK_COUNTS = "recent"  # the counts of a task's jobs in the period
 _TASKS = Table(
-    "task=name, succeeded, failed, rate, p50, p95, last",
+    "task=name, succeeded, failed, failure_rate, p50, p95, last",
     {
         "succeeded": lambda task: task[_TASK_COUNTS]["succeeded"],
         "failed": lambda task: task[_TASK_COUNTS]["failed"] + task[_TASK_COUNTS]["lost"],
-        "rate": lambda task: None if (rate := task[_TASK_COUNTS]["failure_rate"]) is None else f"{rate:.1%}",
+        "failure_rate": lambda task: None if (rate := task[_TASK_COUNTS]["failure_rate"]) is None else f"{rate:.1%}",
         "p50": lambda task: text.format_duration(task[_TASK_COUNTS]["run_time"]["p50"]),
         "p95": lambda task: text.format_duration(task[_TASK_COUNTS]["run_time"]["p95"]),
         "last": lambda task: "".join(_OUTCOME_LETTERS.get(run["outcome"], "?") for run in task["last_runs"]),
@@ -203,7 +203,7 @@ def _start_bulk(
         count = service.post("/api/v1/bulk/count", body, repeatable=True)
         jobs = f"{'' if count['exact'] else 'about '}{format_count(count['jobs'], 'job')}"
         if dry_run:
-            service.print_payload(count, f"It would be {jobs}.")
+            service.print_payload(count, f"{jobs} would be changed; none was.")
             return
         bound = "" if max_jobs is None else f"at most {max_jobs} of "
         click.confirm(f"{action} {bound}{jobs}?", abort=True, err=True)
@@ -247,11 +247,15 @@ def queue(service: RemoteService, *, name: str, weights: tuple[str, ...], **opti
     if weights:
         changes["weights"] = dict(map(_parse_weight, weights))
     if not changes:
-        raise click.UsageError("nothing to change; see --help for the options")
+        raise click.UsageError("nothing to change; `dataloader queues` shows the queues, --help the options")
     settings = service.client.request("PATCH", "/api/v1/queues", body={"queue": name, **changes})
-    limits = f"{settings['concurrency'] or 'no limit'} at once, {settings['per_worker'] or 'no limit'} in each process"
-    turns = f"; tenants in turn, by {text.one_line(settings['fair'])}" if settings["fair"] else ""
-    service.print_payload(settings, f"Queue {text.one_line(name)} is {settings['state']}: {limits}{turns}.")
+    service.print_payload(settings, f"Queue {text.one_line(name)} is {settings['state']}{_queue_limits(settings)}.")
+
+
+def _queue_limits(settings: text.Payload) -> str:
+    parts = {"concurrency": "{} at once", "per_worker": "{} in each process", "fair": "tenants in turn, by {}"}
+    shown = [words.format(text.one_line(str(settings[name]))) for name, words in parts.items() if settings[name]]
+    return f": {', '.join(shown)}" if shown else ""
 
 
 def _parse_weight(raw: str) -> tuple[str, int | None]:
@@ -309,7 +313,8 @@ def breakers(service: RemoteService, *, action: str, task: str | None, reason: s
             raise click.UsageError("nothing to set; see --help for the options")
         found = service.client.request("PUT", path, body=body, repeatable=True)
     why = f": {text.one_line(found['reason'])}" if found["reason"] else ""
-    service.print_payload(found, f"{text.one_line(task)} is {_breaker_state(found)}{why}.")
+    state = "resumed" if action == "resume" else _breaker_state(found)
+    service.print_payload(found, f"{text.one_line(task)} is {state}{why}.")
 
 
 @remote_command(short_help="List, set or delete limits.")

@@ -18,11 +18,13 @@ from app.cli.tables import Table
 from app.wording import format_count
 
 _PAGE_LINES = 1000
+_NO_REASON = "The task {} is not paused, and live workers know it. `dataloader why JOB_ID` explains one job that waits."
 _PROGRESS_INTERVAL_SEC = 1.0
 # The last columns are the first that a narrow terminal does without.
 _JOBS = Table(
     "job=job_id, status, task, queue, attempts, progress, created=created_at, error",
     {
+        "status": text.format_status,
         "attempts": lambda job: f"{job['attempt']}/{job['max_attempts']}",
         "progress": lambda job: text.format_progress(job["progress"]),
         "error": lambda job: text.format_error(job["error"]),
@@ -190,6 +192,8 @@ def show(service: RemoteService, *, job_id: UUID) -> None:
     job = service.client.job(job_id)
     fields = {name: value for name, value in job.items() if name not in _NOT_SHOWN}
     fields |= {name: job[name] for name in ("args", "progress", "result")}
+    if job["status"] != "queued":
+        fields.pop("wait_state", None)  # how it waited before it was claimed
     lines = [f"{name:<18} {text.format_field(name, value)}" for name, value in without_none(fields).items()]
     for attempt in job["attempts"]:
         started, ended = text.format_time(attempt["started_at"]), text.format_time(attempt["finished_at"])
@@ -212,7 +216,7 @@ def why(service: RemoteService, *, subject: str) -> None:
     payload = service.get(path)
     if "task" in payload:
         messages = [text.one_line(reason["message"]) for reason in payload["reasons"]]
-        service.print_payload(payload, *(messages or [f"Nothing keeps jobs of {text.one_line(subject)} from running."]))
+        service.print_payload(payload, *(messages or [_NO_REASON.format(text.one_line(subject))]))
         return
     lines = [text.one_line(reason["message"]) for reason in payload["reasons"]]
     if payload["position"] is not None:

@@ -52,10 +52,14 @@ def _state(schedule: text.Payload) -> str:
     return f"error: {schedule['error']}" if schedule["error"] else "on"
 
 
+def _format_local(local_time: str) -> str:
+    return datetime.fromisoformat(local_time).isoformat(sep=" ", timespec="seconds")
+
+
 def _at_offset_of(local_time: str, at: str | None) -> str | None:
     """A time of the interval as the schedule's own clock shows it at the time that it fires."""
     zone = datetime.fromisoformat(local_time).tzinfo
-    return None if at is None else datetime.fromisoformat(at).astimezone(zone).isoformat()
+    return None if at is None else _format_local(datetime.fromisoformat(at).astimezone(zone).isoformat())
 
 
 _SCHEDULES = Table(
@@ -74,8 +78,9 @@ _FIRINGS = Table(
     empty_message="It has not fired yet.",
 )
 _TIMES = Table(
-    "time=local_time, note, from=interval_start, to=interval_end, args, problem",
+    "time, note, from=interval_start, to=interval_end, args, problem",
     {
+        "time": lambda time: _format_local(time["local_time"]),
         "from": lambda time: _at_offset_of(time["local_time"], time["interval_start"]),
         "to": lambda time: _at_offset_of(time["local_time"], time["interval_end"]),
         "note": lambda time: {"moved": "moved by daylight saving", "repeated": "repeated hour"}.get(time["note"], ""),

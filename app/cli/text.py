@@ -97,6 +97,13 @@ def state_line(state: Payload) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def format_status(job: Payload) -> str:
+    """A job's status; of a queued job that cannot be claimed also how it waits."""
+    wait_state = job.get("wait_state")
+    waits = job["status"] == "queued" and wait_state not in (None, "ready")
+    return f"queued ({wait_state})" if waits else str(job["status"])
+
+
 def state_lines(state: Payload) -> list[str]:
     """A job's state as names and values."""
     facts = {

@@ -320,7 +320,8 @@ def _partitions(body: NewBackfill, pipelines: Pipelines, options: WebOptions) ->
             return listed
         if asked.unit is not None or asked.zone is not None or declared is None:
             if asked.unit is None:
-                raise ValueError("unit is required: this process knows no partitions of the task")
+                why = "this service does not know the task" if task is None else "the task declares no partitions"
+                raise ValueError(f"unit is required: {why}")
             zone = asked.zone or options.timezone
             found: Partitions = partitions_from_json(
                 {"unit": asked.unit, "zone": zone, "start": asked.first, "end": asked.last}

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
@@ -127,11 +128,33 @@ def test_jobs_are_edited_cloned_and_deleted(run, queue_db):
     assert (queue_db.job(job_id).priority, queue_db.job(job_id).args) == (3, {"n": 2})
 
 
+def test_jobs_shows_how_a_queued_job_waits(run, queue_db):
+    later = queue_db.enqueue("a", available_at=datetime.now(UTC) + timedelta(hours=1))
+    assert "queued (scheduled)" in run("jobs").output
+    assert "wait_state" in run("show", later).output
+
+    queue_db.queue.cancel(later)
+    queue_db.enqueue("b")
+    shown = run("jobs").output
+    assert "queued  " in shown
+    assert "queued (" not in shown
+    assert "wait_state" not in run("show", later).output
+
+
+def test_why_of_a_task_without_reason_says_so(run, queue_db):
+    WorkerLiveness(queue_db.session).beat(WorkerInfo(uuid4(), "host:1", "1", ("q",), ("t",), 2), heartbeat_sec=60)
+
+    assert run("why", "t").output.startswith("The task t is not paused")
+    assert run("breakers", "pause", "t", "--note", "moving").output == "t is paused: moving.\n"
+    assert "moving" in run("why", "t").output
+    assert run("breakers", "resume", "t").output == "t is resumed.\n"
+
+
 def test_bulk_counts_confirms_lists_and_stops(run, queue_db):
     for key in "ab":
         queue_db.enqueue(key)
 
-    assert run("bulk", "cancel", "--dry-run").output == "It would be 2 jobs.\n"
+    assert run("bulk", "cancel", "--dry-run").output == "2 jobs would be changed; none was.\n"
     assert run("bulk", "cancel", input="n\n").exit_code == 1
     begun = run("bulk", "reprioritise", "--priority", 1, "--queue", "q", input="y\n")
     bulk_id = begun.stdout.split()[0]
@@ -148,8 +171,8 @@ def test_queues_and_workers_are_shown_and_ruled(run, queue_db):
 
     assert run("queue", "q").exit_code == ExitCode.USAGE
     ruled = run("queue", "q", "--pause", "--concurrency", 2, "--note", "later").output
-    assert ruled == "Queue q is paused: 2 at once, no limit in each process.\n"
-    assert run("queue", "q", "--open", "--concurrency", 0).output.startswith("Queue q is open: no limit at once")
+    assert ruled == "Queue q is paused: 2 at once.\n"
+    assert run("queue", "q", "--open", "--concurrency", 0).output == "Queue q is open.\n"
     assert "open" in run("queues").output
     assert "host:1" in run("workers").output
     assert run("workers", "--drain", info.id).output == "host:1 is draining.\n"
@@ -162,6 +185,7 @@ def test_the_numbers_of_tasks_are_a_line_each(run, queue_db):
         pass
 
     assert "t  " in run("task-numbers").output
+    assert "failure_rate" in run("task-numbers").output
 
 
 def test_failures_are_grouped_and_their_jobs_listed(run, queue_db):
@@ -182,7 +206,7 @@ def test_redrive_is_started_with_its_rate(run, queue_db):
     queue_db.settle(job, Status.FAILED, error="disk full", error_fingerprint="OSError a.py:b")
     only = ("--fingerprint", "OSError a.py:b")
 
-    assert run("bulk", "redrive", "--dry-run", *only).output == "It would be 1 job.\n"
+    assert run("bulk", "redrive", "--dry-run", *only).output == "1 job would be changed; none was.\n"
     assert run("bulk", "redrive", *only).exit_code == ExitCode.USAGE
     begun = run("bulk", "redrive", "--per-minute", 5, "--max", 2, "--args-patch", '{"n": 2}', *only, input="y\n")
 

@@ -131,7 +131,7 @@ def test_a_task_that_this_process_does_not_know_takes_its_unit(client):
         ({"slices": {"from": "2026-01", "to": "2026-01", "unit": "day", "zone": "Mars"}}, "slices", "Mars"),
         ({"slices": {"list": ["2026-01-01", "2026-13-01"]}}, "slices", "2026-13-01"),
         ({"slices": {"list": []}}, "slices.list", ""),
-        ({"task": "elsewhere", "queue": "q"}, "slices", "unit is required"),
+        ({"task": "elsewhere", "queue": "q"}, "slices", "unit is required: this service does not know the task"),
         ({"task": "elsewhere", "slices": {"from": "2026", "to": "2026", "unit": "day"}, "queue": "q"}, "slices", ""),
         ({"task": "typed"}, "args", "of the slice 2026-01-31: args.day: is required"),
         ({"args": {"x": "{parttion}"}}, "args", "{parttion} is none of the placeholders"),
