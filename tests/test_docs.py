@@ -205,6 +205,11 @@ def test_waiting_jobs_query_explains_each_job(databases: Databases):
             unknown = queue_db.enqueue("u", queue="live", task="nobody's")
             queue_db.queue.defer_unknown_tasks("live", ["t"])
             alone, waiting = queue_db.enqueue("a", queue="dead"), queue_db.enqueue("w", queue="live")
+            child, limited = queue_db.enqueue("c", queue="live"), queue_db.enqueue("l", queue="live")
+            queue_db.sql("UPDATE dl_jobs SET wait_state = 'waiting' WHERE job_id = %s", str(child))
+            queue_db.sql("UPDATE dl_jobs SET wait_state = 'limited', waits_on = 'api' WHERE job_id = %s", str(limited))
+            queue_db.sql("INSERT INTO dl_queues (queue, state) VALUES ('shut', 'paused')")
+            paused = queue_db.enqueue("p", queue="shut")
 
             result = {row[0]: row[3] for row in queue_db.sql(why)}
         finally:
@@ -215,6 +220,9 @@ def test_waiting_jobs_query_explains_each_job(databases: Databases):
     assert result[str(unknown)] == "no live worker knows the task 'nobody''s'"
     assert result[str(alone)] == "no live worker works on this queue"
     assert result[str(waiting)] == "for a free thread"
+    assert result[str(child)] == "for other jobs, or for the end of an offload"
+    assert result[str(limited)] == "for the limit api"
+    assert result[str(paused)] == "its queue is paused"
 
 
 def test_the_python_of_all_pages_runs(tmp_path):
