@@ -14,6 +14,8 @@ from tests.browser.conftest import ObservedPage
 from tests.support import eventually
 from tests.support.real_service import RunningService
 
+pytestmark = pytest.mark.browser
+
 OpenPage = Callable[..., ObservedPage]
 
 
