@@ -37,6 +37,11 @@ def test_job_page_shows_log_and_cancels_and_retries(seen: OpenPage, client: Clie
     expect(log.get_by_text("reading the first page")).to_be_hidden()
     page.locator("#search").fill("")
 
+    page.get_by_label("Follow").uncheck()
+    with page.expect_response(lambda answer: answer.url == page.url and answer.status == 200):
+        pass  # the page still refreshes
+    expect(page.get_by_label("Follow")).not_to_be_checked()
+
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("#state")).to_have_text("canceled")
     page.get_by_role("button", name="Retry").click()

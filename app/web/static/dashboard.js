@@ -14,7 +14,7 @@
   let refreshedAt = new Date();
 
   // True while the user works in the live part: in a field, at a button, in an open form, with selected text, or with a
-  // check box that is not as the server sent it.
+  // changed check box in a form that changes something.
   const isInUse = () => {
     const focused = document.activeElement;
     const selection = document.getSelection();
@@ -22,7 +22,7 @@
       (focused && live.contains(focused) && focused.matches("input, select, textarea, form button") && !focused.closest("[data-keep-refreshing]")) ||
       live.querySelector("details[open] form, form:not([data-keep-refreshing]):hover") !== null ||
       live.querySelector("tbody .pick :checked") !== null ||
-      [...live.querySelectorAll("[type=checkbox]")].some((box) => box.checked !== box.defaultChecked) ||
+      [...live.querySelectorAll("form[method=post] [type=checkbox]")].some((box) => box.checked !== box.defaultChecked) ||
       document.body.dataset.searching !== undefined ||
       (selection && !selection.isCollapsed && live.contains(selection.anchorNode))
     );
