@@ -28,7 +28,7 @@ _log = log.get(__name__)
 _ELECTION_INTERVAL_SEC = 0.5
 _RELAY_INTERVAL_SEC = 1.0  # at least so often the sockets of new processes are looked for
 _RETRY_INTERVAL_SEC = 0.05  # for a process whose socket is full
-_MAX_NAMES_PER_MESSAGE = 100
+_MAX_PART_BYTES = 32_768  # of the names or commands of a message; one that is longer, up to 48 kB, is sent alone
 _MAX_MESSAGE_BYTES = 1_048_576
 _MISSED_BEATS = 2.5
 _QUEUES_SUFFIX = ".json"  # of the file next to a socket with the queues that its process serves
@@ -67,6 +67,7 @@ class HostGroup:
             # Before the socket: who finds that may read what its process serves.
             self.own_path.with_suffix(_QUEUES_SUFFIX).write_text(json.dumps(self._queues), encoding="utf-8")
             receiver.bind(str(self.own_path))
+            self.own_path.chmod(0o600)  # whatever the umask is
         except OSError:  # also: its path is too long
             receiver.close()
             return None
@@ -308,13 +309,27 @@ class HostRelay:
 
 
 def _split(state: ListenState, found: Notifications) -> Iterator[_Message]:
-    """A message has a bounded number of names: a datagram has a bounded size."""
-    queues, commands, step = sorted(found.queues), found.commands, _MAX_NAMES_PER_MESSAGE
+    """The system refuses a datagram above some size."""
     if found.reconnected:
         yield _Message(state, Notifications(reconnected=True))
-    for at in range(0, max(len(queues), len(commands)), step):
-        part = Notifications(frozenset(queues[at : at + step]), tuple(commands[at : at + step]))
-        yield _Message(state, part)
+    for queues in _parts(sorted(found.queues)):
+        yield _Message(state, Notifications(frozenset(queues)))
+    for commands in _parts(found.commands):
+        yield _Message(state, Notifications(commands=tuple(commands)))
+
+
+def _parts(texts: Iterable[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    size = 0
+    for text in texts:
+        length = len(json.dumps(text))
+        if part and size + length > _MAX_PART_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(text)
+        size += length
+    if part:
+        yield part
 
 
 def _merge(messages: list[_Message]) -> list[_Message]:

@@ -189,6 +189,30 @@ def test_full_socket_gets_every_name_later(folder):
     relay.close()
 
 
+def test_only_the_account_of_the_process_may_send(folder):
+    before = os.umask(0)
+    try:
+        receiver = group_of(folder).open_socket()
+        assert receiver is not None
+        with receiver:
+            assert [path.stat().st_mode & 0o777 for path in folder.glob("*.sock")] == [0o600]
+    finally:
+        os.umask(before)
+
+
+def test_name_arrives_among_many_long_ones(folder):
+    listener, relay = listener_of(group_of(folder)), relay_of(group_of(folder))
+    read = names_read(listener)
+    read()
+    relay.relay(Notifications())
+
+    relay.relay(Notifications(frozenset({"queue-1", *(f"long {n} " + 900 * "я" for n in range(99))})))
+
+    assert "queue-1" in read()
+    listener.close()
+    relay.close()
+
+
 def test_process_gets_names_of_its_own_queues_only(folder):
     listener = listener_of(HostGroup("dsn", "public", uuid4(), ["mine"], folder=folder))
     relay, wakeup = relay_of(group_of(folder)), WakeupPipe()
