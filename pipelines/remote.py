@@ -51,8 +51,9 @@ def current() -> RemoteJob:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of this process with these variables."""
-    return {**os.environ, **variables}
+    """What a program gets: the environment of this process without the settings of dataloader and libpq, as a command
+    does, and with these variables."""
+    return {**{k: v for k, v in os.environ.items() if not k.startswith(("DL_", "PG"))}, **variables}
 
 
 @contextmanager

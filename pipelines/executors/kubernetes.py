@@ -5,6 +5,7 @@ The state is polled, never watched: a watch that hangs looks like work that runs
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -185,7 +186,7 @@ class KubernetesExecutor:
 
 def _label(value: str) -> str:
     """At most 63 characters that a label may have."""
-    text = "".join(character if character.isalnum() or character in "-_." else "-" for character in value)
+    text = re.sub(r"[^A-Za-z0-9_.-]", "-", value)
     return text[:63].strip("-_.")
 
 

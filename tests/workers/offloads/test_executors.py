@@ -287,6 +287,16 @@ def test_child_beyond_its_memory_is_oom(children: ProcessExecutor, tmp_path: Pat
     assert subject.wait_for("dl-m", RemoteState.FAILED).kind is FailureKind.OOM
 
 
+def test_program_gets_no_settings_of_the_worker(children: ProcessExecutor, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DL_DB_DSN", "postgresql://queue")
+    monkeypatch.setenv("PGPASSWORD", "geheim")
+    seen = "import os; print('::result ' + os.environ.get('DL_DB_DSN', '2') + os.environ.get('PGPASSWORD', '2'))"
+    children.submit("dl-x-1", OffloadSpec(entrypoint=f'{sys.executable} -c "{seen}"', env={"PGPASSWORD": "1"}))
+
+    eventually(lambda: children.status("dl-x-1").state is RemoteState.SUCCEEDED)
+    assert children.result("dl-x-1") == 21
+
+
 def test_killed_child_is_a_lost_worker(children: ProcessExecutor, tmp_path: Path):
     subject = Subject(children, tmp_path)
 

@@ -29,7 +29,7 @@ def executor(cluster: FakeKubernetes, **more: Any) -> KubernetesExecutor:
 def test_manifest_has_one_pod_that_is_not_retried(cluster: FakeKubernetes):
     spec = OffloadSpec(
         entrypoint="true", env={"DAY": "2030-01-31"}, resources={"cpu": 2, "memory": "4Gi", "image": "acme:2"},
-        time_limit_sec=600, labels={"job_id": "j", "task": "load sales/day"},
+        time_limit_sec=600, labels={"job_id": "j", "task": "load sales/d\u00e4y"},
     )  # fmt: skip
 
     executor(cluster, service_account="loader").submit("dl-j-1", spec)
@@ -39,7 +39,7 @@ def test_manifest_has_one_pod_that_is_not_retried(cluster: FakeKubernetes):
     pod = job["spec"]["template"]["spec"]
     assert (job["spec"]["backoffLimit"], pod["restartPolicy"]) == (0, "Never")
     assert job["spec"]["activeDeadlineSeconds"] == 660
-    assert job["metadata"]["labels"]["dataloader/task"] == "load-sales-day"
+    assert job["metadata"]["labels"]["dataloader/task"] == "load-sales-d-y"
     assert pod["containers"][0]["resources"]["limits"] == {"cpu": "2", "memory": "4Gi"}
     assert (pod["containers"][0]["image"], pod["serviceAccountName"]) == ("acme:2", "loader")
 
