@@ -375,7 +375,9 @@ def workers(service: RemoteService, *, drain: UUID | None, undrain: UUID | None)
 
 @remote_command(short_help="Show how many threads the jobs ask for.")
 @click.option("--queue", help="Only this queue.")
-@click.option("--target-wait", type=POSITIVE, help="How long a ready job may wait for a thread.  [default: 60]")
+@click.option(
+    "--target-wait", type=POSITIVE, metavar="SECONDS", help="How long a ready job may wait for a thread.  [default: 60]"
+)
 def scaling(service: RemoteService, *, queue: str | None, target_wait: int | None) -> None:
     """Show how many threads the jobs of each queue ask for, how long they wait, and what is due within 5 minutes."""
     payload = service.get("/api/v1/scaling", queue=queue, target_wait_sec=target_wait)

@@ -90,12 +90,12 @@ def dev(*, host: str | None, port: int | None) -> None:
 @click.option("--queue", "queues", type=option_type(parse_queue), multiple=True, metavar="QUEUE:THREADS",
               help="A queue to work on and its number of threads; may be repeated.  [WORKERS_JSON]")  # fmt: skip
 @click.option("--workers-json", metavar="JSON", help="Override WORKERS_JSON.")
-@click.option("--max-jobs", type=POSITIVE, help="Start so many jobs, and exit when they have ended.")
+@click.option("--max-jobs", type=POSITIVE, metavar="COUNT", help="Start so many jobs, and exit when they have ended.")
 @click.option("--exit-when-idle", type=POSITIVE, metavar="SECONDS", help="Exit when no job has run for so long.")
 @click.option("--preemption-notice", metavar="SOURCE",
               help="Drain when the machine is to be taken away: an address that answers 200, file:PATH or "
               "signal:NAME.")  # fmt: skip
-@click.option("--notice-sec", type=click.FloatRange(min=0), default=30.0, show_default=True,
+@click.option("--notice-sec", type=click.FloatRange(min=0), metavar="SECONDS", default=30.0, show_default=True,
               help="How long before the end of the machine the notice comes; jobs get 20 seconds less.")  # fmt: skip
 def worker(
     *,

@@ -98,7 +98,7 @@ def create_cells_page(options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("cells_page", options)
     reader = CellReader(options.cells, options.version)
 
-    @pages.page("/cells")
+    @pages.page("/cells", standby=False)
     def show_cells() -> Response:
         """Show the figures of all cells, the services in DL_CELLS; one that does not answer is a row too."""
         rows = reader.read()

@@ -125,9 +125,7 @@ class Formatter:
                 return f"{length(step)} more after each attempt, at most {length(cap)}"
             case {"kind": "exponential", "base": base, "factor": factor, "cap": cap, "jitter": jitter}:
                 spread = f", ± {cls.percent(jitter)}" if jitter else ""
-                return (
-                    f"{length(base)}, then {factor:g} times as long after each attempt, at most {length(cap)}{spread}"
-                )
+                return f"{length(base)}, then × {factor:g} after each attempt, at most {length(cap)}{spread}"
             case {"kind": "table", "seconds": list(pauses)}:
                 return f"{', '.join(map(length, pauses))}{', the last one repeated' if len(pauses) > 1 else ''}"
         return f"as {policy['kind']} in the code decides"

@@ -178,7 +178,7 @@ def test_other_orders_are_for_a_few_waiting_and_running_jobs(queue_db, looking, 
 
 
 def test_count_beyond_time_budget_is_marked_estimate(queue_db, looking, monkeypatch):
-    monkeypatch.setattr(job_search, "_FIRST_COUNT_WINDOW_ROWS", 500)
+    monkeypatch.setattr(job_search, "FIRST_COUNT_WINDOW_ROWS", 500)
     many(queue_db, 4000, task="CASE WHEN n % 2 = 0 THEN 'even' ELSE 'odd' END")
     queue_db.sql("ANALYZE dl_jobs")
 

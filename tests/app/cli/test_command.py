@@ -59,10 +59,11 @@ def test_help_lists_the_commands_in_the_order_of_use(run):
 
     commands = [line.split()[0] for line in shown.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()]
     assert commands == [
-        "serve", "dev", "worker", "migrate", "prune", "config", "tasks", "doctor", "run", "new-pipeline", "psql",
-        "completion", "trigger", "status", "cancel", "retry",
+        "serve", "dev", "worker", "drain", "migrate", "prune", "config", "tasks", "doctor", "run", "new-pipeline",
+        "psql", "completion", "trigger", "status", "cancel", "retry",
         "jobs", "failures", "events", "logs", "show", "why", "edit", "clone", "delete", "watch", "bulk",
-        "queues", "queue", "limits", "breakers", "graph", "graphs", "workers", "task-numbers", "schedules",
+        "queues", "queue", "limits", "breakers", "graph", "graphs", "workers", "scaling", "task-numbers",
+        "schedules",
         "backfill", "backfills", "slices", "datasets", "checks", "keys",
         "audit", "webhooks", "alerts",
     ]  # fmt: skip

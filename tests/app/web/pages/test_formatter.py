@@ -35,8 +35,8 @@ def test_time_ago_has_whole_seconds(age: timedelta, expected: str):
     [
         (Fixed(5), "5 s after each attempt"),
         (Linear(), "30 s more after each attempt, at most 7 d"),
-        (Exponential(10), "10 s, then 2 times as long after each attempt, at most 1 h, ± 10 %"),
-        (Exponential(0.5, factor=1.5, jitter=0), "500 ms, then 1.5 times as long after each attempt, at most 1 h"),
+        (Exponential(10), "10 s, then × 2 after each attempt, at most 1 h, ± 10 %"),
+        (Exponential(0.5, factor=1.5, jitter=0), "500 ms, then × 1.5 after each attempt, at most 1 h"),
         (Table((60, 300, 1800)), "1 min, 5 min, 30 min, the last one repeated"),
         (OwnPolicy(), "as OwnPolicy in the code decides"),
     ],
