@@ -36,7 +36,7 @@ help:
 run: $(VENV)/.installed
 	@exec $(BIN)/python -m app serve
 
-test: SELECTION := -m 'not full'
+test: SELECTION := -m 'not full and not engines'
 test test-full: $(VENV)/.installed-dev
 	@exec $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(SELECTION) $(COVERAGE) $(TESTS)
 

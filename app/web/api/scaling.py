@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated
 
@@ -75,8 +76,9 @@ class ScalingCollector(Collector):
 def _metrics(queues: Sequence[QueueScaling]) -> Iterator[Metric]:
     wanted = {queue.queue: queue.wanted_threads for queue in queues}
     yield _gauge("dataloader_wanted_threads", "Threads that running and ready jobs ask for.", wanted, label="queue")
-    waits_sec = {queue.queue: queue.wait_p95_sec for queue in queues if queue.wait_p95_sec is not None}
-    about = "The wait of jobs that started in the last five minutes, p95."
+    # NaN, not an absent series: a rule about it must not depend on when the last job started.
+    waits_sec = {queue.queue: math.nan if queue.wait_p95_sec is None else queue.wait_p95_sec for queue in queues}
+    about = "The wait of jobs that started in the last five minutes, p95; NaN: none has."
     yield _gauge("dataloader_wait_p95_seconds", about, waits_sec, label="queue")
     due = {queue.queue: queue.due_soon for queue in queues}
     about = "Scheduled jobs, and schedules, of the next five minutes."
