@@ -16,8 +16,10 @@ from pydantic import Field
 from app.admin.api_keys import Scope
 from app.admin.audit import AuditEntry, AuditLog, Triggers
 from app.db.statements import Executor
+from app.web.json_io import FieldError
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_time
+from app.web.problems import InvalidRequest
 from app.web.routing import ApiBlueprint
 
 PAGE_SIZE = 100
@@ -80,7 +82,7 @@ def create_audit_page(source: Executor, options: WebOptions) -> ApiBlueprint:
         try:
             criteria = _criteria(query, options.timezone)
         except InvalidForm as error:
-            return Response(str(error), status=400, content_type="text/plain; charset=utf-8")
+            raise InvalidRequest(list(error.errors) or [FieldError("", str(error))]) from None
         found = audit.page(**criteria, after=_page_cursor(audit, query), limit=_MAX_EXPORTED)
         headers = {"Content-Disposition": 'attachment; filename="audit.csv"'}
         return Response(to_csv(found.entries), content_type=f"{_CSV}; charset=utf-8", headers=headers)
