@@ -1,6 +1,6 @@
 """An engine with faults: an HTTP server that runs programs by name, and its executor.
 
-POST /work/NAME starts a program, or answers 409 if the name exists; GET shows its state, DELETE stops it. A fault is
+POST /programs/NAME starts a program, or answers 409 if the name exists; GET shows its state, DELETE stops it. A fault is
 taken by the next request of its method: `500` and `hang` before it has an effect, `lost` and `slow` after it; `unknown`
 in place of its answer, `twice` as if it was sent twice.
 """
@@ -111,7 +111,7 @@ class FakeEngine:
         return sum(1 for _, used, _ in self.requests if method in (None, used))
 
     def handle(self, method: str, path: str, body: Any) -> tuple[int, Any]:
-        name, _, part = path.removeprefix("/work/").partition("/")
+        name, _, part = path.removeprefix("/programs/").partition("/")
         self.requests.append((time.monotonic(), method, name))
         fault = self.faults[method].popleft() if self.faults[method] else ""
         if fault == "hang":
@@ -175,7 +175,7 @@ class FakeExecutor:
 
     def _send(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         try:
-            response = requests.request(method, f"{self.address}/work/{path}", json=body, timeout=_CLIENT_TIMEOUT_SEC)
+            response = requests.request(method, f"{self.address}/programs/{path}", json=body, timeout=_CLIENT_TIMEOUT_SEC)
         except requests.RequestException as error:
             raise EngineUnavailable(f"{type(error).__name__}") from error
         if response.status_code >= 500:
