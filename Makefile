@@ -9,7 +9,7 @@ COVERAGE :=
 PIP_LOG := $(VENV)/pip.log
 PIP := run_pip() { $(BIN)/python -m pip --disable-pip-version-check --no-input "$$@" >$(PIP_LOG) 2>&1 || \
 	{ code=$$?; cat $(PIP_LOG) >&2; echo "pip failed with exit code $$code; its output is above, and in $(PIP_LOG)." >&2; exit $$code; }; }; run_pip
-LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+LOCK := $(BIN)/uv pip compile --quiet --universal --no-strip-extras --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-emit-package dataloader --custom-compile-command 'make lock' \
 	pyproject.toml --group build
 

@@ -1,8 +1,8 @@
 """An engine with faults: an HTTP server that runs programs by name, and its executor.
 
-POST /programs/NAME starts a program, or answers 409 if the name exists; GET shows its state, DELETE stops it. A fault is
-taken by the next request of its method: `500` and `hang` before it has an effect, `lost` and `slow` after it; `unknown`
-in place of its answer, `twice` as if it was sent twice.
+POST /programs/NAME starts a program, or answers 409 if the name exists; GET shows its state, DELETE stops it. A fault
+is taken by the next request of its method: `500` and `hang` before it has an effect, `lost` and `slow` after it;
+`unknown` in place of its answer, `twice` as if it was sent twice.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ class FakeExecutor:
 
     def _send(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         try:
-            response = requests.request(method, f"{self.address}/programs/{path}", json=body, timeout=_CLIENT_TIMEOUT_SEC)
+            address = f"{self.address}/programs/{path}"
+            response = requests.request(method, address, json=body, timeout=_CLIENT_TIMEOUT_SEC)
         except requests.RequestException as error:
             raise EngineUnavailable(f"{type(error).__name__}") from error
         if response.status_code >= 500:
