@@ -6,27 +6,20 @@ Days of a clock change have 23 or 25 hours, and an hour that occurs twice has tw
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 from zoneinfo import ZoneInfo
 
-Unit = Literal["hour", "day", "week", "month"]
+from pipelines import zone_clock
+from pipelines.periods import KEY_EXAMPLES, PERIOD_TEXT, Unit, check_moment, parse_period, with_article
+from pipelines.zone_clock import DAY, HOUR, SECOND
 
 MAX_KEY_BYTES = 200
 _MAX_LISTED, _MAX_SHOWN = 100_000, 20
-_MIN_YEAR, _MAX_YEAR = 1900, 9998
-_KEY_EXAMPLES = {"hour": "2030-01-31T05+03:00", "day": "2030-01-31", "week": "2030-W05", "month": "2030-01"}
-_TEXT = re.compile(
-    r"(?P<month>\d{4}-\d\d)|(?P<week>\d{4}-W\d\d)|(?P<day>\d{4}-\d\d-\d\d)"
-    r"|(?P<hour>\d{4}-\d\d-\d\dT\d\d)(?::00){0,2}(?P<offset>Z|[+-]\d\d:\d\d(?::\d\d)?)?",
-    re.ASCII,
-)
-_SECOND, _HOUR, _DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -42,15 +35,6 @@ class _TimeSlice(NamedTuple):
     key: str
     start: datetime
     end: datetime
-
-
-class _Period(NamedTuple):
-    """What a text names: whole days, or an hour of one."""
-
-    unit: Unit
-    first: date
-    last: date
-    hour: datetime | None = None  # of the wall clock, or with its offset
 
 
 @dataclass(frozen=True)
@@ -78,8 +62,8 @@ class _Calendar:
     def _parse_bound(self, name: str, value: object) -> str:
         try:
             text = self._format_bound(value)
-            if _parse_period(text).hour is not None and self.unit != "hour":
-                raise ValueError(f"{text!r} is an hour; write it as {_KEY_EXAMPLES[self.unit]}")
+            if parse_period(text).hour is not None and self.unit != "hour":
+                raise ValueError(f"{text!r} is an hour; write it as {KEY_EXAMPLES[self.unit]}")
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name} of {type(self).__name__}: {error}") from None
         return text
@@ -96,7 +80,7 @@ class _Calendar:
         if isinstance(value, date):
             return value.isoformat()
         if not isinstance(value, str):
-            raise TypeError(f"a text such as {_KEY_EXAMPLES[self.unit]!r} or a date is expected, not {value!r}")
+            raise TypeError(f"a text such as {KEY_EXAMPLES[self.unit]!r} or a date is expected, not {value!r}")
         return value
 
     # ── slices ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -107,12 +91,12 @@ class _Calendar:
 
     def slice_at(self, moment: datetime) -> Slice | None:
         """Return the slice that contains a moment, None before the first and after the last one."""
-        found = self._slice_at(_check_moment(moment))
+        found = self._slice_at(check_moment(moment))
         return Slice(*found) if self._is_in_bounds(found) else None
 
     def last_ended(self, moment: datetime) -> Slice | None:
         """Return the last slice that has ended at a moment, None before the end of the first one."""
-        found = self._before(self._slice_at(_check_moment(moment)))
+        found = self._before(self._slice_at(check_moment(moment)))
         if self._last is not None and found.start > self._last.start:
             found = self._last
         return Slice(*found) if self._is_in_bounds(found) else None
@@ -198,9 +182,9 @@ class _Calendar:
 
     def _slice_of(self, key: str) -> _TimeSlice:
         """Return the slice of a key, which may be out of bounds. Raises ValueError."""
-        match = _TEXT.fullmatch(key)
+        match = PERIOD_TEXT.fullmatch(key)
         if match is None or match[self.unit] is None:
-            raise ValueError(f"{key!r} is not the key of {_article(self.unit)}, such as {_KEY_EXAMPLES[self.unit]}")
+            raise ValueError(f"{key!r} is not the key of {with_article(self.unit)}, such as {KEY_EXAMPLES[self.unit]}")
         found = self._slices_in(key)[0]
         if found.key != key:
             raise ValueError(f"{key!r} is not the key of this slice; write {found.key}")
@@ -208,19 +192,19 @@ class _Calendar:
 
     def _slices_in(self, text: str) -> tuple[_TimeSlice, _TimeSlice]:
         """Return the first and the last slice in what a text names. Raises ValueError."""
-        period = _parse_period(text)
+        period = parse_period(text)
         if period.hour is not None:
-            raise ValueError(f"{text!r} is an hour; write {_article(self.unit)} as {_KEY_EXAMPLES[self.unit]}")
-        begin, end = _day_start(period.first, self._zone), _day_start(period.last + _DAY, self._zone)
+            raise ValueError(f"{text!r} is an hour; write {with_article(self.unit)} as {KEY_EXAMPLES[self.unit]}")
+        begin, end = zone_clock.day_start(period.first, self._zone), zone_clock.day_start(period.last + DAY, self._zone)
         if begin == end:
             raise ValueError(f"{text} does not exist in {self.zone}, where the calendar skips it")
-        return self._slice_at(begin), self._slice_at(end - _SECOND)
+        return self._slice_at(begin), self._slice_at(end - SECOND)
 
     def _after(self, current: _TimeSlice) -> _TimeSlice:
         return self._slice_at(current.end)
 
     def _before(self, current: _TimeSlice) -> _TimeSlice:
-        return self._slice_at(current.start - _SECOND)
+        return self._slice_at(current.start - SECOND)
 
     def _count(self, first: _TimeSlice, last: _TimeSlice) -> int:
         raise NotImplementedError
@@ -235,17 +219,17 @@ class Hourly(_Calendar):
         moment = moment.replace(microsecond=0)
         local = moment.astimezone(self._zone)
         begin = moment - timedelta(minutes=local.minute, seconds=local.second)
-        end = begin + _HOUR
+        end = begin + HOUR
         offset = local.utcoffset()
         # A zone may change its offset within an hour, as Lord Howe does by half an hour.
-        if _offset(begin, self._zone) != offset:
-            begin = _offset_change(begin, moment, self._zone)
-        if _offset(end - _SECOND, self._zone) != offset:
-            end = _offset_change(moment, end - _SECOND, self._zone)
+        if zone_clock.offset_at(begin, self._zone) != offset:
+            begin = zone_clock.offset_change(begin, moment, self._zone)
+        if zone_clock.offset_at(end - SECOND, self._zone) != offset:
+            end = zone_clock.offset_change(moment, end - SECOND, self._zone)
         return _TimeSlice(local.isoformat(timespec="hours"), begin, end)
 
     def _slices_in(self, text: str) -> tuple[_TimeSlice, _TimeSlice]:
-        hour = _parse_period(text).hour
+        hour = parse_period(text).hour
         if hour is None:
             return super()._slices_in(text)
         found = self._slice_with_offset(hour) if hour.tzinfo else self._slice_by_wall_clock(hour)
@@ -254,7 +238,7 @@ class Hourly(_Calendar):
     def _slice_with_offset(self, hour: datetime) -> _TimeSlice:
         begin, text = hour.astimezone(UTC), hour.isoformat(timespec="hours")
         # The hour may begin at a change of the clock, so its last moment is tried too.
-        candidates = [self._slice_at(begin), self._slice_at(begin + _HOUR - _SECOND)]
+        candidates = [self._slice_at(begin), self._slice_at(begin + HOUR - SECOND)]
         found = next((s for s in candidates if s.key == text), candidates[0])
         if found.key != text and found.start != begin:
             offset = begin.astimezone(self._zone).isoformat()[19:]
@@ -262,7 +246,7 @@ class Hourly(_Calendar):
         return found
 
     def _slice_by_wall_clock(self, hour: datetime) -> _TimeSlice:
-        walls = [w.replace(tzinfo=self._zone, fold=fold) for w in (hour, hour + _HOUR - _SECOND) for fold in (0, 1)]
+        walls = [w.replace(tzinfo=self._zone, fold=fold) for w in (hour, hour + HOUR - SECOND) for fold in (0, 1)]
         text = hour.isoformat(timespec="hours")
         candidates = {found.key: found for found in (self._slice_at(wall.astimezone(UTC)) for wall in walls)}
         slices = sorted((s for s in candidates.values() if s.key.startswith(text)), key=lambda s: s.start)
@@ -274,11 +258,13 @@ class Hourly(_Calendar):
         return slices[0]
 
     def _count(self, first: _TimeSlice, last: _TimeSlice) -> int:
-        moments = [first.start, *_offset_changes(first.start, last.end, self._zone), last.end]
+        moments = [first.start, *zone_clock.offset_changes(first.start, last.end, self._zone), last.end]
         count = 0
         for begin, end in pairwise(moments):
-            offset = _offset(begin, self._zone)
-            count += math.ceil(_epoch_hours(end + offset)) - math.floor(_epoch_hours(begin + offset))
+            offset = zone_clock.offset_at(begin, self._zone)
+            count += math.ceil(zone_clock.epoch_hours(end + offset)) - math.floor(
+                zone_clock.epoch_hours(begin + offset)
+            )
         return count
 
 
@@ -302,10 +288,10 @@ class _Days(_Calendar):
         return _TimeSlice(self._key(self._first_day(number)), begin, end)
 
     def _start(self, number: int) -> datetime:
-        return _day_start(self._first_day(number), self._zone)
+        return zone_clock.day_start(self._first_day(number), self._zone)
 
     def _count(self, first: _TimeSlice, last: _TimeSlice) -> int:
-        numbers = [self._number(_parse_period(found.key).first) for found in (first, last)]
+        numbers = [self._number(parse_period(found.key).first) for found in (first, last)]
         return numbers[1] - numbers[0] + 1
 
 
@@ -324,7 +310,7 @@ class Daily(_Days):
         return first_day.isoformat()
 
     def _count(self, first: _TimeSlice, last: _TimeSlice) -> int:
-        return super()._count(first, last) - _skipped_day_count(first.start, last.end, self._zone)
+        return super()._count(first, last) - zone_clock.skipped_day_count(first.start, last.end, self._zone)
 
 
 class Weekly(_Days):
@@ -458,98 +444,3 @@ def _check_listed_key(key: object) -> None:
         raise ValueError(f"a key is a text that is neither empty nor has control characters, not {key!r}")
     if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
         raise ValueError(f"a key has at most {MAX_KEY_BYTES} bytes in UTF-8; this one begins {key[:40]!r}")
-
-
-def _article(unit: Unit) -> str:
-    return f"{'an' if unit == 'hour' else 'a'} {unit}"
-
-
-def _check_moment(moment: datetime) -> datetime:
-    if moment.tzinfo is None:
-        raise ValueError(f"{moment.isoformat()} has no UTC offset")
-    if not _MIN_YEAR <= moment.year <= _MAX_YEAR:
-        raise ValueError(f"{moment.isoformat()} is not in the years from {_MIN_YEAR} to {_MAX_YEAR}")
-    return moment.astimezone(UTC)
-
-
-def _parse_period(text: str) -> _Period:
-    """Parse a month, a week, a day or an hour. Raises ValueError."""
-    match = _TEXT.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} names no time; write one such as {', '.join(_KEY_EXAMPLES.values())}")
-    try:
-        period = _period_of(match)
-    except ValueError as error:
-        raise ValueError(f"{text!r}: {error}") from None
-    if not _MIN_YEAR <= period.first.year <= _MAX_YEAR:
-        raise ValueError(f"{text!r} is not in the years from {_MIN_YEAR} to {_MAX_YEAR}")
-    return period
-
-
-def _period_of(match: re.Match[str]) -> _Period:
-    if text := match["month"]:
-        first = date.fromisoformat(f"{text}-01")
-        return _Period("month", first, (first.replace(day=28) + 4 * _DAY).replace(day=1) - _DAY)
-    if text := match["week"]:
-        first = date.fromisocalendar(int(text[:4]), int(text[-2:]), 1)
-        return _Period("week", first, first + 6 * _DAY)
-    if text := match["day"]:
-        first = date.fromisoformat(text)
-        return _Period("day", first, first)
-    hour = datetime.fromisoformat(match["hour"] + (match["offset"] or ""))
-    return _Period("hour", hour.date(), hour.date(), hour)
-
-
-# ── zones ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _offset(moment: datetime, zone: ZoneInfo) -> timedelta:
-    return moment.astimezone(zone).utcoffset() or timedelta()
-
-
-def _epoch_hours(moment: datetime) -> float:
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) / _HOUR
-
-
-def _day_start(day: date, zone: ZoneInfo) -> datetime:
-    """Return the first moment of a day, in UTC. If midnight occurs twice, it is the first one."""
-    midnight = datetime.combine(day, time(), zone)
-    start, other = midnight.astimezone(UTC), midnight.replace(fold=1).astimezone(UTC)
-    # A midnight that the clock skips: the change lies between both readings of it.
-    return _offset_change(other, start, zone) if other < start else start
-
-
-def _offset_change(begin: datetime, end: datetime, zone: ZoneInfo) -> datetime:
-    """Return the moment at which the offset at `begin` changes. Both are whole seconds, and their offsets differ."""
-    offset = _offset(begin, zone)
-    unchanged, changed = 0, int((end - begin) / _SECOND)
-    while changed - unchanged > 1:
-        middle = (unchanged + changed) // 2
-        if _offset(begin + middle * _SECOND, zone) == offset:
-            unchanged = middle
-        else:
-            changed = middle
-    return begin + changed * _SECOND
-
-
-def _offset_changes(begin: datetime, end: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-    """Yield the moments between both at which the offset changes. No zone changes it twice in three days."""
-    offset = _offset(begin, zone)
-    while begin < end:
-        following = min(begin + 3 * _DAY, end)
-        following_offset = _offset(following, zone)
-        if following_offset != offset and (change := _offset_change(begin, following, zone)) < end:
-            yield change
-        begin, offset = following, following_offset
-
-
-def _skipped_day_count(begin: datetime, end: datetime, zone: ZoneInfo) -> int:
-    """How many days a zone skipped between both, when it moved over the date line. No zone moved twice a year."""
-    count, begin, end = 0, begin + _SECOND, end - _SECOND  # so that no year below begins at a change
-    while begin < end:
-        following = min(begin + 365 * _DAY, end)
-        if _offset(following, zone) - _offset(begin, zone) > _DAY / 2:
-            changes = _offset_changes(begin, following, zone)
-            count += sum(_offset(c, zone) - _offset(c - _SECOND, zone) > _DAY / 2 for c in changes)
-        begin = following
-    return count
