@@ -22,7 +22,7 @@ from pipelines.job_args import RESULT_KEY, SECRET_KEY, resolve_results, substitu
 from pipelines.offload import RemoteWorkerLost
 from pipelines.retry import DEFAULT, Fail
 from pipelines.runner import run_task
-from workers.context import ContextSettings, JobContext, StopStep
+from workers.context import ContextSettings, JobContext
 from workers.fingerprint import fingerprint
 from workers.isolation.environment import ConnectionCheck
 from workers.offloads.stopping import OffloadStopper
@@ -41,6 +41,7 @@ from workers.outcome import (
 )
 from workers.process_identity import ProcessLock
 from workers.secrets import SecretStore, SecretUnavailable, resolve_references
+from workers.stop_signal import StopStep
 from workers.threads import clock
 
 _log = log.get(__name__)

@@ -1,47 +1,37 @@
-"""The context of a running pipeline, in a thread or in an isolated process: what it reported, and whether to stop."""
+"""The context of a running pipeline, in a thread or in an isolated process."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Unpack
 from uuid import UUID
 
 from app import log
 from app.admin.limits import seconds_to_wait
-from app.db.encoding import JsonNull, from_row, sanitize_json
+from app.db.encoding import from_row
 from app.errors import AttemptLost, SessionsRefused
 from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.graphs import ParentJob
-from app.queue.job import ClaimedJob, NewJob, Reports, Settlement, Status
+from app.queue.job import ClaimedJob, Settlement, Status
 from app.queue.jobs import settle_parameters
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
 from pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
 from pipelines.contract import Fail, Stop, StopReason, Wait
 from pipelines.limits import check_calls
 from pipelines.offload import Handle, OffloadOptions
-from pipelines.reports import (
-    MAX_LINKS,
-    MAX_REPORTS,
-    Check,
-    DatasetUse,
-    Severity,
-    parse_check,
-    parse_dataset,
-    parse_link,
-)
+from pipelines.reports import DatasetUse, Severity, parse_check, parse_dataset, parse_link
 from pipelines.runner import LeveledLog
-from pipelines.task import fill_limits
+from workers.follow_ups import FollowUps
 from workers.outcome import caused_by_stop
+from workers.reported_state import ReportedState, copy_as_json
 from workers.secrets import NO_REDACTION, Redactor
+from workers.stop_signal import StopSignal
 from workers.threads import clock
 
 if TYPE_CHECKING:
@@ -50,201 +40,8 @@ if TYPE_CHECKING:
 
 _JOB_LOG = log.get("pipeline")
 _MAX_IDLE_SESSION_SEC = 2.0  # a longer wait in `acquire` keeps no session of the server
-_DATASET_KEY = ("kind", "dataset", "partition")
 _MAX_SCHEMA_BYTES = 64_000  # of a dataset
 _MAX_ACQUIRE_WAIT_SEC = 30.0  # then it asks again: the rate may have been raised
-
-
-class StopStep(StrEnum):
-    """The steps of a stop. Each is taken when the one before has not ended the attempt in time."""
-
-    REQUEST = "request"  # safe points raise Stop
-    CANCEL_QUERY = "cancel_query"
-    INTERRUPT = "interrupt"  # of a thread, as the next two
-    TERMINATE_SESSION = "terminate_session"
-    PENDING = "pending"  # only the end of the worker process ends this thread
-    SIGTERM = "sigterm"  # of a process, as the next one
-    SIGKILL = "sigkill"
-
-
-class StopSignal:
-    """Whether an attempt is to stop, why, and how far its stop has gone.
-
-    The first reason counts; only a lost lease replaces it. Written under the lock, read by any thread.
-    """
-
-    reason: StopReason | None = None
-    requested_at: float | None = None
-    step: StopStep | None = None  # the last one taken; written by the thread that takes it
-    stops_at: float | None = None  # of the clock: when a process that shuts down will request it; set by its stopper
-    must_kill = False  # its process is killed without further steps
-    _all_reasons: frozenset[StopReason] = frozenset()
-    _callbacks: tuple[Callable[[], object], ...] = ()
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    @property
-    def all_reasons(self) -> frozenset[StopReason]:
-        return self._all_reasons
-
-    def request(self, reason: StopReason) -> None:
-        with self._lock:
-            self.step = self.step or StopStep.REQUEST
-            if self.reason is None or reason is StopReason.LEASE_LOST:
-                self.reason = reason
-            if self.requested_at is None:
-                self.requested_at = clock()
-            # A repeated reason, or one callback twice, would cancel a coroutine in its clean-up.
-            callbacks = () if reason in self._all_reasons else self._callbacks
-            self._all_reasons |= {reason}
-        self._call(callbacks)
-
-    def kill(self) -> None:
-        """Have the thread that watches the attempt's process kill it."""
-        self.must_kill = True
-        self._call(self._callbacks)
-
-    @staticmethod
-    def _call(callbacks: tuple[Callable[[], object], ...]) -> None:
-        for callback in callbacks:
-            with suppress(RuntimeError):  # its event loop has just ended
-                callback()
-
-    def wait(self, seconds: float) -> None:
-        requested = threading.Event()
-        with self.on_request(requested.set):
-            requested.wait(seconds)
-
-    @contextmanager
-    def on_request(self, callback: Callable[[], object]) -> Iterator[None]:
-        """Call this when a stop is requested, or at once if it has been."""
-        with self._lock:
-            self._callbacks += (callback,)
-            is_requested = self.reason is not None
-        try:
-            if is_requested:
-                callback()
-            yield
-        finally:
-            with self._lock:
-                self._callbacks = tuple(other for other in self._callbacks if other is not callback)
-
-
-class ReportedState:
-    """Progress and checkpoint as the pipeline reported them, and which of them are saved.
-
-    Both are replaced whole and never changed in place: a value that is not the saved object has to be saved.
-    """
-
-    progress: dict[str, Any] | None = None  # written under the lock, read by the heartbeat
-    reports = Reports()  # of this attempt; written under the lock
-    checkpoint: Any = None  # where the next attempt resumes; the pipeline's thread alone, as the next two
-    in_transaction = False
-    _transaction_checkpoint: Any = None  # reported in the open transaction, and saved by its commit
-    _has_plain_checkpoint = False  # one was reported outside a transaction
-    _unsaved_checkpoint: Any = None  # read by the heartbeat
-    _saved_progress: dict[str, Any] | None = None  # the heartbeat's
-    _saved_checkpoint: Any = None
-
-    def __init__(self) -> None:
-        self.progress_at = clock()  # when progress last changed
-        self._lock = threading.Lock()  # a pipeline may report from several threads
-
-    def replace_progress(self, progress: dict[str, Any]) -> None:
-        self.progress, self.progress_at = progress, clock()
-
-    def merge_progress(self, fields: Mapping[str, Any]) -> None:
-        with self._lock:
-            self.replace_progress({**(self.progress or {}), **fields})
-
-    def add_link(self, name: str, url: str) -> None:
-        with self._lock:
-            links = (self.progress or {}).get("links")
-            links = {**(links if isinstance(links, dict) else {}), name: url}
-            if len(links) > MAX_LINKS:
-                raise ValueError(f"a job has at most {MAX_LINKS} links")
-            self.replace_progress({**(self.progress or {}), "links": links})
-
-    def add_check(self, check: Check) -> None:
-        with self._lock:
-            if len(self.reports.checks) >= MAX_REPORTS:
-                raise ValueError(f"an attempt has at most {MAX_REPORTS:,} checks")
-            self.reports = replace(self.reports, checks=(*self.reports.checks, asdict(check)))
-
-    def add_dataset(self, use: DatasetUse) -> None:
-        """Replaces what was reported of the same dataset and partition."""
-        new = asdict(use)
-        with self._lock:
-            others = [old for old in self.reports.datasets if any(old[key] != new[key] for key in _DATASET_KEY)]
-            if len(others) >= MAX_REPORTS:
-                raise ValueError(f"an attempt reports at most {MAX_REPORTS:,} datasets")
-            self.reports = replace(self.reports, datasets=(*others, new))
-
-    def add_counts(self, numbers: Mapping[str, int | float]) -> None:
-        with self._lock:
-            counts = dict((self.progress or {}).get("counts") or {})
-            for name, number in numbers.items():
-                counts[name] = counts.get(name, 0) + number
-            self.replace_progress({**(self.progress or {}), "counts": counts})
-
-    def record_checkpoint(self, checkpoint: Any) -> None:
-        self.checkpoint = checkpoint
-        value = JsonNull.NULL if checkpoint is None else checkpoint
-        if self.in_transaction:
-            self._transaction_checkpoint = value
-        else:
-            self._has_plain_checkpoint = True
-            self._unsaved_checkpoint = value
-
-    def restore(self, progress_text: str, checkpoint: Any) -> None:
-        """Continue from an earlier attempt. Its progress is kept only with a checkpoint: an attempt that starts over
-        would count the same rows twice. Progress that cannot be read does not end the job."""
-        progress = None
-        if checkpoint is not None:
-            with suppress(ValueError, RecursionError):
-                progress = json.loads(progress_text)
-        self.progress = self._saved_progress = progress if isinstance(progress, dict) and progress else None
-        self.checkpoint = checkpoint
-
-    @contextmanager
-    def transaction(self, is_commit_unknown: Callable[[], bool]) -> Iterator[None]:
-        """Checkpoints reported within are saved by the transaction's commit and forgotten by its rollback."""
-        before, datasets = self.checkpoint, self.reports.datasets
-        self.in_transaction = True
-        try:
-            yield
-        except BaseException:
-            if self._transaction_checkpoint is not None and is_commit_unknown():
-                self._saved_checkpoint = self._unsaved_checkpoint  # an older one must not replace what may be committed
-            self.checkpoint, self._transaction_checkpoint = before, None
-            self.reports = replace(self.reports, datasets=datasets)  # what it wrote is rolled back; checks stay
-            raise
-        finally:
-            self.in_transaction = False
-        if self._transaction_checkpoint is not None:
-            self._unsaved_checkpoint = self._transaction_checkpoint
-            if not self._has_plain_checkpoint:  # else an older one may be on its way to the row: save this once more
-                self._saved_checkpoint = self._transaction_checkpoint
-            self._transaction_checkpoint = None
-
-    def checkpoint_to_commit(self) -> Any:
-        return self.unsaved()[1] if self._transaction_checkpoint is None else self._transaction_checkpoint
-
-    def unsaved(self) -> tuple[dict[str, Any] | None, Any]:
-        """Progress and checkpoint, each None if it is saved."""
-        return (
-            None if self.progress is self._saved_progress else self.progress,
-            None if self._unsaved_checkpoint is self._saved_checkpoint else self._unsaved_checkpoint,
-        )
-
-    def mark_saved(self, saved: tuple[Mapping[str, Any] | None, Any]) -> None:
-        """Record that these objects, which `unsaved` returned, were written."""
-        progress, checkpoint = saved
-        if progress is not None:
-            self._saved_progress = progress  # type: ignore[assignment]  # the very dict
-        if checkpoint is not None:
-            self._saved_checkpoint = checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +70,7 @@ class JobContext:
         self.reported, self.stop_signal = ReportedState(), StopSignal()
         self._lock = threading.Lock()
         self._offload_lock = threading.Lock()  # held while one of the pipeline's threads uses the connection for them
-        self._follow_up_counts: dict[str, int] = {}  # by digest; the pipeline's thread alone, as the next
+        self._follow_ups = FollowUps(self)  # the pipeline's thread alone, as the next
         self.parents: Mapping[str, Upstream] | None = None  # None: not read yet
 
     # ── the contract ────────────────────────────────────────────────────────────────────────────────────────────
@@ -362,7 +159,7 @@ class JobContext:
         self._add_dataset(parse_dataset("consumed", dataset, partition=partition))
 
     def _add_dataset(self, use: DatasetUse) -> None:
-        schema = _json_copy(self.redactor.redact_value(use.schema), _MAX_SCHEMA_BYTES, "schema")
+        schema = copy_as_json(self.redactor.redact_value(use.schema), _MAX_SCHEMA_BYTES, "schema")
         partition = use.partition and self.redactor.redact_text(use.partition)
         self.reported.add_dataset(
             replace(use, dataset=self._redact_text(use.dataset), partition=partition, schema=schema)
@@ -418,11 +215,11 @@ class JobContext:
 
     def record_checkpoint(self, cursor: Any) -> None:
         max_bytes = min(MAX_CHECKPOINT_BYTES, self.settings.max_result_bytes)
-        self.reported.record_checkpoint(_json_copy(self.redactor.redact_value(cursor), max_bytes))
+        self.reported.record_checkpoint(copy_as_json(self.redactor.redact_value(cursor), max_bytes))
 
     def enqueue(self, task: str, args: dict[str, Any] | None = None, **options: Any) -> UUID:
         self._safe_point()
-        new = self._follow_up(task, args, **options)
+        new = self._follow_ups.make(task, args, **options)
         connections = self._require_connections()
         with nullcontext() if self.reported.in_transaction else self._owner_only():
             return connections.enqueue(new).job_id
@@ -439,40 +236,9 @@ class JobContext:
         requests = check_fan_out(jobs, on, need)
         connections = self._require_connections()
         with nullcontext() if self.reported.in_transaction else self._owner_only():
-            follow_ups = [self._follow_up(**request) for request in requests]
-            return connections.fan_out(follow_ups, self._follow_up(**then), on=on, need=need)
-
-    def _follow_up(
-        self,
-        task: str,
-        args: dict[str, Any] | None = None,
-        *,
-        queue: str | None = None,
-        lock_key: str | None = None,
-        idempotency_key: str | None = None,
-        priority: int | None = None,
-        available_at: datetime | None = None,
-        max_attempts: int | None = None,
-        limits: Mapping[str, int] | None = None,
-    ) -> NewJob:
-        job_args = self.redactor.restore_references(args or {})
-        if limits is None:
-            limits = fill_limits(self.settings.task_limits.get(task, {}), job_args)
-        return NewJob(
-            queue=queue or self.job.queue,
-            task=task,
-            lock_key=lock_key or task,
-            limits=limits,
-            args=job_args,
-            idempotency_key=idempotency_key or self._follow_up_key(task, job_args, queue),
-            priority=self.job.priority if priority is None else priority,
-            available_at=available_at,
-            max_attempts=5 if max_attempts is None else max_attempts,
-            lease_ttl_sec=self.settings.follow_up_lease_sec,
-            producer=f"job:{self.job_id}",
-            parent_id=self.job_id,
-            traceparent=self.traceparent,
-        )
+            follow_ups = [self._follow_ups.make(**request) for request in requests]
+            last = self._follow_ups.make(**then)
+            return connections.fan_out(follow_ups, last, on=on, need=need)
 
     def acquire(self, limit: str, n: int = 1) -> None:
         check_calls(limit, n)
@@ -529,13 +295,6 @@ class JobContext:
     def write_lines(self, stream: str, lines: Sequence[str]) -> None:
         """Add lines of an engine to the job's log."""
 
-    def _follow_up_key(self, task: str, args: Mapping[str, Any], queue: str | None) -> str:
-        """An idempotency key that another attempt computes again for the same n-th request."""
-        request = json.dumps([task, args, queue], sort_keys=True, default=str)
-        digest = hashlib.sha256(request.encode("utf-8", "replace")).hexdigest()[:24]
-        self._follow_up_counts[digest] = count = self._follow_up_counts.get(digest, 0) + 1
-        return f"{self.job_id}:{digest}:{count}"
-
     @contextmanager
     def transaction(self, *, final: bool = False, result: Any = None) -> Iterator[Any]:
         self.check()
@@ -560,7 +319,7 @@ class JobContext:
     @contextmanager
     def _owner_only(self) -> Iterator[None]:
         """Stop an attempt that is not the owner of its job any more. Follow-ups that are not committed do not count."""
-        counts = self._follow_up_counts.copy()
+        counts = self._follow_ups.counts.copy()
         try:
             yield
         except AttemptLost as error:
@@ -569,7 +328,7 @@ class JobContext:
         except SessionsRefused as error:
             raise self._stop_or(error) from error
         except BaseException:
-            self._follow_up_counts = counts
+            self._follow_ups.counts = counts
             raise
 
     def connect(self, name: str) -> Any:
@@ -639,13 +398,3 @@ def _log_unchecked_target(target: str, error: str) -> None:
     if target not in _logged_targets:
         _logged_targets.add(target)
         _JOB_LOG.warning("connection_check.off", target=target, error=error)
-
-
-def _json_copy(cursor: Any, max_bytes: int, name: str = "this checkpoint") -> Any:
-    """A copy as the next attempt reads it, which the pipeline cannot change any more."""
-    if cursor is None or isinstance(cursor, bool | int):
-        return cursor
-    copy = json.loads(sanitize_json(cursor, max_bytes))
-    if isinstance(copy, dict) and copy.keys() == {"$dropped"} and not (type(cursor) is dict and copy == cursor):
-        raise ValueError(f"{name} cannot be kept: {copy['$dropped']}")
-    return copy

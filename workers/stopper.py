@@ -11,7 +11,7 @@ from collections.abc import Callable
 from app import log
 from pipelines.contract import StopReason
 from workers.attempt import Attempt, RunningAttempts
-from workers.context import StopStep
+from workers.stop_signal import StopStep
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)

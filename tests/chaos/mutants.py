@@ -125,9 +125,9 @@ def _ignore_cancels() -> None:
 def _random_follow_up_keys() -> None:
     from uuid import uuid4
 
-    from workers.context import JobContext
+    from workers.follow_ups import FollowUps
 
-    JobContext._follow_up_key = lambda self, task, args, queue: f"{uuid4()}"  # type: ignore[method-assign]
+    FollowUps.make_key = lambda self, task, args, queue: f"{uuid4()}"  # type: ignore[method-assign]
 
 
 def _never_reap() -> None:

@@ -22,7 +22,8 @@ from pipelines.contract import Checkpoint, Progress, Stop, StopReason, registry
 from pipelines.runner import NotProgress, record_yield
 from tests.support import eventually, hostile_tasks  # noqa: F401 - registers its tasks
 from tests.support.queue_fixture import QueueFixture
-from workers.context import ContextSettings, JobContext, StopSignal
+from workers.context import ContextSettings, JobContext
+from workers.stop_signal import StopSignal
 
 JOB = ClaimedJob(
     id_text=str(uuid4()), run_text=str(uuid4()), queue="q", task="t", args_text="{}", lock_key="k", key_hash=1,

@@ -27,8 +27,8 @@ from app.queue.job import Reports
 from pipelines.contract import Fail, Stop
 from pipelines.reports import Check, DatasetUse
 from workers.attempt import Attempt
-from workers.context import StopStep
 from workers.outcome import Outcome, add_event_fields
+from workers.stop_signal import StopStep
 from workers.threads import WakeupPipe, clock
 
 _log = log.get(__name__)
