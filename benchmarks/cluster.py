@@ -39,7 +39,8 @@ from tests.cluster.cluster import allow_network, running_cluster, start_proxy, t
 from tests.cluster.network import DATABASE, HUB, Network, missing_tools
 from tests.cluster.scenarios import cut_off_database, cut_off_host, restart_hosts
 from workers.listener import ListenMode
-from workers.pool import PoolOptions, WorkerPool
+from workers.pool import WorkerPool
+from workers.pool_options import PoolOptions
 
 PARTS = ("hosts", "latency", "slow", "faults", "listen", "sessions")
 THREADS = 8

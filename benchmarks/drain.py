@@ -44,7 +44,8 @@ from app.db import connection
 from benchmarks.place import benchmark_server, cpu_sec_of, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, run_rounds
 from pipelines.contract import Pipelines
-from workers.pool import PoolOptions, WorkerPool
+from workers.pool import WorkerPool
+from workers.pool_options import PoolOptions
 
 SIMPLE_TABLES = """
 CREATE TABLE simple_jobs (

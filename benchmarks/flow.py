@@ -38,7 +38,8 @@ from benchmarks import depth, drain
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, run_rounds
 from pipelines.contract import Pipelines
-from workers.pool import PoolOptions, WorkerPool
+from workers.pool import WorkerPool
+from workers.pool_options import PoolOptions
 
 MAX_CLAIM_RATIO = 1.05
 CLAIMERS, GROUP = 4, 20

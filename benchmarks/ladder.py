@@ -22,7 +22,8 @@ from app.queue.jobs import JobQueue
 from pipelines.contract import registry
 from tests.support import stop_steps
 from workers.attempt import AttemptSettings
-from workers.pool import PoolOptions, WorkerPool
+from workers.pool import WorkerPool
+from workers.pool_options import PoolOptions
 
 _TASKS = [*(f"thread.{name}" for name in stop_steps.THREADS), *(f"process.{name}" for name in stop_steps.PROCESSES)]
 _WARM_UP_SEC = 3.0  # for a process to start and reach its blocking call

@@ -58,7 +58,8 @@ from pipelines.schedule_definition import definition_from
 from workers.backfills import BackfillsDuty
 from workers.maintenance import MaintenanceOptions, schedules_duty
 from workers.metrics import PoolCounters
-from workers.pool import PoolOptions, WorkerPool
+from workers.pool import WorkerPool
+from workers.pool_options import PoolOptions
 from workers.schedules import SchedulesDuty
 
 RACERS, RACED = 16, 100

@@ -24,7 +24,7 @@ from app.web.api.scaling import CachedScaling, ScalingCollector
 from app.web.middleware import RequestMetrics
 from tests.support.processes import ROOT
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.pool import PoolCollector
+from workers.metrics import PoolCollector
 
 OPS = ROOT / "docs" / "ops"
 RULES = yaml.safe_load((OPS / "alerts.yaml").read_text(encoding="utf-8"))["groups"][0]["rules"]

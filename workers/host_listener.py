@@ -20,7 +20,9 @@ from pathlib import Path
 from uuid import UUID
 
 from app import log
-from workers.listener import Listener, ListenState, Notifications
+from app.db.connection import Session
+from workers.listener import Listener, ListenMode, ListenState, NoListener, Notifications
+from workers.pool_options import PoolOptions
 from workers.process_identity import find_runtime_folder
 from workers.threads import BackgroundThread, WakeupPipe, clock
 
@@ -339,3 +341,23 @@ def _merge(messages: list[_Message]) -> list[_Message]:
     commands = tuple(dict.fromkeys(command for part in found for command in part.commands))
     merged = Notifications(queues, commands, any(part.reconnected for part in found))
     return list(_split(messages[-1].state, merged)) or [messages[-1]]
+
+
+def make_listener(
+    session: Session,
+    options: PoolOptions,
+    worker_id: UUID,
+    *,
+    on_state_change: Callable[[], None],
+    on_crash: Callable[[str], None],
+) -> tuple[Listener | HostListener | NoListener, HostRelay | None]:
+    """Make what the dispatcher waits with, by DL_LISTEN."""
+    interval_sec = options.heartbeat_sec
+    own = Listener(session, self_test_interval_sec=interval_sec, on_state_change=on_state_change)
+    if options.listen is ListenMode.OFF:
+        return NoListener(), None
+    if options.listen is ListenMode.PROCESS:
+        return own, None
+    group = HostGroup(options.dsn, options.schema, worker_id, options.queues)
+    relay = HostRelay(group, own, beat_interval_sec=interval_sec, on_crash=on_crash)
+    return HostListener(group, own, beat_interval_sec=interval_sec, on_state_change=on_state_change), relay

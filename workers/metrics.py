@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from workers.listener import ListenMode, ListenState
 
@@ -154,3 +155,27 @@ def state_metrics(state: PoolState) -> Iterator[Metric]:
     ):
         if value is not None:
             yield GaugeMetricFamily(name, documentation, value)
+
+
+class MeasuredPool(Protocol):
+    """A worker pool, as its metrics see it."""
+
+    counters: PoolCounters
+
+    def state(self) -> PoolState: ...
+
+
+class PoolCollector(Collector):
+    """Reads the pool, and never the database. Without a pool there are no metrics."""
+
+    def __init__(self, pool: Callable[[], MeasuredPool | None]) -> None:
+        self._pool = pool
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        pool = self._pool()
+        if pool is not None:
+            yield from state_metrics(pool.state())
+            yield from pool.counters.collect()

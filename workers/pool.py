@@ -7,88 +7,48 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 from uuid import uuid4
 
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
-
 from app import log
-from app.admin.breakers import Breakers
 from app.admin.queues import Queues
-from app.admin.schedules import Schedules
 from app.admin.webhooks import Webhooks
-from app.db.connection import Session
-from app.db.statements import Executor
 from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.jobs import JobLimits, JobQueue
+from app.queue.jobs import JobQueue
 from app.queue.offloads import DuePoll, Offloads
 from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
-from app.tracing import Tracer
 from pipelines.contract import Pipelines, StopReason
-from pipelines.executors import Engines
-from pipelines.retry import Policy
-from workers.attempt import AttemptSettings, RunningAttempts, may_have_child
+from workers.attempt import RunningAttempts, may_have_child
 from workers.claim_timers import default_poll
 from workers.claimer import Claimer, KeyLocks, NotifyState, UnwantedNotifications
 from workers.death_watch import DeathWatch, NameClaim, Registration
+from workers.declarations import describe_worker, write_declarations
 from workers.dispatcher import Dispatcher
 from workers.heartbeat import Heartbeat
-from workers.host_listener import HostGroup, HostListener, HostRelay
+from workers.host_listener import HostListener, make_listener
 from workers.isolation.run import run_isolated
-from workers.listener import Listener, ListenMode, NoListener
-from workers.logs.writer import JobLogLimits, JobLogWriter, LogSink
-from workers.maintenance import Maintenance, MaintenanceOptions, duties, schedules_duty
+from workers.listener import ListenMode
+from workers.logs.writer import JobLogWriter, LogSink
+from workers.maintenance import Maintenance, duties, schedules_duty
 from workers.memory import MemoryMonitor
-from workers.metrics import PoolCounters, PoolState, state_metrics
+from workers.metrics import PoolCounters, PoolState
 from workers.offloads.service import OffloadService
+from workers.pool_options import PoolOptions
 from workers.reaper import Reaper
 from workers.schedules import LATE_SEC
+from workers.sessions import PoolSessions
 from workers.settler import Settler
 from workers.stopper import StopEscalator
 from workers.threads import clock
-from workers.webhook_sender import WebhookOptions, WebhookSender
+from workers.webhook_sender import WebhookSender
 from workers.worker import Worker, WorkerStopper
 from workers.worker_control import WorkerControl
 
 _log = log.get(__name__)
 _MAX_THREADS = 500  # of one queue, whatever its limit
 EXIT_THREAD_CRASHED = 70
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolOptions:
-    """The options of a worker process. `queues` has the number of jobs of each queue that run at once."""
-
-    dsn: str
-    queues: Mapping[str, int]
-    schema: str = "public"
-    heartbeat_sec: float = 10.0
-    reaper_period_sec: float = 10.0
-    claim_backoff_sec: float = 15.0
-    polls: Mapping[str, Policy] = field(default_factory=dict)  # of queues that do not poll at that interval
-    reaps: bool = True  # take the jobs of other processes that are dead or have lost their leases
-    listen: ListenMode = ListenMode.PROCESS
-    connect_timeout_sec: float = 5.0
-    command_timeout_sec: float = 30.0
-    max_jobs: int | None = None  # that the process starts, in all
-    grace_by_queue: Mapping[str, float] = field(default_factory=dict)  # seconds at shutdown, where they differ
-    stop_wait_sec: float = 10.0  # for jobs that were asked to stop at shutdown
-    memory_high_percent: float = 0.0  # of used memory, above which one job runs at a time; 0: it is not watched
-    version: str = "0"
-    worker_name: str | None = None  # that at most one process has
-    targets: Mapping[str, str] = field(default_factory=dict)
-    limits: JobLimits = field(default_factory=JobLimits)
-    attempts: AttemptSettings = field(default_factory=AttemptSettings)  # the pool adds what it makes itself
-    log_limits: JobLogLimits = field(default_factory=JobLogLimits)  # of captured output
-    maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
-    webhooks: WebhookOptions = field(default_factory=WebhookOptions)
-    tracer: Tracer | None = None
-    executor: Executor | None = None  # for statements that need no session of their own, instead of a connection
-    engines: Engines = field(default_factory=Engines)
 
 
 def exit_on_crash(thread: str) -> None:
@@ -117,11 +77,7 @@ class WorkerPool:
             targets=dict(options.targets),
             connect_timeout_sec=options.connect_timeout_sec,
         )
-        self._sessions = {role: self._make_session(role) for role in ("listen", "claim", "renew")}
-        settle = options.executor
-        if settle is None:
-            settle = self._sessions["settle"] = self._make_session("settle")
-        self._settle_executor: Executor = settle
+        self._sessions = PoolSessions(options, self.id)
         self._build(echo)
         self._has_started = False
         self._all_threads_started = False  # a thread that is not alive after that has crashed
@@ -130,34 +86,11 @@ class WorkerPool:
         self._crash_lock = threading.Lock()  # of two threads that crash at once, the first ends the process
         self._stopped_cleanly = True  # under the stop lock
 
-    def _make_session(self, role: str) -> Session:
-        options = self._options
-        timeout_sec = options.command_timeout_sec
-        if role in ("listen", "renew"):  # the heartbeat waits for both, and leases wait for the heartbeat
-            timeout_sec = min(timeout_sec, max(1.0, options.heartbeat_sec))
-        return Session(
-            options.dsn,
-            application_name=f"dataloader-{role}:{self.id}",  # by which other processes end it when this one is dead
-            schema=options.schema,
-            connect_timeout_sec=options.connect_timeout_sec,
-            command_timeout_sec=timeout_sec,
-        )
-
     def _build(self, echo: LogSink | None) -> None:
         options, sessions = self._options, self._sessions
         limits = replace(options.limits, min_lease_sec=math.ceil(2 * options.heartbeat_sec))
-        executors: dict[str, Executor] = {**sessions, "settle": self._settle_executor}
-        queue = {role: JobQueue(executor, limits=limits) for role, executor in executors.items()}
-        info = WorkerInfo(
-            self.id,
-            self.name,
-            options.version,
-            tuple(options.queues),
-            self._pipelines.names,
-            sum(options.queues.values()),
-            queue_threads=dict(options.queues),
-            schedules=tuple(declared["name"] for declared in self._declared_schedules()),
-        )
+        queue = {role: JobQueue(executor, limits=limits) for role, executor in sessions.executors.items()}
+        info = describe_worker(self.id, self.name, self._pipelines, options)
         self._registration = Registration(
             sessions["renew"], info, heartbeat_sec=options.heartbeat_sec, worker_name=options.worker_name
         )
@@ -170,7 +103,7 @@ class WorkerPool:
         )
         self._offloads = OffloadService(
             options.engines,
-            offloads=Offloads(self._settle_executor.execute),
+            offloads=Offloads(self._sessions.settle.execute),
             write_log=self._write_offload_log,
             record_pending=partial(JobQueue.record_stop_pending, queue["renew"]),
             on_crash=self._on_crash,
@@ -219,7 +152,13 @@ class WorkerPool:
             log=self._logs.write,
             offloads=self._offloads,
         )
-        self._build_listener()
+        self._listener, self._host_relay = make_listener(
+            sessions["listen"],
+            options,
+            self.id,
+            on_state_change=lambda: self._worker_control.sync_now(),  # noqa: PLW0108 - it is made later
+            on_crash=self._on_crash,
+        )
         store = NotifyStateTable(sessions["claim"], self.id)
         default = default_poll(options.claim_backoff_sec, is_spread=options.listen is ListenMode.OFF)
         self._dispatcher = Dispatcher(
@@ -241,21 +180,6 @@ class WorkerPool:
         self._dispatcher.jobs_left = options.max_jobs
         self._memory = MemoryMonitor(options.memory_high_percent, on_change=self._dispatcher.set_memory_high)
 
-    def _build_listener(self) -> None:
-        """Make what the dispatcher waits with, by DL_LISTEN."""
-        options = self._options
-        on_change: Callable[[], None] = lambda: self._worker_control.sync_now()  # noqa: E731, PLW0108 - it is made later
-        interval_sec = options.heartbeat_sec
-        own = Listener(self._sessions["listen"], self_test_interval_sec=interval_sec, on_state_change=on_change)
-        self._listener: Listener | HostListener | NoListener = own
-        self._host_relay: HostRelay | None = None
-        if options.listen is ListenMode.OFF:
-            self._listener = NoListener()
-        elif options.listen is ListenMode.HOST:
-            group = HostGroup(options.dsn, options.schema, self.id, options.queues)
-            self._listener = HostListener(group, own, beat_interval_sec=interval_sec, on_state_change=on_change)
-            self._host_relay = HostRelay(group, own, beat_interval_sec=interval_sec, on_crash=self._on_crash)
-
     def _build_lease_threads(self, queue: Mapping[str, JobQueue], info: WorkerInfo) -> None:
         """Make what renews leases, stops attempts and takes jobs from dead processes."""
         options, connections = self._options, self._connection_settings
@@ -266,7 +190,7 @@ class WorkerPool:
             interval_sec=options.heartbeat_sec,
             info=info,
             register=lambda: self._death_watch.on_beat(self._registration.beat()),
-            declare=lambda: self._declare(queue["renew"].executor),
+            declare=lambda: write_declarations(self._pipelines, queue["renew"].executor, self.id),
             listen=self._dispatcher.listen_while_busy,
             on_crash=self._on_crash,
             counters=self.counters,
@@ -300,22 +224,9 @@ class WorkerPool:
             takes_from_others=options.reaps,
         )
 
-    def _declare(self, executor: Executor) -> None:
-        """Write what the tasks declare to the database."""
-        Breakers(executor).declare(self._pipelines.declared_breakers())
-        for name in Schedules(executor).declare(self._declared_schedules(), self.id):
-            _log.error("schedule.name_taken", schedule=name)
-
-    def _declared_schedules(self) -> list[dict[str, Any]]:
-        try:
-            return self._pipelines.declared_schedules()
-        except ValueError as error:  # two have one name
-            _log.error("schedules.not_declared", error=str(error))
-            return []
-
     def _build_database_threads(self) -> None:
         """Make the threads that serve operators and webhook receivers, and the maintenance duties."""
-        options, session = self._options, self._settle_executor
+        options, session = self._options, self._sessions.settle
         self._webhooks = WebhookSender(
             Webhooks(session), options.webhooks, on_crash=self._on_crash, counters=self.counters
         )
@@ -331,7 +242,7 @@ class WorkerPool:
             memory=self._memory,
             on_crash=self._on_crash,
         )
-        maintenance_session = self._make_session("maintenance")
+        maintenance_session = self._sessions.make("maintenance")
         late_schedules = schedules_duty(session, options.maintenance, self._pipelines, self.counters)
         self._maintenance = Maintenance(
             maintenance_session,
@@ -459,12 +370,10 @@ class WorkerPool:
         self._settler.abandon_rest()
         self._heartbeat.deregister()
         self._maintenance.close()
-        for role in ("listen", "renew"):
-            self._sessions[role].close()
+        self._sessions.close("listen", "renew")
         if not any(worker.is_alive() for worker in self._workers):
             self._registration.process_lock.release()
-            for session in self._sessions.values():
-                session.close()
+            self._sessions.close()
             if isinstance(self._listener, HostListener):
                 self._listener.close()
             self._dispatcher.close()
@@ -527,19 +436,3 @@ class WorkerPool:
         self._crashed_threads.append(thread)
         with self._crash_lock:
             self._crash_callback(thread)
-
-
-class PoolCollector(Collector):
-    """Reads the pool, and never the database. Without a pool there are no metrics."""
-
-    def __init__(self, pool: Callable[[], WorkerPool | None]) -> None:
-        self._pool = pool
-
-    def describe(self) -> Iterable[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        pool = self._pool()
-        if pool is not None:
-            yield from state_metrics(pool.state())
-            yield from pool.counters.collect()

@@ -30,8 +30,9 @@ from app.errors import DatabaseUnavailable, ProgramMissing
 from app.log import redact_text
 from app.postgres.binaries import find_program
 from app.runtime.database import Database
+from app.runtime.pool_settings import retention_periods
 from app.runtime.serve import serve
-from app.runtime.service import doctor_connections, retention_periods, set_up_logging
+from app.runtime.service import doctor_connections, set_up_logging
 from app.runtime.worker import run_worker
 
 __all__ = [

@@ -19,19 +19,17 @@ from prometheus_client.registry import Collector
 
 from app import log
 from app.admin.api_keys import ApiKeys
-from app.admin.retention import DAY_SEC, RetentionPeriods
 from app.config import Settings
 from app.config.loading import is_colour_disabled
-from app.config.values import ExponentialPoll, FixedPoll, LinearPoll, QueuePoll, TablePoll
 from app.db.connection import translate_errors
 from app.db.pool import Pool
 from app.db.statements import Executor
 from app.doctor.examine import Connections, run_checks
 from app.doctor.facts import DatabaseFacts, detect_pooler
 from app.errors import ConfigError, DatabaseUnavailable, EmbeddedServerError, SchemaError, SettingError
-from app.net import AllowedHosts
 from app.queue.jobs import JobQueue
 from app.runtime.database import Database
+from app.runtime.pool_settings import pool_options, retention_periods
 from app.runtime.remote_cells import remote_cells
 from app.runtime.startup import last_error, version
 from app.tracing import Tracer, create_tracer
@@ -40,20 +38,13 @@ from app.web.api.metrics import DatabaseCollector
 from app.web.standby_reads import StandbyCollector, StandbyExecutor
 from pipelines import contract
 from pipelines import targets as places
-from pipelines.executors import Engines
-from pipelines.retry import Exponential, Fixed, Linear, Policy, Table
-from workers.attempt import AttemptSettings
 from workers.isolation.interpreter import MIN_VERSION, find_unusable
-from workers.lineage import LineageOptions
-from workers.listener import ListenMode
-from workers.logs.writer import JobLogLimits
-from workers.maintenance import MaintenanceOptions
-from workers.pool import PoolCollector, PoolOptions, WorkerPool, exit_on_crash
+from workers.metrics import PoolCollector
+from workers.pool import WorkerPool, exit_on_crash
+from workers.pool_options import PoolOptions
 from workers.secrets import SecretStore
-from workers.webhook_sender import WebhookOptions
 
 _log = log.get(__name__)
-_MAX_STOP_SEC = 10.0  # for jobs that were asked to stop; less with a shorter grace
 _SCHEMA_RETRY_SEC = 2.0
 _MIN_IDLE_SEC = 1.0  # a thread that has just got a job may not show it yet
 _POOLER_CHECK_INTERVAL_SEC = 30.0
@@ -278,53 +269,14 @@ class Service:
 
     def pool_options(self, queues: Mapping[str, int]) -> PoolOptions:
         """Return the options of a worker pool for these queues."""
-        settings = self.settings
-        endpoints, targets, tokens = settings.pipeline_connections()
-        return PoolOptions(
+        return pool_options(
+            self.settings,
+            queues,
             dsn=self._worker_dsn(),
-            queues=queues,
-            schema=settings.schema,
-            heartbeat_sec=settings.heartbeat_sec,
-            reaper_period_sec=settings.reaper_period_sec,
-            listen=ListenMode(settings.listen),
-            claim_backoff_sec=settings.claim_backoff_sec,
-            polls={w.queue: _poll_policy(w.poll) for w in settings.workers if w.poll is not None},
-            reaps=settings.reaper,
-            connect_timeout_sec=settings.pg_connect_timeout,
-            command_timeout_sec=settings.pg_command_timeout,
-            max_jobs=self._max_jobs,
-            grace_by_queue=self.settings.grace_by_queue,
-            stop_wait_sec=min(_MAX_STOP_SEC, max(2.0, settings.shutdown_grace_sec)),
-            memory_high_percent=settings.memory_high,
-            version=version(),
-            worker_name=settings.worker_name,
-            targets=targets,
-            attempts=AttemptSettings(
-                stop_step_sec=settings.stop_step_sec,
-                follow_up_lease_sec=settings.default_lease_ttl_sec,
-                packages=tuple(settings.pipelines),
-                tasks=dict(settings.tasks),
-                endpoints=endpoints,
-                tokens=tokens,
-                secret_store=self._secret_store,
-            ),
-            webhooks=WebhookOptions(
-                allowed_hosts=AllowedHosts.parse(settings.webhook_allowed_hosts),
-                secret=None if settings.webhook_secret is None else settings.webhook_secret.get_secret_value(),
-                version=version(),
-            ),
-            tracer=self.tracer,
+            secret_store=self._secret_store,
             executor=self._executor,
-            engines=Engines(settings.executors, read_secret=self._secret_store.read),
-            log_limits=JobLogLimits(max_bytes=settings.job_log_max_bytes),
-            maintenance=MaintenanceOptions(
-                periods=retention_periods(settings),
-                deletion_enabled=settings.retention_enabled,
-                is_retention_requested=settings.is_retention_requested,
-                zone=settings.timezone,
-                default_lease_sec=settings.default_lease_ttl_sec,
-                lineage=_lineage_options(settings),
-            ),
+            tracer=self.tracer,
+            max_jobs=self._max_jobs,
         )
 
     def probe(self) -> Mapping[str, Any]:
@@ -390,14 +342,6 @@ def _as_database_error(dsn: Callable[[], str]) -> str:
         raise DatabaseUnavailable(str(error)) from error
 
 
-def _lineage_options(settings: Settings) -> LineageOptions | None:
-    if settings.lineage_url is None:
-        return None
-    key = settings.lineage_api_key
-    api_key = None if key is None else key.get_secret_value()
-    return LineageOptions(url=settings.lineage_url, api_key=api_key, version=version())
-
-
 def _describe_pooler(dsn: str, *, timeout_sec: float) -> str | None:
     """Return why workers cannot use this connection; None if they can, or if the database does not answer."""
     try:
@@ -414,36 +358,6 @@ def _describe_pooler(dsn: str, *, timeout_sec: float) -> str | None:
         f"workers reach the database through a pooler in transaction mode, which loses {', '.join(lost)}: no job is "
         "started; DL_WORKER_DSN must name PostgreSQL itself, or a pooler with pool_mode = session; `dataloader doctor` "
         "looks again"
-    )
-
-
-def _poll_policy(poll: QueuePoll) -> Policy:
-    """Return the pauses between the polls of an idle queue."""
-    match poll:
-        case FixedPoll():
-            return Fixed(poll.sec)
-        case LinearPoll():
-            return Linear(step=poll.step_sec, cap=poll.max_sec)
-        case ExponentialPoll():
-            return Exponential(base=poll.min_sec, cap=poll.max_sec, jitter=poll.jitter)
-        case TablePoll():
-            return Table(poll.sec)
-
-
-def retention_periods(settings: Settings) -> RetentionPeriods:
-    """Return the retention periods of the settings, in seconds."""
-    return RetentionPeriods(
-        succeeded=settings.keep_succeeded_days * DAY_SEC,
-        canceled=settings.keep_canceled_days * DAY_SEC,
-        failed=settings.keep_failed_days * DAY_SEC,
-        lost=settings.keep_lost_days * DAY_SEC,
-        tasks={
-            task: {status: days * DAY_SEC for status, days in ages.items()}
-            for task, ages in settings.keep_tasks.items()
-        },
-        events=settings.keep_events_days * DAY_SEC,
-        logs=settings.job_log_keep_days * DAY_SEC,
-        audit=settings.keep_history_days * DAY_SEC,
     )
 
 

@@ -15,7 +15,8 @@ from tests.support.job_gate import JobGate
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
 from workers.attempt import AttemptSettings
-from workers.pool import PoolOptions, WorkerPool
+from workers.pool import WorkerPool
+from workers.pool_options import PoolOptions
 
 CONNECTION_ROLES = ("claim", "listen", "renew", "settle")
 

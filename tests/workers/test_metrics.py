@@ -8,8 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.queue.job import Status
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.metrics import PoolCounters
-from workers.pool import PoolCollector
+from workers.metrics import PoolCollector, PoolCounters
 
 
 def numbers(pool) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

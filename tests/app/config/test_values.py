@@ -9,7 +9,7 @@ import pytest
 
 from app.config import QueueWorkers, Rotation, Settings, load_settings, values
 from app.errors import ConfigError
-from app.runtime.service import retention_periods
+from app.runtime.pool_settings import retention_periods
 
 
 def parse(variable: str, text: str) -> Any:

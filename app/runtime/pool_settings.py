@@ -1,0 +1,123 @@
+"""What the settings say of a worker pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from app.admin.retention import DAY_SEC, RetentionPeriods
+from app.config import Settings
+from app.config.values import ExponentialPoll, FixedPoll, LinearPoll, QueuePoll, TablePoll
+from app.db.statements import Executor
+from app.net import AllowedHosts
+from app.runtime.startup import version
+from app.tracing import Tracer
+from pipelines.executors import Engines
+from pipelines.retry import Exponential, Fixed, Linear, Policy, Table
+from workers.attempt import AttemptSettings
+from workers.lineage import LineageOptions
+from workers.listener import ListenMode
+from workers.logs.writer import JobLogLimits
+from workers.maintenance import MaintenanceOptions
+from workers.pool_options import PoolOptions
+from workers.secrets import SecretStore
+from workers.webhook_sender import WebhookOptions
+
+_MAX_STOP_SEC = 10.0  # for jobs that were asked to stop; less with a shorter grace
+
+
+def pool_options(
+    settings: Settings,
+    queues: Mapping[str, int],
+    *,
+    dsn: str,
+    secret_store: SecretStore,
+    executor: Executor | None,
+    tracer: Tracer | None,
+    max_jobs: int | None,
+) -> PoolOptions:
+    """Return the options of a worker pool for these queues."""
+    endpoints, targets, tokens = settings.pipeline_connections()
+    return PoolOptions(
+        dsn=dsn,
+        queues=queues,
+        schema=settings.schema,
+        heartbeat_sec=settings.heartbeat_sec,
+        reaper_period_sec=settings.reaper_period_sec,
+        listen=ListenMode(settings.listen),
+        claim_backoff_sec=settings.claim_backoff_sec,
+        polls={w.queue: _poll_policy(w.poll) for w in settings.workers if w.poll is not None},
+        reaps=settings.reaper,
+        connect_timeout_sec=settings.pg_connect_timeout,
+        command_timeout_sec=settings.pg_command_timeout,
+        max_jobs=max_jobs,
+        grace_by_queue=settings.grace_by_queue,
+        stop_wait_sec=min(_MAX_STOP_SEC, max(2.0, settings.shutdown_grace_sec)),
+        memory_high_percent=settings.memory_high,
+        version=version(),
+        worker_name=settings.worker_name,
+        targets=targets,
+        attempts=AttemptSettings(
+            stop_step_sec=settings.stop_step_sec,
+            follow_up_lease_sec=settings.default_lease_ttl_sec,
+            packages=tuple(settings.pipelines),
+            tasks=dict(settings.tasks),
+            endpoints=endpoints,
+            tokens=tokens,
+            secret_store=secret_store,
+        ),
+        webhooks=WebhookOptions(
+            allowed_hosts=AllowedHosts.parse(settings.webhook_allowed_hosts),
+            secret=None if settings.webhook_secret is None else settings.webhook_secret.get_secret_value(),
+            version=version(),
+        ),
+        tracer=tracer,
+        executor=executor,
+        engines=Engines(settings.executors, read_secret=secret_store.read),
+        log_limits=JobLogLimits(max_bytes=settings.job_log_max_bytes),
+        maintenance=MaintenanceOptions(
+            periods=retention_periods(settings),
+            deletion_enabled=settings.retention_enabled,
+            is_retention_requested=settings.is_retention_requested,
+            zone=settings.timezone,
+            default_lease_sec=settings.default_lease_ttl_sec,
+            lineage=_lineage_options(settings),
+        ),
+    )
+
+
+def _lineage_options(settings: Settings) -> LineageOptions | None:
+    if settings.lineage_url is None:
+        return None
+    key = settings.lineage_api_key
+    api_key = None if key is None else key.get_secret_value()
+    return LineageOptions(url=settings.lineage_url, api_key=api_key, version=version())
+
+
+def _poll_policy(poll: QueuePoll) -> Policy:
+    """Return the pauses between the polls of an idle queue."""
+    match poll:
+        case FixedPoll():
+            return Fixed(poll.sec)
+        case LinearPoll():
+            return Linear(step=poll.step_sec, cap=poll.max_sec)
+        case ExponentialPoll():
+            return Exponential(base=poll.min_sec, cap=poll.max_sec, jitter=poll.jitter)
+        case TablePoll():
+            return Table(poll.sec)
+
+
+def retention_periods(settings: Settings) -> RetentionPeriods:
+    """Return the retention periods of the settings, in seconds."""
+    return RetentionPeriods(
+        succeeded=settings.keep_succeeded_days * DAY_SEC,
+        canceled=settings.keep_canceled_days * DAY_SEC,
+        failed=settings.keep_failed_days * DAY_SEC,
+        lost=settings.keep_lost_days * DAY_SEC,
+        tasks={
+            task: {status: days * DAY_SEC for status, days in ages.items()}
+            for task, ages in settings.keep_tasks.items()
+        },
+        events=settings.keep_events_days * DAY_SEC,
+        logs=settings.job_log_keep_days * DAY_SEC,
+        audit=settings.keep_history_days * DAY_SEC,
+    )

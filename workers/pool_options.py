@@ -1,0 +1,49 @@
+"""The options of a worker pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from app.db.statements import Executor
+from app.queue.jobs import JobLimits
+from app.tracing import Tracer
+from pipelines.executors import Engines
+from pipelines.retry import Policy
+from workers.attempt import AttemptSettings
+from workers.listener import ListenMode
+from workers.logs.writer import JobLogLimits
+from workers.maintenance import MaintenanceOptions
+from workers.webhook_sender import WebhookOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    """The options of a worker process. `queues` has the number of jobs of each queue that run at once."""
+
+    dsn: str
+    queues: Mapping[str, int]
+    schema: str = "public"
+    heartbeat_sec: float = 10.0
+    reaper_period_sec: float = 10.0
+    claim_backoff_sec: float = 15.0
+    polls: Mapping[str, Policy] = field(default_factory=dict)  # of queues that do not poll at that interval
+    reaps: bool = True  # take the jobs of other processes that are dead or have lost their leases
+    listen: ListenMode = ListenMode.PROCESS
+    connect_timeout_sec: float = 5.0
+    command_timeout_sec: float = 30.0
+    max_jobs: int | None = None  # that the process starts, in all
+    grace_by_queue: Mapping[str, float] = field(default_factory=dict)  # seconds at shutdown, where they differ
+    stop_wait_sec: float = 10.0  # for jobs that were asked to stop at shutdown
+    memory_high_percent: float = 0.0  # of used memory, above which one job runs at a time; 0: it is not watched
+    version: str = "0"
+    worker_name: str | None = None  # that at most one process has
+    targets: Mapping[str, str] = field(default_factory=dict)
+    limits: JobLimits = field(default_factory=JobLimits)
+    attempts: AttemptSettings = field(default_factory=AttemptSettings)  # the pool adds what it makes itself
+    log_limits: JobLogLimits = field(default_factory=JobLogLimits)  # of captured output
+    maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
+    webhooks: WebhookOptions = field(default_factory=WebhookOptions)
+    tracer: Tracer | None = None
+    executor: Executor | None = None  # for statements that need no session of their own, instead of a connection
+    engines: Engines = field(default_factory=Engines)
