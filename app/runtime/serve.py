@@ -25,8 +25,10 @@ from app import log
 from app.admin.api_keys import ApiKeys
 from app.config import Settings
 from app.errors import ConfigError, DatabaseUnavailable, PortTaken, SchemaError, SettingError
-from app.runtime.buffered_worker import BufferedWorker, ConnectionLimits, RequestLimits
+from app.runtime.buffered_worker import BufferedWorker
+from app.runtime.connection import ConnectionLimits
 from app.runtime.database import Database
+from app.runtime.request_buffer import RequestLimits
 from app.runtime.service import MAX_BATCH_BYTES, Service, set_up_logging
 from app.runtime.shutdown import STOP_MARGIN_SEC, Shutdown
 from app.runtime.startup import Startup

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from http import HTTPStatus
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.runtime import buffered_worker
-from app.runtime.buffered_worker import Progress, Rejection, RequestBuffer, RequestLimits
+from app.runtime import request_buffer
+from app.runtime.request_buffer import Progress, Rejection, RequestBuffer, RequestLimits
+from app.web.problems import ProblemCode
 
 SIZES = RequestLimits(max_head_bytes=300, max_body_bytes=100)
 POST = b"POST /x HTTP/1.1\r\nHost: x\r\n"
@@ -50,52 +54,52 @@ def test_what_comes_behind_a_request_is_kept_for_the_next():
 @pytest.mark.parametrize(
     ("sent", "need"),
     [
-        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 60, buffered_worker.HEAD_TOO_LARGE),
-        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 60 + b"\r\n", buffered_worker.HEAD_TOO_LARGE),
-        (CHUNKED + b"65\r\n", buffered_worker.BODY_TOO_LARGE),
-        (CHUNKED + b"32\r\n" + b"x" * 50 + b"\r\n33\r\n", buffered_worker.BODY_TOO_LARGE),
-        (CHUNKED + b"x\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"1 \r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b" 1\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"1;\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"1;a\0b\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b'1;a="b\r\n', buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"1;a b\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"0x1\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"1\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"1\r\nab\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"1" * 4_100, buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"0\r\n" + b"X: y\r\n" * 60, buffered_worker.HEAD_TOO_LARGE),
-        (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Content-Length: -1\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Content-Length: 3, 3\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Content-Length:\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Content-Length : 3\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Transfer-Encoding : chunked\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Transfer-Encoding:\r\n chunked\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Transfer-Encoding: \x0bchunked\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Transfer-Encoding: chunked, identity\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Transfer-Encoding: gzip\r\nContent-Length: 3\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Transfer-Encoding: gzip\r\n\r\n", buffered_worker.AMBIGUOUS_FRAMING),
-        (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n", buffered_worker.UNKNOWN_CODING),
-        (POST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n", buffered_worker.UNKNOWN_CODING),
-        (POST + b"Transfer-Encoding: identity, chunked\r\n\r\n", buffered_worker.UNKNOWN_CODING),
-        (POST + b"Transfer-Encoding: xyz , Chunked\r\n\r\n", buffered_worker.UNKNOWN_CODING),
-        (POST + b"Content-Length: " + b"9" * 16 + b"\r\n\r\n", buffered_worker.BODY_TOO_LARGE),
-        (POST + b"Content-Length: " + b"9" * 100 + b"\r\n\r\n", buffered_worker.BODY_TOO_LARGE),
-        (CHUNKED + b"0\r\nbad\r\n\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"0\r\n: x\r\n\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"0\r\nX : y\r\n\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"0\r\nX: y\r\n folded\r\n\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"0\r\nX: a\0b\r\n\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"0\r\nX: a\nY: b\r\n\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"0\r\nContent-Length: 3\r\n\r\n", buffered_worker.BAD_CHUNKING),
-        (CHUNKED + b"0\r\nX: y\r\nhost: z\r\n\r\n", buffered_worker.BAD_CHUNKING),
-        (b"\r\n" * 3, buffered_worker.NO_REQUEST_LINE),
-        (b"\r\n" * 3 + POST + b"Content-Length: 0\r\n\r\n", buffered_worker.NO_REQUEST_LINE),
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 60, request_buffer.HEAD_TOO_LARGE),
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 60 + b"\r\n", request_buffer.HEAD_TOO_LARGE),
+        (CHUNKED + b"65\r\n", request_buffer.BODY_TOO_LARGE),
+        (CHUNKED + b"32\r\n" + b"x" * 50 + b"\r\n33\r\n", request_buffer.BODY_TOO_LARGE),
+        (CHUNKED + b"x\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"1 \r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b" 1\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"1;\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"1;a\0b\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b'1;a="b\r\n', request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"1;a b\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"0x1\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"1\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"1\r\nab\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"1" * 4_100, request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"0\r\n" + b"X: y\r\n" * 60, request_buffer.HEAD_TOO_LARGE),
+        (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Content-Length: -1\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Content-Length: 3, 3\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Content-Length:\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Content-Length : 3\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Transfer-Encoding : chunked\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Transfer-Encoding:\r\n chunked\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Transfer-Encoding: \x0bchunked\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Transfer-Encoding: chunked, identity\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Transfer-Encoding: gzip\r\nContent-Length: 3\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Transfer-Encoding: gzip\r\n\r\n", request_buffer.AMBIGUOUS_FRAMING),
+        (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n", request_buffer.UNKNOWN_CODING),
+        (POST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n", request_buffer.UNKNOWN_CODING),
+        (POST + b"Transfer-Encoding: identity, chunked\r\n\r\n", request_buffer.UNKNOWN_CODING),
+        (POST + b"Transfer-Encoding: xyz , Chunked\r\n\r\n", request_buffer.UNKNOWN_CODING),
+        (POST + b"Content-Length: " + b"9" * 16 + b"\r\n\r\n", request_buffer.BODY_TOO_LARGE),
+        (POST + b"Content-Length: " + b"9" * 100 + b"\r\n\r\n", request_buffer.BODY_TOO_LARGE),
+        (CHUNKED + b"0\r\nbad\r\n\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"0\r\n: x\r\n\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"0\r\nX : y\r\n\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"0\r\nX: y\r\n folded\r\n\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"0\r\nX: a\0b\r\n\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"0\r\nX: a\nY: b\r\n\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"0\r\nContent-Length: 3\r\n\r\n", request_buffer.BAD_CHUNKING),
+        (CHUNKED + b"0\r\nX: y\r\nhost: z\r\n\r\n", request_buffer.BAD_CHUNKING),
+        (b"\r\n" * 3, request_buffer.NO_REQUEST_LINE),
+        (b"\r\n" * 3 + POST + b"Content-Length: 0\r\n\r\n", request_buffer.NO_REQUEST_LINE),
     ],
 )
 def test_invalid_request_is_rejected_at_its_first_wrong_byte(sent: bytes, need: Rejection):
@@ -109,14 +113,14 @@ def test_chunks_of_nothing_but_frames_are_too_much_in_the_end():
     for _ in range(60):
         arrival.feed(b"1;" + b"e" * 4_000 + b"\r\na\r\n")
 
-    assert arrival.state is buffered_worker.BODY_TOO_LARGE
+    assert arrival.state is request_buffer.BODY_TOO_LARGE
 
 
 def test_chunks_beyond_a_thousand_and_one_a_kilobyte_are_refused():
     few, many, long = (RequestBuffer(RequestLimits(max_body_bytes=5_000_000)) for _ in range(3))
 
     assert few.feed(CHUNKED + b"1\r\nx\r\n" * 1_000 + b"0\r\n\r\n") is Progress.COMPLETE
-    assert many.feed(CHUNKED + b"1\r\nx\r\n" * 1_001) is buffered_worker.TOO_MANY_CHUNKS
+    assert many.feed(CHUNKED + b"1\r\nx\r\n" * 1_001) is request_buffer.TOO_MANY_CHUNKS
     assert long.feed(CHUNKED + (b"400\r\n" + b"x" * 1_024 + b"\r\n") * 4_000 + b"0\r\n\r\n") is Progress.COMPLETE
 
 
@@ -125,7 +129,7 @@ def test_empty_lines_byte_by_byte_are_refused_at_the_third():
 
     needs = [arrival.feed(bytes([byte])) for byte in b"\r\n" * 3]
 
-    assert needs == [Progress.HEAD] * 5 + [buffered_worker.NO_REQUEST_LINE]
+    assert needs == [Progress.HEAD] * 5 + [request_buffer.NO_REQUEST_LINE]
 
 
 def test_trailers_are_dropped_before_the_next_request():
@@ -158,3 +162,16 @@ def test_remaining_size_is_known_or_maximum():
 
     assert (known.expected_body_bytes, unknown.expected_body_bytes) == (7, 100)
     assert not known.body_declared_too_large
+
+
+def test_rejection_is_a_problem_with_retry_after():
+    head, _, body = bytes(Rejection(HTTPStatus.SERVICE_UNAVAILABLE, "too much", ProblemCode.OVERLOADED)).partition(
+        b"\r\n\r\n"
+    )
+
+    assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert b"Retry-After: 1" in head
+    assert b"Connection: close" in head
+    assert b"Content-Length: %d\r\n" % len(body) in head
+    assert json.loads(body)["code"] == "overloaded"
+    assert b"Retry-After" not in bytes(Rejection(HTTPStatus.BAD_REQUEST, "no"))
