@@ -50,8 +50,8 @@ from app.web.options import WebOptions
 from app.web.pages import create_pages
 from app.web.pages.problems import ProblemCounter
 from app.web.pages.shell import shell_values
-from app.web.schemas import trigger_request_model
 from app.web.standby_reads import MAX_LAG_KEY
+from app.web.trigger_request import trigger_request_model
 from pipelines.contract import Pipelines
 
 OPERATIONS = "dataloader.operations"  # the key of all operations in the app's extensions

@@ -22,7 +22,8 @@ from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ItemProblem, ProblemCode, RequestRejected, problem_code
 from app.web.routing import ApiBlueprint
-from app.web.schemas import BodyModel, TriggerRequest, field_errors, trigger_request_model
+from app.web.schemas import BodyModel, field_errors
+from app.web.trigger_request import TriggerRequest, trigger_request_model
 from pipelines.contract import Pipelines
 
 MAX_JOBS = 10_000

@@ -22,7 +22,8 @@ from app.web.json_io import FieldError
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint
-from app.web.schemas import INT4_MAX, QueryModel, validate_args
+from app.web.schemas import INT4_MAX, QueryModel
+from app.web.trigger_request import validate_args
 from pipelines.contract import Pipelines
 
 _MAX_EXPECTED = 2**53

@@ -18,18 +18,8 @@ from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint
-from app.web.schemas import (
-    MAX_PARENTS,
-    BodyModel,
-    Name,
-    ParentEnd,
-    QueryModel,
-    TriggerRequest,
-    field_errors,
-    parse_name,
-    trigger_request_model,
-    validate_args,
-)
+from app.web.schemas import BodyModel, Name, QueryModel, field_errors, parse_name
+from app.web.trigger_request import MAX_PARENTS, ParentEnd, TriggerRequest, trigger_request_model, validate_args
 from pipelines.contract import Pipelines
 
 _MAX_KEY_LENGTH = 200

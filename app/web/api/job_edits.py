@@ -30,11 +30,9 @@ from app.web.schemas import (
     Priority,
     RetryPolicy,
     Timestamp,
-    TriggerResponse,
     require_one_field,
-    short_lease_message,
-    validate_args,
 )
+from app.web.trigger_request import TriggerResponse, short_lease_message, validate_args
 from pipelines.contract import Pipelines
 
 

@@ -24,7 +24,8 @@ from app.web.json_io import dump_json
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, RequestRejected
 from app.web.routing import ANY_KEY, ApiBlueprint, etag_of
-from app.web.schemas import JobState, TriggerRequest, TriggerResponse
+from app.web.schemas import JobState
+from app.web.trigger_request import TriggerRequest, TriggerResponse
 from pipelines.contract import Pipelines
 
 MAX_WAIT_SEC = 30

@@ -43,7 +43,8 @@ from app.web.pages.job_history import describe_event, link_job_ids, reason_links
 from app.web.pages.job_timeline import build_timeline
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
-from app.web.schemas import apply_task_defaults, field_errors, trigger_request_model, validate_args
+from app.web.schemas import field_errors
+from app.web.trigger_request import apply_task_defaults, trigger_request_model, validate_args
 from pipelines.contract import Pipelines
 
 MAX_LOG_LINES = 200

@@ -17,13 +17,8 @@ from app.web.json_io import MAX_JSON_DEPTH, FieldError
 from app.web.options import WebOptions
 from app.web.pages.args_form import ArgInput, ArgsForm, at_inputs
 from app.web.pages.base import FormModel, InvalidForm, parse_json_object, parse_time
-from app.web.schemas import (
-    TriggerRequest,
-    apply_task_defaults,
-    field_errors,
-    trigger_request_model,
-    validate_args,
-)
+from app.web.schemas import field_errors
+from app.web.trigger_request import TriggerRequest, apply_task_defaults, trigger_request_model, validate_args
 from pipelines.contract import Pipelines, Task
 from pipelines.schedule_definition import slice_live_key, times_of_slice
 

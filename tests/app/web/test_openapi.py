@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 from app.web import WebOptions
 from app.web.__main__ import document_text
 from app.web.problems import ProblemCode
-from app.web.schemas import trigger_request_model
+from app.web.trigger_request import trigger_request_model
 from pipelines.contract import Pipelines
 
 ROOT = Path(__file__).parents[3]

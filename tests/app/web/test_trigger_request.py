@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from app.queue.job import NewJob
 from app.web import WebOptions
-from app.web.schemas import field_errors, trigger_request_model
+from app.web.schemas import field_errors
+from app.web.trigger_request import trigger_request_model
 from pipelines.contract import Pipelines
 
 OPTIONS = WebOptions(version="1", default_lease_ttl_sec=45, heartbeat_sec=7)
