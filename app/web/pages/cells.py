@@ -30,6 +30,7 @@ class CellRow:
     name: str
     url: str
     figures: Overview | None
+    clock_difference_sec: float = 0.0
     reason: str = ""  # why it is unavailable
     warnings: tuple[str, ...] = ()
 
@@ -43,16 +44,16 @@ class _Answer:
 class CellReader:
     """Asks all cells at the same time, each in a thread of its own."""
 
-    def __init__(self, cells: Mapping[str, RemoteCell], own_version: str) -> None:
-        self._cells, self._own_version = cells, own_version
+    def __init__(self, cells: Mapping[str, RemoteCell], own_version: str, *, timeout_sec: float = _TIMEOUT_SEC) -> None:
+        self._cells, self._own_version, self._timeout_sec = cells, own_version, timeout_sec
         self._answers = {
-            name: RefreshingValue(partial(_ask, cell), name=f"read-cell-{name}", timeout_sec=_TIMEOUT_SEC)
+            name: RefreshingValue(partial(_ask, cell), name=f"read-cell-{name}", timeout_sec=timeout_sec)
             for name, cell in cells.items()
         }
 
     def read(self) -> list[CellRow]:
-        """Return a row for each cell, within a second."""
-        deadline = time.monotonic() + _TIMEOUT_SEC
+        """Return a row for each cell, within the timeout."""
+        deadline = time.monotonic() + self._timeout_sec
         old = [answer for answer in self._answers.values() if answer.age_sec > _REFRESH_AFTER_SEC]
         for answer in old:
             answer.start()
@@ -65,9 +66,14 @@ class CellReader:
         if answer.error is not None:
             return CellRow(name=name, url=url, figures=None, reason=str(answer.error))
         if answer.value is None or answer.age_sec > _MAX_AGE_SEC:
-            return CellRow(name=name, url=url, figures=None, reason=f"no answer within {_TIMEOUT_SEC:g} s")
-        warnings = tuple(_find_warnings(answer.value, self._own_version, self._cells))
-        return CellRow(name=name, url=url, figures=answer.value.figures, warnings=warnings)
+            return CellRow(name=name, url=url, figures=None, reason=f"no answer within {self._timeout_sec:g} s")
+        return CellRow(
+            name=name,
+            url=url,
+            figures=answer.value.figures,
+            clock_difference_sec=answer.value.clock_difference_sec,
+            warnings=tuple(_find_warnings(answer.value, self._own_version, self._cells)),
+        )
 
 
 def _ask(cell: RemoteCell) -> _Answer:
