@@ -17,6 +17,8 @@ from app.cli.parsing import (
     OBJECT,
     POSITIVE,
     RATE,
+    TIME,
+    RenamedOption,
     filter_options,
     limit_option,
     without_none,
@@ -131,7 +133,6 @@ AUDIT_LOG = Table(
     uncut="line, time",
     empty_message="No actions match.",
 )
-_DATETIME = click.DateTime(formats=["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"])
 
 
 @remote_command(short_help="Follow the events of all jobs.")
@@ -399,13 +400,15 @@ def task_numbers(service: RemoteService, *, period: str) -> None:
 @click.option("--action", help="Only this action, such as cancel_job.")
 @click.option("--subject", metavar="KIND", help="Only actions on this kind of resource: job, key, session.")
 @click.option("--subject-id", metavar="ID", help="Only actions on this resource, such as a job's id.")
-@click.option("--since", type=_DATETIME, help="Not before this time; local, unless it has a zone.")
-@click.option("--until", type=_DATETIME, help="Before this time.")
+@click.option("--created-from", cls=RenamedOption, former="--since", type=TIME, help="Only actions then or later.")
+@click.option("--created-to", cls=RenamedOption, former="--until", type=TIME, help="Only actions before this time.")
 @click.option("--triggers", type=click.Choice(["all", "folded", "none"]),
               help="Each trigger, one line for those of an actor and hour, or none.  [default: all]")  # fmt: skip
 @click.option("--before", type=POSITIVE, metavar="LINE", help="Only lines older than this one.")
 @limit_option
-def audit(service: RemoteService, *, since: datetime | None, until: datetime | None, **options: Any) -> None:
+def audit(
+    service: RemoteService, *, created_from: datetime | None, created_to: datetime | None, **options: Any
+) -> None:
     """List who did what, when and from where, and what it changed, newest first. It needs the scope `operate`."""
-    times = {"since": since and since.astimezone(), "until": until and until.astimezone()}
-    service.print_list(service.get("/api/v1/audit", **times, **options), "entries", AUDIT_LOG)
+    page = service.get("/api/v1/audit", since=created_from, until=created_to, **options)
+    service.print_list(page, "entries", AUDIT_LOG)

@@ -38,7 +38,7 @@ def _is_muted(rule: text.Payload) -> bool:
 
 _ALERTS = Table(
     "alert=alert_id, since=started_at, state, rule=name, detail",
-    {"state": _alert_state},
+    {"state": _alert_state, "detail": lambda alert: text.format_message(alert["detail"])},
     uncut="alert, since, state",
     empty_message="No alerts fire.",
 )

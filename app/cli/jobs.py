@@ -200,7 +200,7 @@ def show(service: RemoteService, *, job_id: UUID) -> None:
         outcome = "running" if attempt["outcome"] is None else f"{attempt['outcome']} at {ended}"
         worker = text.format_value(attempt["worker"])
         lines.append(f"attempt {attempt['attempt']:<10} from {started} on {worker}: {outcome}")
-        lines += [f"  {text.one_line(attempt['error'])}"] if attempt["error"] else []
+        lines += [f"  {text.format_message(attempt['error'])}"] if attempt["error"] else []
         lines += [f"    {text.printable(line)}" for line in (attempt.get("traceback") or "").splitlines()]
     service.print_payload(job, *lines)
 
@@ -215,22 +215,22 @@ def why(service: RemoteService, *, subject: str) -> None:
         path = f"/api/v1/tasks/{quote(subject, safe='')}/why"
     payload = service.get(path)
     if "task" in payload:
-        messages = [text.one_line(reason["message"]) for reason in payload["reasons"]]
+        messages = [text.format_message(reason["message"]) for reason in payload["reasons"]]
         service.print_payload(payload, *(messages or [_NO_REASON.format(text.one_line(subject))]))
         return
-    lines = [text.one_line(reason["message"]) for reason in payload["reasons"]]
+    lines = [text.format_message(reason["message"]) for reason in payload["reasons"]]
     if payload["position"] is not None:
         lines.append(f"Position in queue: {'' if payload['position_exact'] else 'beyond '}{payload['position']}.")
     if (estimate := payload["estimate"]) is not None:
         start_in = text.format_duration(estimate["start_in_sec"])
-        lines.append(f"It may start in {start_in}: {text.one_line(estimate['basis'])}.")
+        lines.append(f"It may start in {start_in}: {text.format_message(estimate['basis'])}.")
     service.print_payload(payload, *lines)
 
 
 @remote_command(short_help="Change a job that waits.")
 @job_argument
 @click.option("--priority", type=NOT_NEGATIVE, help="The priority; smaller numbers run first.")
-@click.option("--available-at", type=TIME, help="Run it not before this time: RFC 3339, or `in 5m`.")
+@click.option("--available-at", type=TIME, help="Run it not before this time, or `in 5m`.")
 @click.option("--args", "args", type=OBJECT, help="Replace all its arguments by a JSON object.")
 @click.option("--max-attempts", type=POSITIVE, help="How many attempts it has.")
 @click.option("--lease-ttl", "lease_ttl_sec", type=POSITIVE, help="How long its worker may be without a heartbeat.")

@@ -79,17 +79,16 @@ def parse_rate(raw: str) -> tuple[int, float]:
 
 
 def parse_time(raw: str) -> datetime:
-    """An RFC 3339 time, or "in 1h 30m" from now by this machine's clock."""
+    """An RFC 3339 time, in the zone of the terminal if it names none, or "in 1h 30m" from now."""
     word, _, duration = raw.strip().partition(" ")
     try:
         if word.lower() == "in":
             return datetime.now(UTC) + timedelta(seconds=parse_duration(duration))
-        at = datetime.fromisoformat(raw.strip())
-        if at.tzinfo is not None:
-            return at.astimezone(UTC)
+        return datetime.fromisoformat(raw.strip()).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise ValueError(f'{raw!r} is not a time; write 2026-11-21T06:00:00+03:00, or "in 5m"') from None
-    raise ValueError(f"{raw!r} has no zone; write it with one, such as {at.isoformat()}+03:00")
+        raise ValueError(
+            f'{raw!r} is not a time; write 2026-11-21T06:00:00+03:00, 2026-11-21 06:00 (in your zone), or "in 5m"'
+        ) from None
 
 
 def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,6 +108,19 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--json", "as_json", is_flag=True, callback=store_flag, help="Answer in JSON, for programs; errors too."
     )
     return option(command)
+
+
+class RenamedOption(click.Option):
+    """An option that also accepts the name that it had in an earlier release."""
+
+    def __init__(self, *args: Any, former: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.former = former
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        opts, self.opts = self.opts, [*self.opts, self.former]
+        super().add_to_parser(parser, ctx)
+        self.opts = opts
 
 
 limit_option = click.option(
@@ -158,7 +170,7 @@ def filter_options(command: Callable[..., None]) -> Callable[..., None]:
             type=bool,
             help="Only jobs that succeeded with data checks that did not pass.",
         ),
-        click.option("--created-from", type=TIME, help="Only jobs created then or later (RFC 3339)."),
+        click.option("--created-from", type=TIME, help="Only jobs created then or later."),
         click.option("--created-to", type=TIME, help="Only jobs created before this time."),
         click.option("--finished-from", type=TIME, help="Only jobs that ended then or later."),
         click.option("--finished-to", type=TIME, help="Only jobs that ended before this time."),

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from app.wording import replace_utc_times
+
 Payload = Mapping[str, Any]
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -53,7 +55,8 @@ def format_progress(progress: Payload) -> str:
 
 
 def format_time(at: datetime | str | None) -> str:
-    """A time in this machine's zone with its offset, as options such as --created-from take it."""
+    """A time in the zone of the terminal (TZ, else the machine's) with its offset, as options such as --created-from
+    take it."""
     if at is None:
         return ""
     moment = datetime.fromisoformat(at) if isinstance(at, str) else at
@@ -79,8 +82,13 @@ def format_field(field: str, value: Any) -> str:
     return format_time(value) if field in ("at", "ts") or field.endswith("_at") else format_value(value)
 
 
+def format_message(message: str) -> str:
+    """A sentence of the service on one line, with its times in the zone of the terminal."""
+    return one_line(replace_utc_times(message, format_time))
+
+
 def format_error(error: str | None) -> str:
-    return one_line(error or "")[:_MAX_ERROR_LENGTH]
+    return format_message(error or "")[:_MAX_ERROR_LENGTH]
 
 
 def align_columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from app.admin.explain import JobExplainer, ReasonCode
+from app.admin.explain import JobExplainer
 from app.admin.queues import Queues
+from app.admin.reasons import ReasonCode
 from app.queue.job import Status
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture

@@ -10,9 +10,8 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from app.wording import format_count
+from app.wording import format_count, format_utc, replace_utc_times
 
-_UTC_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
 _UUID_PATTERN = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _SECONDS_PATTERN = re.compile(r"\b(\d+(?:\.\d+)?) s\b")
 # Characters that change the direction of the text after them; in JSON they are written as escapes.
@@ -55,7 +54,7 @@ class Formatter:
         return local.strftime("%H:%M:%S" if local.date() == today else "%d %b %H:%M:%S")
 
     def utc(self, moment: datetime | None) -> str:
-        return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return "" if moment is None else format_utc(moment)
 
     def exact(self, moment: datetime | None) -> str:
         """The time with its date and zone: `2026-11-24 16:42:10 MSK`."""
@@ -72,9 +71,7 @@ class Formatter:
 
     def localize_times(self, sentence: str) -> str:
         """Replace times in UTC within a sentence by times in the zone of the pages."""
-        return _UTC_TIME_PATTERN.sub(
-            lambda match: self.clock(datetime.fromisoformat(match[0].replace(" UTC", "+00:00"))), sentence
-        )
+        return replace_utc_times(sentence, self.clock)
 
     def time_ago(self, moment: datetime | None) -> str:
         if moment is None:

@@ -12,8 +12,9 @@ from pydantic import Field, ValidationError
 
 from app.admin.api_keys import Scope
 from app.admin.edits import CLONED_FIELDS, JobEditor
-from app.admin.explain import ExplanationReason, JobExplainer, JobExplanation, ReasonCode
+from app.admin.explain import JobExplainer, JobExplanation
 from app.admin.job_search import JobDetail, JobSearch
+from app.admin.reasons import ExplanationReason, ReasonCode
 from app.db.statements import Executor
 from app.log.masking import mask_secret_fields, unmask
 from app.queue.graphs import Graphs

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-from app.admin.explain import ExplanationReason
+from app.admin.reasons import ExplanationReason
 from app.log.masking import mask_secret_fields
 from app.queue.job import JobEvent
 from app.web.pages.formatter import Formatter

@@ -5,9 +5,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.admin import explain as module
+from app.admin import explain, wait_reasons
 from app.admin.explain import JobExplainer, JobExplanation
 from app.admin.queues import Queues, QueueState
+from app.admin.reasons import format_duration
 from app.admin.statistics import Statistics
 from app.errors import JobNotFound
 from app.queue.job import Status
@@ -51,7 +52,8 @@ def test_unblocked_job_is_next_and_later_jobs_get_estimate(queue_db, why):
 
 
 def test_a_position_is_counted_up_to_a_bound(queue_db, why, monkeypatch):
-    monkeypatch.setattr(module, "MAX_COUNTED_AHEAD", 1)
+    for module in (explain, wait_reasons):
+        monkeypatch.setattr(module, "MAX_COUNTED_AHEAD", 1)
     worker(queue_db)
     job_ids = [queue_db.enqueue(key) for key in "abc"]
 
@@ -261,7 +263,7 @@ def test_finished_job_shows_how_it_ended(queue_db, why):
 
 
 def test_durations_have_fitting_units():
-    assert [module._format_duration(seconds) for seconds in (5, 90, 7200, 200_000)] == [
+    assert [format_duration(seconds) for seconds in (5, 90, 7200, 200_000)] == [
         "5.0 s",
         "1.5 min",
         "2.0 h",

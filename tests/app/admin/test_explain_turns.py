@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from app.admin.explain import JobExplainer, ReasonCode
+from app.admin.explain import JobExplainer
 from app.admin.queues import Queues
+from app.admin.reasons import ReasonCode
 
 
 def test_a_job_of_a_fair_queue_waits_for_its_turn(queue_db):

@@ -111,6 +111,9 @@ def test_audit_folds_triggers(run):
 
     assert "2 triggers since" in run("audit", "--triggers", "folded").output
     assert "2 triggers since" not in run("audit").output
+    for option in ("--created-from", "--since"):  # the former name of 0.2.0
+        assert "2 triggers since" in run("audit", "--triggers", "folded", option, "2020-01-01").output
+        assert "No actions match." in run("audit", option, "in 1h").output
 
 
 def test_jobs_are_edited_cloned_and_deleted(run, queue_db):

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from app.admin.breakers import Breakers, BreakerState
-from app.admin.explain import ReasonCode
 from app.admin.limits import Limits
 from app.admin.queues import Queues, QueueState
+from app.admin.reasons import ReasonCode
 from app.cli.command import cli
 from app.queue.job import ReleaseReason, ReleaseRequest, Status
 from app.queue.workers import WorkerInfo, WorkerLiveness

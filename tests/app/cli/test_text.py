@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -39,6 +40,22 @@ def test_a_time_is_shown_on_the_clock_of_this_machine():
     assert shown == at.astimezone().isoformat(sep=" ", timespec="seconds")
     assert parse_time(shown) == at, "what is shown can be given to an option"
     assert text.format_time("2026-11-21T10:00:00Z") == shown
+
+
+def test_times_of_zone_of_terminal_are_shown_and_read(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        message = text.format_message("Paused since 2026-11-21 10:00:00 UTC by ann.")
+        parsed = [parse_time(raw) for raw in ("2026-11-21 19:00", "2026-11-21T19:00:00", "2026-11-21T10:00:00Z")]
+        day = parse_time("2026-11-21")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+    assert message == "Paused since 2026-11-21 19:00:00+09:00 by ann."
+    assert parsed == [datetime(2026, 11, 21, 10, tzinfo=UTC)] * 3
+    assert day == datetime(2026, 11, 20, 15, tzinfo=UTC)
 
 
 def test_columns_are_as_wide_as_their_widest_cell():

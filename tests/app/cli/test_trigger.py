@@ -209,7 +209,7 @@ def test_a_suggested_command_carries_the_address_that_was_typed(run, service):
         ("--time-limit", "0"),
         ("--retry", "5"),
         ("--available-at", "tomorrow"),
-        ("--available-at", "2026-11-21T06:00:00"),
+        ("--available-at", "2026-11-21T25:00:00"),
         ("--args-file", "/nowhere.json"),
     ],
     ids=" ".join,

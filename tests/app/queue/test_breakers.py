@@ -8,8 +8,9 @@ import pytest
 
 from app.admin.alerts import Alerts, RuleKind
 from app.admin.breakers import Breakers, BreakerState
-from app.admin.explain import JobExplainer, ReasonCode
+from app.admin.explain import JobExplainer
 from app.admin.limits import Limits
+from app.admin.reasons import ReasonCode
 from app.errors import BreakerNotFound
 from app.queue.job import Settlement, Status
 from app.queue.jobs import JobQueue

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from app.admin.explain import ExplanationReason, ReasonCode
+from app.admin.reasons import ExplanationReason, ReasonCode
 from app.queue.job import JobEvent
 from app.web.pages.formatter import Formatter
 from app.web.pages.job_history import Change, describe_event, link_job_ids, reason_links
