@@ -29,11 +29,18 @@ _SECRET_NAME = re.compile(
     r"|authori[sz]ation$|(?:^|_)auth$|credential|cookie|(?:^|_)dsn$"
 )
 _VALUE = r"""(?:[bru]{0,2}"(?:\\.|[^"\\])*"|[bru]{0,2}'(?:\\.|[^'\\])*'|(?:\\.|(?!&\w+=)\S)+)"""
+# user:password@ of a URL, up to the last @ as passwords may hold a raw one; host:port/ is let through
+_URL_PASSWORD = (re.compile(r"(://[^\s:/@]{0,256}):(?!\d{1,5}(?:[/?#,\s]|$))\S{0,512}@"), rf"\1:{MASK}@")
+# password=… of a URL's query, or of a connection string in the form of libpq or ODBC
+_PARAMETER_PASSWORD = (
+    re.compile(r"((?:^|[\s?&;])(?:ssl)?password\s?=\s?)(?:'(?:\\.|[^'\\])*'|[^\s&;]+)", re.IGNORECASE),
+    rf"\1{MASK}",
+)
+_CONNECTION_STRING = re.compile(r"://|\b(?:host|hostaddr|user|uid|dbname|server|service)\s?=", re.IGNORECASE)
 _OUR_KEYS = (re.compile(r"\b(dlk_[0-9a-f]{12})_[0-9a-f]{8,}"), rf"\1_{MASK}")
 _SHAPES = (
     _OUR_KEYS,
-    # user:password@ of a URL, up to the last @ as passwords may hold a raw one; host:port/ is let through
-    (re.compile(r"(://[^\s:/@]{0,256}):(?!\d{1,5}(?:[/?#,\s]|$))\S{0,512}@"), rf"\1:{MASK}@"),
+    _URL_PASSWORD,
     (re.compile(r"""((?:set-)?cookie\\?["']?\s?[=:]\s?)[^\r\n]+""", re.IGNORECASE), rf"\1{MASK}"),
     (
         re.compile(r"""(authorization\\?["']?\s?[=:]\s?\\?["']?)(?:\w{1,20}\s)?[^\s"',]+""", re.IGNORECASE),
@@ -57,7 +64,7 @@ _SHAPE_MARKER = re.compile("://|cookie|authori|bearer|passw|passphrase|secret|pw
 # Secrets that drivers, URLs and command lines put into errors. Narrower than the shapes of log lines: "unexpected
 # token: x" in an error is not a secret.
 _ERROR_SHAPES = (
-    (re.compile(r"(://[^\s:/@]{0,256}):(?!\d{1,5}(?:[/?#,\s]|$))\S{0,512}@"), rf"\1:{MASK}@"),
+    _URL_PASSWORD,
     (re.compile(r"(\b(?:Bearer|Basic)\s)[\w.~+/=-]{8,}"), rf"\1{MASK}"),
     (
         re.compile(
@@ -189,7 +196,12 @@ class Masker:
         return _is_secret_name(name) or any(word in name.lower() for word in self._extra_names)
 
     def mask_secret_fields(self, value: Any, depth: int = 0) -> Any:
-        """Mask the values under secret names in JSON data; a reference to a secret is not one."""
+        """Mask the values under secret names and the passwords of addresses in JSON data.
+
+        A reference to a secret is not one.
+        """
+        if isinstance(value, str):
+            return mask_address_passwords(value)
         if depth == _MAX_JSON_DEPTH or _is_reference(value):
             return value
         if isinstance(value, list):
@@ -205,13 +217,27 @@ class Masker:
 
 
 def mask_secret_fields(value: Any) -> Any:
-    """Mask the values under secret names in args, progress or results that are shown to callers."""
+    """Mask secrets in args, progress or results that are shown to callers.
+
+    Those are the values under secret names, and the passwords in URLs and connection strings under any name.
+    """
     return _process_masker().mask_secret_fields(value)
+
+
+def mask_address_passwords(text: str) -> str:
+    """Mask only the password in each URL or connection string of a text."""
+    if not _CONNECTION_STRING.search(text):
+        return text
+    for shape, replacement in (_URL_PASSWORD, _PARAMETER_PASSWORD):
+        text = shape.sub(replacement, text)
+    return text
 
 
 def unmask(edited: Any, original: Any) -> Any:
     """Put the original values back where an edited text holds the mask of a secret."""
     if edited == MASK and original is not None:
+        return original
+    if isinstance(original, str) and isinstance(edited, str) and edited == mask_address_passwords(original):
         return original
     if isinstance(edited, dict) and isinstance(original, dict):
         return {name: unmask(value, original.get(name)) for name, value in edited.items()}

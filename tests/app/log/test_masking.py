@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.log import LogOptions, mask, mask_secret_fields, masking, register_secret, set_up, tear_down
-from app.log.masking import Masker
+from app.log.masking import Masker, unmask
 
 SECRET = "hunter2/ü\\x"
 
@@ -193,6 +193,38 @@ def test_only_values_of_secret_names_are_masked():
         "password": "***", "a": [{"apiKey": "***", "n": 1}], "token": None, "secret": {"$secret": "bank"},
         "note": "password=x",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("postgresql://u:s3cret@h:5432/db", "postgresql://u:***@h:5432/db"),
+        ("postgresql://u:p@ss:w@h/db", "postgresql://u:***@h/db"),
+        ("redis://:pw@h", "redis://:***@h"),
+        (
+            "postgresql://h/db?user=u&password=pw&sslmode=require",
+            "postgresql://h/db?user=u&password=***&sslmode=require",
+        ),
+        ("host=h password='a b' user=u", "host=h password=*** user=u"),
+        ("Server=h;Uid=u;Password=pw;Timeout=5", "Server=h;Uid=u;Password=***;Timeout=5"),
+        ("http://h:8080/a@b", "http://h:8080/a@b"),
+        ("from a://u:p@h to b://v:q@h", "from a://u:***@h to b://v:***@h"),
+    ],
+)
+def test_password_of_an_address_is_masked_under_any_name(address, shown):
+    args = {"source": address, "nested": [{"to": address}], "rows": 3}
+
+    masked = mask_secret_fields(args)
+
+    assert masked == {"source": shown, "nested": [{"to": shown}], "rows": 3}
+    assert unmask(masked, args) == args
+
+
+def test_changed_address_keeps_what_was_entered():
+    original = {"source": "postgresql://u:s3cret@h/db"}
+
+    assert unmask({"source": "postgresql://u:new@h/db"}, original) == {"source": "postgresql://u:new@h/db"}
+    assert unmask({"source": "postgresql://u:***@evil/db"}, original) == {"source": "postgresql://u:***@evil/db"}
 
 
 def test_a_company_has_secrets_of_its_own():
