@@ -45,6 +45,7 @@ from app.web.auth.login import create_login_blueprint
 from app.web.auth.sessions import Sessions
 from app.web.backfill_changes import BackfillEditor
 from app.web.caches import KeyCache, QueueSettingsCache
+from app.web.links import NameConverter, quote_in_template
 from app.web.middleware import RequestMetrics, RequestMiddleware, handle_error
 from app.web.options import WebOptions
 from app.web.pages import create_pages
@@ -81,11 +82,12 @@ def create_app(
     app = Flask(__name__)
     app.config["MAX_CONTENT_LENGTH"] = options.max_body_bytes
     app.config[MAX_LAG_KEY] = options.max_data_age_sec
-    app.url_map.converters |= {"job": JobIdConverter, "dataset": DatasetConverter}
+    app.url_map.converters |= {"job": JobIdConverter, "dataset": DatasetConverter, "path": NameConverter}
     app.url_map.merge_slashes = False  # no redirects from other spellings of a path
     app.context_processor(lambda: {"actor": request.environ.get(ACTOR), "csrf_token": csrf_token()})
     counter = ProblemCounter(queue.executor)
     app.context_processor(lambda: shell_values(options, counter))
+    app.jinja_env.filters["urlencode"] = quote_in_template
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
 
     registry = CollectorRegistry()

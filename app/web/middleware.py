@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from app import log
 from app.web.auth.guard import AUTHENTICATOR, IS_PAGE, REQUEST_ID, Authenticator, log_fields
+from app.web.links import current_path, current_url
 from app.web.openapi import route_template
 from app.web.problems import ProblemCode, problem_code, problem_response
 
@@ -138,7 +139,7 @@ def handle_error(error: Exception) -> Response:
 
 def _redirect_to_login() -> Response:
     """Redirect a browser to the login page, which leads back to the requested page or to the submitted form."""
-    page = request.full_path.rstrip("?") if request.method in ("GET", "HEAD") else _form_page_path()
+    page = current_url() if request.method in ("GET", "HEAD") else _form_page_path()
     login_url = "/login?" + urlencode({"next": page})
     if "HTTP_HX_REQUEST" in request.environ:  # for a fragment htmx redirects the whole page
         return Response(status=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": login_url})
@@ -150,8 +151,8 @@ def _form_page_path() -> str:
     rule = request.url_rule
     rules = current_app.url_map.iter_rules()
     if rule is None or any(other.rule == rule.rule and "GET" in (other.methods or ()) for other in rules):
-        return request.path
-    return request.path.rpartition("/")[0] or "/"
+        return current_path()
+    return current_path().rpartition("/")[0] or "/"
 
 
 def _problem_page(problem: Response) -> Response:

@@ -67,12 +67,12 @@ def create_breakers_blueprint(executor: Executor) -> ApiBlueprint:
         """List the circuit breakers of tasks, those that are open or half-open first."""
         return BreakerList(breakers.statuses())
 
-    @blueprint.get("/tasks/<task>/breaker", response=BreakerStatus, problems=unknown, scope=Scope.READ)
+    @blueprint.get("/tasks/<path:task>/breaker", response=BreakerStatus, problems=unknown, scope=Scope.READ)
     def get_breaker(task: str) -> BreakerStatus:
         """Get the circuit breaker of a task."""
         return breakers.status(task)
 
-    @blueprint.put("/tasks/<task>/breaker", body=BreakerSetting, response=BreakerStatus, scope=Scope.OPERATE)
+    @blueprint.put("/tasks/<path:task>/breaker", body=BreakerSetting, response=BreakerStatus, scope=Scope.OPERATE)
     def set_breaker(body: BreakerSetting, task: str) -> BreakerStatus:
         """Create or change the circuit breaker of a task, pause the task, or let it run again.
 
@@ -87,7 +87,7 @@ def create_breakers_blueprint(executor: Executor) -> ApiBlueprint:
         audit_action("breaker.set", task=task, **body.model_dump(exclude={"reason"}, exclude_none=True))
         return status
 
-    @blueprint.delete("/tasks/<task>/breaker", response=Deleted, problems=unknown, scope=Scope.OPERATE)
+    @blueprint.delete("/tasks/<path:task>/breaker", response=Deleted, problems=unknown, scope=Scope.OPERATE)
     def delete_breaker(task: str) -> Deleted:
         """Delete the circuit breaker of a task. A worker that starts creates it again if the task declares one."""
         breakers.delete(task)

@@ -86,12 +86,12 @@ def create_limits_blueprint(executor: Executor) -> ApiBlueprint:
         """
         return LimitList(limits.statuses())
 
-    @blueprint.get("/limits/<name>", response=LimitDetail, problems=unknown, scope=Scope.READ)
+    @blueprint.get("/limits/<path:name>", response=LimitDetail, problems=unknown, scope=Scope.READ)
     def get_limit(name: str) -> LimitDetail:
         """Get a limit with the jobs that hold it."""
         return LimitDetail(**vars(limits.status(name)), holders=limits.holders(name))
 
-    @blueprint.put("/limits/<name>", body=LimitSetting, response=LimitStatus, scope=Scope.OPERATE)
+    @blueprint.put("/limits/<path:name>", body=LimitSetting, response=LimitStatus, scope=Scope.OPERATE)
     def set_limit(body: LimitSetting, name: str) -> LimitStatus:
         """Create or replace a limit.
 
@@ -107,7 +107,7 @@ def create_limits_blueprint(executor: Executor) -> ApiBlueprint:
         return status
 
     @blueprint.delete(
-        "/limits/<name>",
+        "/limits/<path:name>",
         response=Deleted,
         problems=(*unknown, ProblemCode.LIMIT_IN_USE),
         scope=Scope.OPERATE,

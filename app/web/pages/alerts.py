@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 from uuid import UUID
 
 from flask import Response, request
@@ -15,6 +14,7 @@ from app.db.statements import Executor
 from app.errors import AlertNotFound
 from app.web.api.alerts import AlertMute, AlertRuleEdit, NewAlertRule
 from app.web.auth.guard import current_actor
+from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to
 from app.web.pages.formatter import Formatter
@@ -260,7 +260,7 @@ def describe_rule(rule: AlertRule, formatter: Formatter) -> str:
 
 def subject_url(alert: FiredAlert) -> str:
     """The page of what an alert is about."""
-    name = quote(alert.subject, safe="")
+    name = quote_name(alert.subject)
     pages = {
         RuleKind.QUEUE_AGE: f"/queues/{name}",
         RuleKind.STALLED: f"/jobs/{name}",
@@ -272,4 +272,4 @@ def subject_url(alert: FiredAlert) -> str:
         RuleKind.STALE_DATASET: f"/datasets/{name}",
         "webhook_disabled": f"/webhooks/{name}",
     }
-    return pages.get(alert.kind, f"/tasks/{quote(alert.task or alert.subject, safe='')}")
+    return pages.get(alert.kind, f"/tasks/{quote_name(alert.task or alert.subject)}")

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from flask import Response
 from pydantic import Field
@@ -17,6 +17,7 @@ from app.admin.api_keys import Scope
 from app.admin.audit import AuditEntry, AuditLog, Triggers
 from app.db.statements import Executor
 from app.web.json_io import FieldError
+from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_time
 from app.web.problems import InvalidRequest
@@ -130,7 +131,7 @@ def entry_url(entry: AuditEntry) -> str | None:
     """The page of what was changed, where there is one."""
     if entry.subject_id is None:
         return None
-    name = quote(entry.subject_id, safe="")
+    name = quote_name(entry.subject_id)
     pages = {
         "job": f"/jobs/{name}",
         "queue": f"/queues/{name}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import quote
 from uuid import UUID
 
 from flask import Response, g
@@ -16,6 +15,7 @@ from app.log.masking import mask_secret_fields
 from app.queue.job import Status
 from app.queue.jobs import JobQueue
 from app.web.backfill_changes import BackfillEditor, BackfillPlan
+from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.backfill_forms import NewBackfillForm, ended_count, extent, parse_concurrency, shown_errors
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, can_operate, redirect_to
@@ -127,7 +127,7 @@ def create_backfills_page(queue: JobQueue, pipelines: Pipelines, options: WebOpt
             pace=_pace(backfill, datetime.now(UTC)),
             limits=editor.binding_limits(backfill),
             path=f"/backfills/{backfill_id}",
-            slices_path=f"/tasks/{quote(backfill.task, safe='')}/slices",
+            slices_path=f"/tasks/{quote_name(backfill.task)}/slices",
         )
 
     @pages.action(

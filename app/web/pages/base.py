@@ -19,6 +19,7 @@ from app.errors import BulkNotFound, DatabaseUnavailable, DataloaderError, JobNo
 from app.queue.job import Status
 from app.web.auth.guard import CSRF_FIELD, current_actor
 from app.web.json_io import FieldError, InvalidJson, parse
+from app.web.links import current_url, page_path
 from app.web.options import WebOptions
 from app.web.pages.formatter import Formatter
 from app.web.pages.shell import formatter_of_request
@@ -154,10 +155,10 @@ class PageRenderer:
 
         def register(handler: Handler) -> Handler:
             def refuse(path_args: Mapping[str, Any], error: Exception) -> Response:
-                page_path = page_url.format(**path_args)
+                path = page_path(page_url, path_args)
                 if page is None or isinstance(error, UNAVAILABLE_ERRORS) or not _can_read():
-                    return self.render_failure(error, back_url=page_path)
-                return self._render_refusal(page, path_args, error, action=handler.__name__, page_path=page_path)
+                    return self.render_failure(error, back_url=path)
+                return self._render_refusal(page, path_args, error, action=handler.__name__, path=path)
 
             @wraps(handler)
             def act(*args: Any, **kwargs: Any) -> Response:
@@ -167,7 +168,7 @@ class PageRenderer:
                     raise
                 except (DataloaderError, InvalidForm) as error:
                     return refuse(kwargs, error)
-                return response or redirect_to(page_url.format(**kwargs))
+                return response or redirect_to(page_path(page_url, kwargs))
 
             post = self.blueprint.post(
                 path,
@@ -185,13 +186,13 @@ class PageRenderer:
 
     @staticmethod
     def _render_refusal(
-        page: Callable[..., Response], path_args: Mapping[str, Any], error: Exception, *, action: str, page_path: str
+        page: Callable[..., Response], path_args: Mapping[str, Any], error: Exception, *, action: str, path: str
     ) -> Response:
         """Render the page of a form that was refused."""
         errors = getattr(error, "errors", ())
         values = {name: value for name, value in request.form.items() if name != CSRF_FIELD}
         g.refused_form = FormState(action, True, values, errors, "" if errors else str(error))
-        g.page_path = page_path
+        g.page_path = path
         response = page(**path_args)
         is_invalid = isinstance(error, InvalidForm | InvalidRequest)
         response.status_code = HTTPStatus.UNPROCESSABLE_ENTITY if is_invalid else HTTPStatus.CONFLICT
@@ -202,7 +203,7 @@ class PageRenderer:
         text = render_template(
             f"pages/{template}",
             base="fragment.html" if is_fragment else "layout.html",
-            current_url=g.get("page_path") or request.full_path.rstrip("?"),
+            current_url=g.get("page_path") or current_url(),
             form_of=_form_of,
             refused_form=g.get("refused_form"),
             can_operate=can_operate(),

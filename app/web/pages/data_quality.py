@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from urllib.parse import quote
 
 from flask import Response
 from pydantic import Field
@@ -11,6 +10,7 @@ from pydantic import Field
 from app.admin.data_quality import CheckHistory, DataQuality
 from app.db.statements import Executor
 from app.errors import DatasetNotFound
+from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer
 from app.web.pages.charts import LineChart
@@ -50,7 +50,7 @@ def create_datasets_page(source: Executor, options: WebOptions) -> ApiBlueprint:
 
 
 def dataset_path(name: str) -> str:
-    return f"/datasets/{quote(name, safe='')}"
+    return f"/datasets/{quote_name(name)}"
 
 
 def check_chart(check: CheckHistory) -> LineChart:

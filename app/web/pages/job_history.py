@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
 from app.admin.reasons import ExplanationReason
 from app.log.masking import mask_secret_fields
 from app.queue.job import JobEvent
+from app.web.links import quote_name
 from app.web.pages.formatter import Formatter
 
 _EDITED_FIELDS = (
@@ -101,13 +101,13 @@ def short_id(job_id: Any) -> str:
 
 def _reason_links(details: Mapping[str, Any]) -> Iterator[Link]:
     if details.get("limit"):
-        yield Link(f"/limits#limit-{quote(str(details['limit']), safe='')}", f"limit {details['limit']}")
+        yield Link(f"/limits#limit-{quote_name(details['limit'])}", f"limit {details['limit']}")
     if details.get("graph_id"):
         yield Link(f"/graphs/{details['graph_id']}", "its graph")
     if "probe_at" in details:
         yield Link("/limits#breakers", "circuit breakers")
     if details.get("schedule"):
-        yield Link(f"/schedules/{quote(str(details['schedule']), safe='')}", f"schedule {details['schedule']}")
+        yield Link(f"/schedules/{quote_name(details['schedule'])}", f"schedule {details['schedule']}")
     if details.get("queue"):
         yield Link("/queues", f"queue {details['queue']}")
     if "ahead" in details or "threads" in details or "seen_at" in details or "per_worker" in details:

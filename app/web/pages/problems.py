@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Literal
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 from uuid import UUID
 
 from app.admin.alerts import AlertRule, Alerts, FiredAlert
@@ -20,6 +20,7 @@ from app.admin.statistics import PeriodStatistics, RecentRun, Statistics
 from app.db.statements import Executor
 from app.queue.job import Status
 from app.web.caches import RefreshingValue
+from app.web.links import quote_name
 from app.web.pages.formatter import Formatter
 from app.web.standby_reads import allowing_standby
 from app.wording import format_count
@@ -95,7 +96,7 @@ class Problem:
     def link(self) -> str | None:
         kind, name = self.subject
         path = _SUBJECT_PATHS.get(kind)
-        return path and path.format(quote(name, safe=""))
+        return path and path.format(quote_name(name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +252,7 @@ def _alert_link(alerts: list[FiredAlert]) -> Act:
 
 def _path_of(subject: Subject) -> str:
     kind, name = subject
-    return _SUBJECT_PATHS[kind].format(quote(name, safe=""))
+    return _SUBJECT_PATHS[kind].format(quote_name(name))
 
 
 def _worker_problems(workers: list[WorkerStatus]) -> Iterator[Problem]:

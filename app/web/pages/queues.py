@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote
 
 from flask import Response
 from pydantic import Field
@@ -16,6 +15,7 @@ from app.admin.statistics import Period, RecentRun, Statistics
 from app.db.statements import Executor
 from app.web.api.queues import REMOVABLE, QueueSettingsEdit
 from app.web.auth.guard import current_actor
+from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import (
     FormModel,
@@ -132,7 +132,7 @@ def create_queues_page(source: Executor, options: WebOptions) -> ApiBlueprint:
 
 
 def queue_path(name: str) -> str:
-    return f"/queues/{quote(name, safe='')}"
+    return f"/queues/{quote_name(name)}"
 
 
 def _started(run: Any) -> datetime:

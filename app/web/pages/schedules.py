@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from flask import Response, g
 from pydantic import Field
@@ -15,6 +14,7 @@ from pydantic import Field
 from app.admin.schedules import Firing, FiringOutcome, Schedule
 from app.db.statements import Executor
 from app.errors import TimeHasFired
+from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_time, redirect_to
 from app.web.pages.clock_changes import AffectedSchedule, ClockChange, affected_schedules, find_clock_change
@@ -107,7 +107,7 @@ def create_schedules_page(source: Executor, pipelines: Pipelines, options: WebOp
         with shown_errors():
             values = form.to_values(pages.formatter.zone)
             schedule = editor.create(form.name.strip(), values, is_paused=form.is_paused == "yes")
-        return redirect_to(f"/schedules/{quote(schedule.name, safe='')}")
+        return redirect_to(f"/schedules/{quote_name(schedule.name)}")
 
     @pages.page("/schedules/<name>", query=ScheduleFields, problems=(ProblemCode.SCHEDULE_NOT_FOUND,))
     def show_schedule(query: ScheduleFields, name: str) -> Response:
@@ -140,7 +140,7 @@ def create_schedules_page(source: Executor, pipelines: Pipelines, options: WebOp
             shown_as=shown_as,
             differences=_differences(detail),
             sent=sent,
-            path=f"/schedules/{quote(name, safe='')}",
+            path=f"/schedules/{quote_name(name)}",
         )
 
     @pages.action(

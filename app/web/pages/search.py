@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from flask import Response
 from pydantic import Field
@@ -18,6 +18,7 @@ from app.admin.schedules import Schedules
 from app.admin.statistics import Statistics
 from app.db.statements import Executor
 from app.web.json_io import dump_json
+from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer, redirect_to
 from app.web.pages.shell import navigation_links
@@ -61,7 +62,7 @@ class Names:
         for kind, folder, names in folders:
             for name in names:
                 if text.lower() in name.lower():
-                    yield Match(kind, name, folder + quote(name, safe=""), name == text)
+                    yield Match(kind, name, folder + quote_name(name), name == text)
 
 
 def create_search_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:

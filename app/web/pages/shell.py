@@ -13,6 +13,7 @@ from flask import request
 
 from app.admin.api_keys import Scope
 from app.web.auth.guard import ACTOR, Actor
+from app.web.links import current_url
 from app.web.options import WebOptions
 from app.web.pages.formatter import Formatter
 from app.web.pages.problems import ProblemCounter
@@ -69,6 +70,7 @@ def navigation_links(options: WebOptions) -> list[NavLink]:
 def shell_values(options: WebOptions, counter: ProblemCounter) -> dict[str, Any]:
     """Return what the layout shows on every page."""
     return {
+        "current_url": current_url(),
         "navigation": list(_groups(navigation_links(options))),
         "options": options,
         "formatter": formatter_of_request(options),

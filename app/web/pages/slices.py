@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Any
-from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 from flask import Response
@@ -16,6 +15,7 @@ from pydantic import Field
 
 from app.queue.jobs import JobQueue
 from app.web.backfill_changes import BackfillEditor
+from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.backfill_forms import ended_count, extent, parse_concurrency, shown_errors
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, redirect_to
@@ -93,7 +93,7 @@ def create_slices_page(queue: JobQueue, pipelines: Pipelines, options: WebOption
             backfills=editor.newest(task=task, limit=_BACKFILLS_SHOWN),
             ended_count=ended_count,
             extent=extent,
-            slices_path=f"/tasks/{quote(task, safe='')}/slices",
+            slices_path=f"/tasks/{quote_name(task)}/slices",
         )
 
     @pages.action(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 from uuid import UUID
 
 from flask import Response, g, request
@@ -27,6 +27,7 @@ from app.web.api.task_stats import TaskInfo
 from app.web.auth.guard import CSRF_FIELD, current_actor
 from app.web.backfill_changes import BackfillEditor
 from app.web.caches import RefreshingValue, RefreshTimeout
+from app.web.links import quote_name
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, redirect_to
@@ -172,7 +173,7 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
         return pages.render(
             "task.html",
             name=name,
-            url_name=quote(name, safe=""),  # one segment of the path, also for a name with slashes
+            url_name=quote_name(name),  # one segment of the path, also for a name with slashes
             task=info,
             queue=reader.queue(name, runs),
             known_to=reader.known_to(name),

@@ -45,6 +45,7 @@ def test_password_of_an_address_in_args_is_shown_nowhere(client, made):
 
 def test_edit_form_keeps_the_password_of_an_unchanged_address(client, made, queue):
     version = re.search(r'name="version" value="([^"]+)"', client.get(f"/jobs/{made['job']}/edit").text)
+    assert version
     form = {"version": version[1], "args": f'{{"source": "{MASKED}", "rows": 5}}'}
 
     assert client.post(f"/jobs/{made['job']}/edit", data=form).status_code == 303

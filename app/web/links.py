@@ -1,0 +1,49 @@
+"""Addresses of pages. Names in them are quoted: those of queues and tasks may hold `/`, `?`, `#`, `%` and spaces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from flask import request
+from werkzeug.routing import PathConverter
+
+_PLACEHOLDER = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
+
+
+class NameConverter(PathConverter):
+    """A name of one or several segments of a path; unlike Flask's own it may begin with a slash."""
+
+    regex = r"[\s\S]+?"
+    part_isolating = False
+
+
+def quote_name(name: Any) -> str:
+    """Quote a name as one segment of a path, or as a value of a query or fragment."""
+    return quote(str(name), safe="")
+
+
+def quote_in_template(value: Any) -> str:
+    """Jinja's filter `urlencode`, which also quotes slashes: browsers shorten `a/../b` in a path to `b`."""
+    return urlencode(value) if isinstance(value, Mapping) else quote_name(value)
+
+
+def page_path(path: str, names: Mapping[str, Any]) -> str:
+    """Put names into a path such as `/queues/{name}`."""
+    return path.format(**{field: quote_name(name) for field, name in names.items()})
+
+
+def current_path() -> str:
+    """The path of this request with its names quoted; `request.path` has them decoded."""
+    rule, names = request.url_rule, request.view_args or {}
+    return (
+        quote(request.path) if rule is None else _PLACEHOLDER.sub(lambda field: quote_name(names[field[1]]), rule.rule)
+    )
+
+
+def current_url() -> str:
+    """The path and the query of this request."""
+    query = request.query_string.decode("ascii", "replace")
+    return f"{current_path()}?{query}" if query else current_path()
