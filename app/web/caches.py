@@ -68,7 +68,10 @@ class RefreshingValue(Generic[T]):
 
     def refresh(self, timeout_sec: float | None = None) -> None:
         """Start a fetch unless one is in progress, and wait for its end; not for one that has timed out before."""
-        fetch = self.start()
+        self.wait_for(self.start(), timeout_sec)
+
+    def wait_for(self, fetch: Future[T] | None, timeout_sec: float | None = None) -> None:
+        """Wait for the end of a fetch that `start` has returned; not for one that has timed out before."""
         if fetch is None or fetch is self._timed_out:
             return
         try:

@@ -55,10 +55,8 @@ class CellReader:
         """Return a row for each cell, within the timeout."""
         deadline = time.monotonic() + self._timeout_sec
         old = [answer for answer in self._answers.values() if answer.age_sec > _REFRESH_AFTER_SEC]
-        for answer in old:
-            answer.start()
-        for answer in old:
-            answer.refresh(max(0.0, deadline - time.monotonic()))
+        for answer, fetch in [(answer, answer.start()) for answer in old]:
+            answer.wait_for(fetch, max(0.0, deadline - time.monotonic()))
         return [self._row(name) for name in self._cells]
 
     def _row(self, name: str) -> CellRow:

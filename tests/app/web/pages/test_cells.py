@@ -113,5 +113,7 @@ def test_cells_are_asked_once_a_second_for_all_viewers():
 
     reader = CellReader({"north": RemoteCell("http://a", read)}, "1")
 
+    assert [row.figures is not None for row in reader.read()] == [True]
+    assert len(asked) == 1
     assert [row.figures is not None for _ in range(5) for row in reader.read()] == [True] * 5
     assert len(asked) < 5
