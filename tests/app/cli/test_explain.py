@@ -19,6 +19,7 @@ from app.admin.limits import Limits
 from app.admin.queues import Queues, QueueState
 from app.admin.reasons import ReasonCode
 from app.cli.command import cli
+from app.cli.text import format_message
 from app.queue.job import ReleaseReason, ReleaseRequest, Status
 from app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support import Databases
@@ -329,7 +330,7 @@ def test_what_keeps_jobs_of_a_task_is_given_over_http_and_by_command(queue_db, u
     assert "by ann: the source moves" in output
     assert "3 slices failed in a row" in output
     assert "a job when these datasets are updated: sales" in output
-    assert all(reason["message"].split("since")[0] in output for reason in reasons)
+    assert all(format_message(reason["message"]) in output for reason in reasons)
     assert "of another" not in output
 
 
