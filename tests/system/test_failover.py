@@ -1,12 +1,13 @@
-"""The primary is killed under load and its synchronous standby promoted: two real servers, a real worker process."""
+"""The primary is killed under load and its synchronous standby promoted: two real servers, API and worker processes."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from app.db.connection import Session
 from app.errors import DatabaseUnavailable
 from app.postgres.binaries import Choice
 from app.queue.jobs import JobQueue
+from dataloader import Client, ServiceUnavailable
 from tests.chaos.servers import Server
 from tests.support import eventually
 from tests.support.real_service import ServiceJobs, ServiceStarter, query_rows
@@ -27,7 +29,8 @@ from tests.support.standby import Pair, primary_and_standby
 from workers.reaper import Reaper
 
 HEARTBEAT_SEC = 3.0
-ACKNOWLEDGED_BEFORE, ACKNOWLEDGED_AFTER = 150, 50
+ACKNOWLEDGED_BEFORE, ACKNOWLEDGED_AFTER = 100, 30  # of each producer
+_SUBMIT_INTERVAL_SEC = 0.005
 UNSERVED = "unserved"  # a queue whose only worker is a row of ours
 INSERT = "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args) VALUES (%s, 'q', 'test.nap', %s, %s)"
 
@@ -39,34 +42,54 @@ def pair(run_folder: Path, postgres_binaries: Choice) -> Iterator[Pair]:
 
 
 @dataclass
-class Producer:
-    """Another service: a plain INSERT and a commit for each job, on a new connection whenever one breaks."""
+class Producer(ABC):
+    """Submits jobs one by one until it is over, and notes which were acknowledged."""
 
-    dsn: str
+    address: str
     trace: Path
     acknowledged: dict[str, float] = field(default_factory=dict)  # job id → when
+    refused_count: int = 0
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        while not self.is_over.is_set():
+        args = {"trace": str(self.trace), "seconds": 0}
+        while not self.is_over.wait(_SUBMIT_INTERVAL_SEC):
             try:
-                with closing(psycopg2.connect(self.dsn, connect_timeout=5)) as connection:
-                    connection.autocommit = True
-                    self._insert_all(connection)
-            except psycopg2.Error:
-                self.is_over.wait(0.02)
+                job_id = self.submit(args)
+            except (psycopg2.Error, ServiceUnavailable):
+                self.refused_count += 1
+            else:
+                self.acknowledged[job_id] = time.monotonic()
 
-    def _insert_all(self, connection: Any) -> None:
-        args = json.dumps({"trace": str(self.trace), "seconds": 0})
-        while not self.is_over.wait(0.005):
-            job_id = str(uuid4())
-            with connection.cursor() as cursor:
-                cursor.execute(INSERT, (job_id, job_id, args))
-            self.acknowledged[job_id] = time.monotonic()
+    @abstractmethod
+    def submit(self, args: dict[str, Any]) -> str:
+        """Return the id of an acknowledged job."""
 
     def longest_gap_sec(self) -> float:
-        times = sorted(self.acknowledged.values())
-        return max(after - before for before, after in pairwise(times))
+        return max(after - before for before, after in pairwise(sorted(self.acknowledged.values())))
+
+
+class SqlProducer(Producer):
+    """Another program: a plain INSERT and a commit for each job, on a new connection whenever one breaks."""
+
+    _connection: Any = None
+
+    def submit(self, args: dict[str, Any]) -> str:
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg2.connect(self.address, connect_timeout=5)
+            self._connection.autocommit = True
+        job_id = str(uuid4())
+        with self._connection.cursor() as cursor:
+            cursor.execute(INSERT, (job_id, job_id, json.dumps(args)))
+        return job_id
+
+
+class HttpProducer(Producer):
+    """A client of the API: only a 200 is an acknowledgement, and nothing is sent twice."""
+
+    def submit(self, args: dict[str, Any]) -> str:
+        client = Client(self.address, retry_timeout_sec=0)
+        return str(client.trigger("test.nap", args, queue="q", lock_key=str(uuid4()))["job_id"])
 
 
 class NoKeys:
@@ -115,23 +138,23 @@ def pretend_worker_is_awake(server: Server) -> None:
 
 def test_failover_to_a_synchronous_standby_loses_nothing(pair: Pair, start, tmp_path: Path):
     jobs = ServiceJobs(pair.dsn, tmp_path)
-    worker = ServiceStarter(start, pair.dsn)("worker", DL_HEARTBEAT_SEC=str(HEARTBEAT_SEC)).wait_until_ready()
+    starter = ServiceStarter(start, pair.dsn)
+    worker = starter("worker", DL_HEARTBEAT_SEC=str(HEARTBEAT_SEC))
+    api = starter("serve", "--no-workers").wait_until_ready()
+    worker.wait_until_ready()
     long = jobs.insert("test.until", 2)
     jobs.wait_for_starts(2)
     pretend_worker_is_awake(pair.primary)
     assert not notified(pair.primary)
-    producer = Producer(pair.dsn, jobs.trace)
-    thread = threading.Thread(target=producer.run)
-    thread.start()
-    session = Session(pair.dsn, application_name="reaper-of-the-test")
-    try:
-        eventually(lambda: len(producer.acknowledged) >= ACKNOWLEDGED_BEFORE)
+    producers = [SqlProducer(pair.dsn, jobs.trace), HttpProducer(f"http://127.0.0.1:{api.port}", jobs.trace)]
+    with producing(producers), closing(Session(pair.dsn, application_name="reaper-of-the-test")) as session:
+        eventually(lambda: all(len(producer.acknowledged) >= ACKNOWLEDGED_BEFORE for producer in producers))
         suspect, reaper = suspect_on(pair.primary), reaper_of(session)
         reaper.run_once()
         suspected_at = time.monotonic()
 
         pair.primary.kill()
-        before = set(producer.acknowledged)
+        before = [list(producer.acknowledged) for producer in producers]
         promotion_began_at, began = time.time(), time.monotonic()
         pair.standby.promote()
         promotion_sec = time.monotonic() - began
@@ -144,22 +167,27 @@ def test_failover_to_a_synchronous_standby_loses_nothing(pair: Pair, start, tmp_
         eventually(lambda: check_leases(reaper))
         assert pair.standby.query("SELECT status::text FROM dl_jobs WHERE job_id = %s", suspect) == [("running",)]
 
-        eventually(lambda: len(producer.acknowledged) >= len(before) + ACKNOWLEDGED_AFTER)
-    finally:
-        producer.is_over.set()
-        thread.join()
-        session.close()
+        for producer, earlier in zip(producers, before, strict=True):
+            eventually(lambda: len(producer.acknowledged) >= len(earlier) + ACKNOWLEDGED_AFTER)  # noqa: B023
     jobs.release_jobs()
 
-    acknowledged = list(producer.acknowledged)
+    acknowledged = [job_id for producer in producers for job_id in producer.acknowledged]
     eventually(lambda: statuses(pair.standby, acknowledged) == {"succeeded": len(acknowledged)})
     eventually(lambda: statuses(pair.standby, long) == {"succeeded": 2})
-    there = sum(statuses(pair.standby, list(before)).values())
-    print(  # noqa: T201 - the figures of a failover, for pytest -s
-        f"\ngap {producer.longest_gap_sec():.2f} s, promotion {promotion_sec:.2f} s;"
-        f" {len(before)} acknowledged before it, {there} there after; {len(acknowledged)} in all"
+    print(f"\npromotion {promotion_sec:.2f} s")  # noqa: T201 - the figures of a failover, for pytest -s
+    for producer, earlier in zip(producers, before, strict=True):
+        there = sum(statuses(pair.standby, earlier).values())
+        print(  # noqa: T201
+            f"{type(producer).__name__}: gap {producer.longest_gap_sec():.2f} s; {len(earlier)} acknowledged before the"
+            f" failover, {there} there after; {len(producer.acknowledged)} in all, {producer.refused_count} refused"
+        )
+        assert there == len(earlier)
+    ((ended, doubled),) = pair.standby.query(
+        "SELECT count(*), count(*) FILTER (WHERE dones > 1) FROM ("
+        " SELECT count(*) AS dones FROM dl_job_events WHERE kind = 'done' GROUP BY job_id) jobs"
     )
-    assert there == len(before)
+    print(f"{ended} jobs ended, {doubled} of them twice")  # noqa: T201
+    assert doubled == 0
     dones = pair.standby.query(
         "SELECT count(*), count(DISTINCT job_id) FROM dl_job_events WHERE kind = 'done' AND job_id = ANY (%s::uuid[])",
         acknowledged,
@@ -180,6 +208,17 @@ def test_failover_to_a_synchronous_standby_loses_nothing(pair: Pair, start, tmp_
     assert worker.stop() == 0
 
     refuses_the_former_primary(pair)
+
+
+@contextmanager
+def producing(producers: list[Producer]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for producer in producers:
+            thread = threading.Thread(target=producer.run)
+            thread.start()
+            stack.callback(thread.join, 30)
+            stack.callback(producer.is_over.set)
+        yield
 
 
 def check_leases(reaper: Reaper) -> bool:
