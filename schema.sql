@@ -1255,6 +1255,7 @@ CREATE TABLE dl_firings (
     PRIMARY KEY (schedule_id, fire_at)
 );
 CREATE INDEX dl_firings_made_idx ON dl_firings (made_at);
+CREATE INDEX dl_firings_fire_idx ON dl_firings (fire_at);
 
 -- Updates of datasets that schedules wait for, until these fire. Only inserted and deleted: a settlement waits for no firing.
 CREATE TABLE dl_dataset_updates (

@@ -244,10 +244,11 @@ class Schedules:
         return found
 
     def firings_between(
-        self, first: datetime, last: datetime, *, name: str | None = None, limit: int
+        self, ranges: Sequence[tuple[datetime, datetime]], *, name: str | None = None, limit: int
     ) -> list[CalendarFiring]:
-        """Those of all schedules, the oldest first."""
-        parameters = {**validate_texts({"name": name}), "first": first, "last": last, "limit": limit}
+        """Those of all schedules, the oldest first, `limit` of each range at most."""
+        firsts, lasts = (array(moment.isoformat() for moment in moments) for moments in zip(*ranges, strict=True))
+        parameters = {**validate_texts({"name": name}), "firsts": firsts, "lasts": lasts, "limit": limit}
         rows = self._execute("firings_between", parameters)
         return [CalendarFiring(schedule=row[0], **vars(from_row(Firing, row[1:]))) for row in rows]
 

@@ -150,13 +150,16 @@ SELECT s.name, f.fire_at, f.due_at, f.outcome, f.until, f.job_id, j.status::text
  ORDER BY s.name, f.fire_at DESC;
 
 -- name: firings_between
--- The firings of all schedules in a range of time, oldest first: what the calendar shows.
-SELECT s.name, f.fire_at, f.due_at, f.outcome, f.until, f.job_id, j.status::text, f.made_by, f.detail, f.made_at
-  FROM dl_firings f JOIN dl_schedules s ON s.schedule_id = f.schedule_id LEFT JOIN dl_jobs j ON j.job_id = f.job_id
- WHERE f.fire_at >= %(first)s::timestamptz AND f.fire_at < %(last)s::timestamptz
-   AND (%(name)s::text IS NULL OR s.name = %(name)s::text)
- ORDER BY f.fire_at, s.name
- LIMIT %(limit)s::int;
+-- The firings of all schedules in ranges of time, the first `limit` of each range, oldest first: what the calendar shows.
+SELECT f.name, f.fire_at, f.due_at, f.outcome, f.until, f.job_id, j.status::text, f.made_by, f.detail, f.made_at
+  FROM unnest(%(firsts)s::timestamptz[], %(lasts)s::timestamptz[]) AS r (first, last)
+       CROSS JOIN LATERAL (SELECT s.name, f.fire_at, f.due_at, f.outcome, f.until, f.job_id, f.made_by, f.detail, f.made_at
+                             FROM dl_firings f JOIN dl_schedules s ON s.schedule_id = f.schedule_id
+                            WHERE f.fire_at >= r.first AND f.fire_at < r.last AND (%(name)s::text IS NULL OR s.name = %(name)s::text)
+                            ORDER BY f.fire_at, s.name
+                            LIMIT %(limit)s::int) f
+       LEFT JOIN dl_jobs j ON j.job_id = f.job_id
+ ORDER BY f.fire_at, f.name;
 
 -- name: record_firing
 -- A firing that a person asked for. A nominal time that has a row keeps it, with the new job if it was to be fired again. No row:

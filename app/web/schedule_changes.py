@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import islice
+from heapq import merge
+from itertools import groupby, islice
 from typing import Any
 from uuid import UUID
 
@@ -32,6 +34,9 @@ from pipelines.task import DEFAULT_QUEUE
 MAX_CALENDAR_ENTRIES = 5_000
 _MAX_CACHED_DEFINITIONS = 2_000
 _CALENDAR_STEP = timedelta(minutes=1)  # requests within it use the same planned times
+_MAX_COMPUTED_TIMES = 20_000  # for one calendar
+
+Range = tuple[datetime, datetime]  # without its end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,14 +342,20 @@ class ScheduleEditor:
 
     def calendar(self, first: datetime, last: datetime, *, name: str | None = None) -> Calendar:
         """What fired in a range of time, and what will."""
-        return self.calendar_of([self.get(name)] if name else self.list_visible(), first, last)
+        schedules = [self.get(name)] if name else self.list_visible()
+        found = self.calendar_of(schedules, [(first, last)], limit=MAX_CALENDAR_ENTRIES)
+        shown = found.future[: MAX_CALENDAR_ENTRIES - len(found.past)]
+        return Calendar(found.past, shown, found.complete and len(shown) == len(found.future))
 
-    def calendar_of(self, schedules: Sequence[Schedule], first: datetime, last: datetime) -> Calendar:
-        """What these schedules fired in a range of time, and what they will."""
+    def calendar_of(self, schedules: Sequence[Schedule], ranges: Sequence[Range], *, limit: int) -> Calendar:
+        """What these schedules fired in ranges of time that follow one another, and what they will: the first `limit`
+        of each range."""
         names = {schedule.name for schedule in schedules}
         only = schedules[0].name if len(schedules) == 1 else None
-        rows = self.schedules.firings_between(first, last, name=only, limit=MAX_CALENDAR_ENTRIES + 1)
-        past = [firing for firing in rows if firing.schedule in names][:MAX_CALENDAR_ENTRIES]
+        rows = self.schedules.firings_between(ranges, name=only, limit=limit + 1)
+        firsts = [first for first, _ in ranges]
+        by_range = [list(group) for _, group in groupby(rows, lambda firing: bisect(firsts, firing.fire_at))]
+        past = [firing for group in by_range for firing in group[:limit] if firing.schedule in names]
         timings = tuple(
             (schedule.name, timing)
             for schedule in schedules
@@ -352,29 +363,41 @@ class ScheduleEditor:
             if (timing := self.definition(schedule).timing) is not None
         )
         now = self.schedules.now()
-        begin = max(first, now - (now - EPOCH) % _CALENDAR_STEP)
-        times = _planned_times(timings, begin, last)
-        planned = [time for time in times if time.fire_at > now]
-        shown = planned[: MAX_CALENDAR_ENTRIES - len(past)]
-        shown.sort(key=lambda firing: (firing.fire_at, firing.schedule))
-        is_complete = max(len(rows), len(times)) <= MAX_CALENDAR_ENTRIES and len(shown) == len(planned)
-        return Calendar(past, shown, is_complete)
+        minute = now - (now - EPOCH) % _CALENDAR_STEP
+        begun = [(max(first, minute), last) for first, last in ranges if first <= now < last]
+        later = [(first, last) for first, last in ranges if first > now]
+        planned = [_planned_times(timings, tuple(some), limit) for some in (begun, later)]
+        future = [time for times, _ in planned for time in times if time.fire_at > now]
+        is_complete = all(len(group) <= limit for group in by_range) and all(complete for _, complete in planned)
+        return Calendar(past, future, is_complete)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _planned_times(
-    timings: tuple[tuple[str, Timing], ...], begin: datetime, last: datetime
-) -> tuple[FutureFiring, ...]:
-    """The times of schedules in a range, at most one more than a calendar shows. To compute one takes 6 µs."""
+    timings: tuple[tuple[str, Timing], ...], ranges: tuple[Range, ...], limit: int
+) -> tuple[tuple[FutureFiring, ...], bool]:
+    """The first times of schedules in each range, and whether these are all. To compute one takes 6 µs."""
     found: list[FutureFiring] = []
-    for name, timing in timings:
-        for time in timing.after(begin - timedelta(microseconds=1)):  # the first moment belongs to the range
-            if (at := time.at.astimezone(UTC)) >= last:
+    computed, is_complete = 0, True
+    for first, last in ranges:
+        shown = 0
+        for fire_at, name, note in merge(*(_times_in(timing, name, first, last) for name, timing in timings)):
+            if shown == limit:
+                is_complete = False
                 break
-            found.append(FutureFiring(schedule=name, fire_at=at, note=time.note))
-            if len(found) > MAX_CALENDAR_ENTRIES:
-                return tuple(found)
-    return tuple(found)
+            found.append(FutureFiring(schedule=name, fire_at=fire_at, note=note or None))
+            shown += 1
+        computed += shown + len(timings)
+        if computed > _MAX_COMPUTED_TIMES:
+            return tuple(found), is_complete and (first, last) == ranges[-1]
+    return tuple(found), is_complete
+
+
+def _times_in(timing: Timing, name: str, first: datetime, last: datetime) -> Iterator[tuple[datetime, str, str]]:
+    for time in timing.after(first - timedelta(microseconds=1)):  # the first moment belongs to the range
+        if (at := time.at.astimezone(UTC)) >= last:
+            return
+        yield at, name, time.note or ""
 
 
 @lru_cache(maxsize=_MAX_CACHED_DEFINITIONS)

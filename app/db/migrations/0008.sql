@@ -53,3 +53,6 @@ CREATE TABLE dl_offloads (
 
 CREATE INDEX dl_offloads_open_idx ON dl_offloads (next_poll_at) WHERE ended_at IS NULL;
 CREATE INDEX dl_offloads_ended_idx ON dl_offloads (ended_at) WHERE ended_at IS NOT NULL;
+
+-- Schedules: the calendar reads the first firings of each day.
+CREATE INDEX dl_firings_fire_idx ON dl_firings (fire_at);

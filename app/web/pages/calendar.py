@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -26,6 +26,7 @@ _DAYS_OF_WEEK = 7
 _FOLDED_FROM = 20  # times a day: hourly or more often
 _SCHEDULES_LISTED = 500  # by the filter
 _ENTRIES_SHOWN = 8  # of a day in the month
+_TIMES_READ, _TIMES_LISTED = 100, 500  # of a day, in the month and in its own list
 _WORST_FIRST = ("failed", "lost", "canceled", "skipped", "running", "ready", "succeeded", "scheduled")
 _OUTCOMES = {"failed": ("failed", "lost"), "skipped": ("skipped",), "planned": ("scheduled",)}
 
@@ -74,9 +75,10 @@ def create_calendar_page(source: Executor, pipelines: Pipelines, options: WebOpt
         day = _parse_day(query.day, today) if query.day else None
         month = day.replace(day=1) if day else _parse_day(query.month and f"{query.month}-01", today.replace(day=1))
         first, last = (day, day + timedelta(days=1)) if day else (month, _next_month(month))
+        limit = _TIMES_LISTED if day else _TIMES_READ
         schedules = editor.list_visible()
         chosen = [schedule for schedule in schedules if query.schedule in ("", schedule.name)]
-        calendar = editor.calendar_of(chosen, _midnight(first, zone), _midnight(last, zone))
+        calendar = editor.calendar_of(chosen, _ranges(first, last, zone), limit=limit)
         entries = [entry for entry in _entries(calendar) if _is_chosen(entry, query.outcome)]
         counts = Counter(entry.state for entry in entries)
         return pages.render(
@@ -84,6 +86,7 @@ def create_calendar_page(source: Executor, pipelines: Pipelines, options: WebOpt
             query=query,
             problem=str(ScheduleNotFound(query.schedule)) if query.schedule and not chosen else None,
             is_complete=calendar.complete,
+            limit=limit,
             day=day,
             month=month,
             previous=(first - timedelta(days=1)).isoformat()[: 10 if day else 7],
@@ -163,6 +166,12 @@ def _parse_day(raw: str, default: date) -> date:
 
 def _next_month(month: date) -> date:
     return (month.replace(day=28) + timedelta(days=4)).replace(day=1)
+
+
+def _ranges(first: date, last: date, zone: ZoneInfo) -> list[tuple[datetime, datetime]]:
+    """The days from the first to before the last."""
+    midnights = [_midnight(first + timedelta(days=n), zone) for n in range((last - first).days + 1)]
+    return list(pairwise(midnights))
 
 
 def _midnight(day: date, zone: ZoneInfo) -> datetime:

@@ -27,7 +27,7 @@ from pipelines.schedule_definition import ScheduleDefinition
 
 T = TypeVar("T")
 _PREVIEW_COUNT, _FIRINGS_SHOWN, _LAST_FIRINGS = 10, 50, 10
-_SCHEDULES_SHOWN = 500
+_SCHEDULES_SHOWN = 100
 _PAGE_URL = "/schedules/{name}"
 # How a firing is shown: as its job where there is one.
 _SHOWN_AS = {
@@ -40,6 +40,7 @@ _SHOWN_AS = {
 
 class SchedulesQuery(ScheduleFields):
     q: FormText = Field("", description="Only schedules with this text in their name or task.")
+    after_name: FormText = Field("", description="Only schedules after this name.")
 
 
 class ActionForm(FormModel):
@@ -74,15 +75,16 @@ def create_schedules_page(source: Executor, pipelines: Pipelines, options: WebOp
         preview, problem = None, None
         if (query.expression or query.after) and g.get("refused_form") is None:
             preview, problem = _attempt(lambda: _preview_new(editor, query, pages.formatter.zone))
-        all_details = editor.list_details()
+        everything = editor.list_visible()
         text = query.q.strip().casefold()
-        found = [each for each in all_details if text in each.name.casefold() or text in each.task.casefold()]
-        details = found[:_SCHEDULES_SHOWN]
+        found = [each for each in everything if text in each.name.casefold() or text in each.task.casefold()]
+        rest = found[next((n for n, each in enumerate(found, 1) if each.name == query.after_name), 0) :]
+        details = [editor.detail(schedule) for schedule in rest[:_SCHEDULES_SHOWN]]
         return pages.render(
             "schedules.html",
             schedules=details,
-            total=len(all_details),
-            more=len(found) - len(details),
+            total=len(everything),
+            more=len(rest) - len(details),
             states=Counter(_state(schedule) for schedule in found),
             firings=editor.schedules.last_firings_of([each.schedule_id for each in details], limit=_LAST_FIRINGS),
             changes=_clock_changes(editor, details),
@@ -225,7 +227,7 @@ def _preview(
     return ShownPreview(explain(definition), editor.preview(name, definition, begin, _PREVIEW_COUNT))
 
 
-def _state(schedule: ScheduleDetail) -> str:
+def _state(schedule: Schedule) -> str:
     if schedule.paused_at is not None:
         return "paused"
     if schedule.orphaned_at is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import re
 from contextlib import closing
 from datetime import UTC, datetime
 
 import psycopg2
 import pytest
+
+from app.web.pages import calendar, schedules
 
 DAILY = {
     "name": "sales by day", "task": "load", "queue": "etl", "expression": "0 6 * * *", "zone": "UTC",
@@ -190,6 +193,42 @@ def test_month_folds_what_fires_often(client):
     assert day.count('<th scope="row"') == 24  # from midnight on
     assert "× 24" not in client.get("/calendar?month=2040-02&every=yes").text
     assert "× 24" not in client.get("/calendar?month=2040-02&outcome=failed").text
+
+
+def test_calendar_shows_the_first_times_of_each_day(client, dsn, monkeypatch):
+    monkeypatch.setattr(calendar, "_TIMES_READ", 3)
+    monkeypatch.setattr(calendar, "_TIMES_LISTED", 5)
+    for minute in range(4):
+        client.post("/schedules", data={**DAILY, "name": f"at {minute}", "expression": f"{minute} * * * *"})
+    with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO dl_firings (schedule_id, fire_at, due_at, outcome, made_by)
+               SELECT schedule_id, at, at, 'late_skipped', 'clock'
+                 FROM dl_schedules, generate_series(timestamptz '2020-02-01Z', '2020-02-29Z', '1 h') at"""
+        )
+
+    past, future = client.get("/calendar?month=2020-02&every=yes").text, client.get("/calendar?month=2040-02").text
+    day = client.get("/calendar?day=2040-02-03").text
+
+    assert past.count("days with more than 3 times") == future.count("days with more than 3 times") == 1
+    assert past.count('class="st skipped" href') == 3 * 29
+    assert [future.count(f" at {minute}</a>") for minute in range(4)] == [29, 29, 29, 0]
+    assert day.count('<th scope="row"') == 5
+    assert "more than 5 times" in day
+
+
+def test_schedules_are_listed_in_pages(client, monkeypatch):
+    monkeypatch.setattr(schedules, "_SCHEDULES_SHOWN", 2)
+    for name in ("a", "b&b", "c", "other"):
+        client.post("/schedules", data={**DAILY, "name": name})
+
+    first = client.get("/schedules").text
+    (link,) = re.findall(r'href="([^"]+)" rel="next"', first)
+    second = client.get(html.unescape(link)).text
+
+    assert re.findall(r'<tr data-text="(\S+) ', first) == ["a", "b&amp;b"]
+    assert re.findall(r'<tr data-text="(\S+) ', second) == ["c", "other"]
+    assert ("4 active" in second, 'rel="next"' in second, "First page" in second) == (True, False, True)
 
 
 def test_secrets_in_args_are_masked_and_kept_by_a_change(client, dsn):
