@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -27,7 +27,9 @@ def quote_name(name: Any) -> str:
 
 def quote_in_template(value: Any) -> str:
     """Jinja's filter `urlencode`, which also quotes slashes: browsers shorten `a/../b` in a path to `b`."""
-    return urlencode(value) if isinstance(value, Mapping) else quote_name(value)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return quote_name(value)
+    return urlencode(value if isinstance(value, Mapping) else list(value))
 
 
 def page_path(path: str, names: Mapping[str, Any]) -> str:

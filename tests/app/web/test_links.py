@@ -8,6 +8,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 
+from app.web.links import quote_in_template
+
 NAME = "/x/../y?a=1#b%2F c\"<é&+;'"
 _PART = "x/../y?"
 _ADDRESS = re.compile(r"""\b(href|action|hx-get)="(/[^"]*)\"""")
@@ -85,3 +87,11 @@ def test_act_on_any_name_returns_to_its_page(client, named):
     refused = client.post(f"{named['queue']}/state", data={"state": "on fire"})
     assert refused.status_code == 422
     assert f'hx-get="{named["queue"]}"' in refused.text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a/b c", "a%2Fb%20c"), (5, "5"), ({"a": "x/y"}, "a=x%2Fy"), ([("a", "1"), ("b", "&")], "a=1&b=%26")],
+)
+def test_filter_of_templates_quotes_names_and_pairs(value, text):
+    assert quote_in_template(value) == text
