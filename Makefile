@@ -78,14 +78,25 @@ chaos-short: $(VENV)/.installed-dev
 chaos-mutants: $(VENV)/.installed-dev
 	@exec $(CHAOS) mutants
 
-# Real engines, each in an environment of its own. 1.4 GB of memory.
-ENGINES := build/engines
-engines: $(VENV)/.installed-dev
-	@test -d $(ENGINES)/ray || { python3 -m venv $(ENGINES)/ray && $(ENGINES)/ray/bin/pip install -q 'ray[default]'; }
-	@test -d $(ENGINES)/dask || { python3 -m venv $(ENGINES)/dask && $(ENGINES)/dask/bin/pip install -q distributed; }
-	DL_TEST_RAY=$(CURDIR)/$(ENGINES)/ray DL_TEST_DASK=$(CURDIR)/$(ENGINES)/dask \
-	  PYTHONPATH=$$(echo $(CURDIR)/$(ENGINES)/dask/lib/python3*/site-packages) \
-	  $(VENV)/bin/python -m pytest -m engines tests/workers/offloads --durations=10
+# Real engines, one at a time, each in an environment of its own: the newest version that is supported and the oldest.
+# Each run ends with a table: what passed, and seconds of a start, a re-attachment and a stop.
+RAY_VERSIONS := 2.60.0 2.52.1
+DASK_VERSIONS := 2026.8.0 2025.12.0
+ENGINES := $(CURDIR)/build/engines
+ENGINE_TESTS = $(BIN)/python -m pytest -q $(or $(TESTS),tests/workers/offloads)
+engines: $(RAY_VERSIONS:%=$(ENGINES)/ray-%) $(DASK_VERSIONS:%=$(ENGINES)/dask-%) $(VENV)/.installed-dev
+	@set -e; for version in $(RAY_VERSIONS); do echo "Ray $$version"; DL_TEST_RAY=$(ENGINES)/ray-$$version $(ENGINE_TESTS) -k ray; done
+	@set -e; for version in $(DASK_VERSIONS); do echo "Dask $$version"; folder=$(ENGINES)/dask-$$version; \
+	  DL_TEST_DASK=$$folder PYTHONPATH=$$(echo $$folder/lib/python3*/site-packages) $(ENGINE_TESTS) -k dask; done
+	@echo 'Child processes'; $(ENGINE_TESTS) -k process
+
+$(ENGINES)/ray-%:
+	@echo 'Installing Ray $*…'
+	@python3 -m venv $@ && $@/bin/pip install -q 'ray[default]==$*' || { rm -rf $@; exit 1; }
+
+$(ENGINES)/dask-%:
+	@echo 'Installing Dask $*…'
+	@python3 -m venv $@ && $@/bin/pip install -q distributed==$* || { rm -rf $@; exit 1; }
 
 lock: $(VENV)/.installed-dev
 	@$(LOCK) --extra embedded --output-file requirements.lock

@@ -25,6 +25,7 @@ from pipelines.runner import run_task
 from workers.context import ContextSettings, JobContext
 from workers.fingerprint import fingerprint
 from workers.isolation.environment import ConnectionCheck
+from workers.logs.writer import POSITION_STREAM
 from workers.offloads.stopping import OffloadStopper
 from workers.outcome import (
     LeaseLost,
@@ -317,6 +318,10 @@ class Attempt(JobContext):
     def write_lines(self, stream: str, lines: Sequence[str]) -> None:
         text = "\n".join(self.redactor.redact_text(line) for line in lines)
         self.settings.log(self.job_id, self.attempt, "INFO", stream, text)
+
+    def write_log_position(self, name: str, position: str) -> None:
+        text = f"{name} {self.job.run_id} {position}"
+        self.settings.log(self.job_id, self.attempt, "INFO", POSITION_STREAM, text)
 
     @property
     def is_owner(self) -> bool:

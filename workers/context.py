@@ -295,6 +295,9 @@ class JobContext:
     def write_lines(self, stream: str, lines: Sequence[str]) -> None:
         """Add lines of an engine to the job's log."""
 
+    def write_log_position(self, name: str, position: str) -> None:
+        """Keep how far the log of an offload has been read, once the lines before it are kept."""
+
     @contextmanager
     def transaction(self, *, final: bool = False, result: Any = None) -> Iterator[Any]:
         self.check()

@@ -371,6 +371,14 @@ class LogEntry(NamedTuple):
     dropped: int = 0  # of a note: how many lines were left out before it
 
 
+class LogPosition(NamedTuple):
+    """How far an attempt has read the log of its work on an engine."""
+
+    offload: str
+    run_id: str
+    position: str
+
+
 @dataclass(frozen=True)
 class JobLogLine:
     """A line of a job's log."""

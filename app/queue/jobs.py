@@ -33,6 +33,7 @@ from app.queue.job import (
     JobLogLine,
     LogEntry,
     LogPage,
+    LogPosition,
     NewJob,
     ReapedJob,
     ReleaseReason,
@@ -256,10 +257,17 @@ class JobQueue:
             {"job_id": str(job.id), "run_id": str(job.run_id), "reason": reason, "error": error},
         )
 
-    def write_logs(self, lines: Sequence[LogEntry]) -> None:
-        """Add lines to jobs' logs. After an error the lines may have been written all the same."""
+    def write_logs(self, lines: Sequence[LogEntry], positions: Sequence[LogPosition] = ()) -> None:
+        """Add lines to jobs' logs, with the positions behind them in logs of engines. After an error the lines may have
+        been written all the same."""
         columns = ("job_ids", "attempts", "ages", "levels", "streams", "lines", "dropped")
-        self._execute("write_logs", {name: array(line[n] for line in lines) for n, name in enumerate(columns)})
+        values = {name: array(line[n] for line in lines) for n, name in enumerate(columns)}
+        if not positions:
+            self._execute("write_logs", values)
+            return
+        for n, name in enumerate(("offloads", "runs", "positions")):
+            values[name] = array(position[n] for position in positions)
+        self._execute("write_logs_of_offloads", values)
 
     def settle(self, settlements: Sequence[tuple[ClaimedJob, Settlement]]) -> list[SettleResult]:
         """End runs, in one transaction."""

@@ -15,7 +15,7 @@ _CONNECT_TIMEOUT_SEC, _READ_TIMEOUT_SEC = 5.0, 10.0
 _MAX_ANSWER_BYTES = 32_000_000
 _LOG_BYTES_PER_SEC = 100_000  # of a log that is sent whole each time; a longer one is asked for more seldom
 _MAX_LOG_PAUSE_SEC = 300.0
-OK, BAD_REQUEST, NOT_FOUND, CONFLICT, TOO_MANY, SERVER_ERROR = 200, 400, 404, 409, 429, 500
+OK, BAD_REQUEST, UNAUTHORIZED, NOT_FOUND, CONFLICT, TOO_MANY, SERVER_ERROR = 200, 400, 401, 404, 409, 429, 500
 
 
 class Answer:
@@ -42,6 +42,7 @@ class HttpApi:
         self.address = address.rstrip("/")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._verify = verify
+        self._has_token = token is not None
 
     def send(self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] | None = None) -> Answer:
         """Raises EngineUnavailable, also where the token is refused: that is not the work's fault."""
@@ -64,7 +65,11 @@ class HttpApi:
                         raise OffloadFailed(f"the engine's answer has more than {_MAX_ANSWER_BYTES:,} bytes: {path}")
         except requests.RequestException as error:
             raise EngineUnavailable(f"{type(error).__name__}: {self.address}") from error
-        if response.status_code in (401, 403, TOO_MANY):
+        if response.status_code == UNAUTHORIZED:
+            what = "does not accept" if self._has_token else "asks for"
+            setting = 'the setting "token" of this engine in DL_EXECUTORS'
+            raise EngineUnavailable(f"{self.address} {what} {setting}; it answered 401: {content[:200]!r}")
+        if response.status_code in (403, TOO_MANY):
             raise EngineUnavailable(f"{self.address} answered {response.status_code}: {content[:200]!r}")
         return Answer(response.status_code, content)
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pipelines.executors import check_settings
+from pipelines.executors.process_log import read_lines
 from pipelines.offload import (
     MAX_CALL_BYTES,
-    MAX_LOG_LINES,
     EngineRefused,
     FailureKind,
     OffloadSpec,
@@ -29,7 +29,6 @@ from pipelines.offload import (
     result_of_lines,
 )
 
-_READ_BYTES = 256_000  # of a log at a time
 _TAIL_BYTES = 4_000_000  # in which a program's result is
 _RESOURCES = {"memory_mb", "cpu_sec"}
 
@@ -122,7 +121,9 @@ class ProcessExecutor:
     def result(self, name: str) -> Any:
         child = self._children[name]
         if not child.is_function:
-            lines, _ = self._read(child, max(0, child.file("log").stat().st_size - _TAIL_BYTES), _TAIL_BYTES)
+            with child.file("log").open("rb") as file:
+                file.seek(max(0, child.file("log").stat().st_size - _TAIL_BYTES))
+                lines = file.read().decode("utf-8", "replace").splitlines()
             return result_of_lines(lines)
         with child.file("result").open("rb") as file:
             content = file.read(MAX_CALL_BYTES + 1)
@@ -134,23 +135,8 @@ class ProcessExecutor:
         child = self._children.get(name)
         if child is None:
             return [], after
-        lines, position = self._read(child, int(after or 0), _READ_BYTES)
-        return lines, str(position)
-
-    @staticmethod
-    def _read(child: _Child, position: int, max_bytes: int) -> tuple[list[str], int]:
-        with child.file("log").open("rb") as file:
-            file.seek(position)
-            content = file.read(max_bytes)
-        if child.process.poll() is None:
-            content = content[: content.rfind(b"\n") + 1]  # the rest of a line is to come
-        lines = content.split(b"\n")
-        if len(lines) > MAX_LOG_LINES + 1 and max_bytes == _READ_BYTES:
-            lines = lines[:MAX_LOG_LINES]
-            content = b"\n".join(lines) + b"\n"
-        elif lines[-1] == b"":
-            lines.pop()
-        return [line.decode("utf-8", "replace") for line in lines], position + len(content)
+        is_over = child.process.poll() is not None  # before the log is read: it is whole then
+        return read_lines(child.file("log"), after, is_over=is_over)
 
     def delete(self, name: str) -> None:
         """Forget a child that has ended, with its files."""

@@ -64,6 +64,7 @@ class FakeEngine:
     requests: list[tuple[float, str, str]] = field(default_factory=list)  # time, method, name
     starts: Counter[str] = field(default_factory=Counter)
     ignores_stop: bool = False
+    token: str | None = None  # that requests must bear
     port: int = 0
     _server: ThreadingHTTPServer | None = None
 
@@ -75,7 +76,10 @@ class FakeEngine:
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                code, value = engine.handle(self.command, self.path, json.loads(body or b"null"))
+                if engine.token is not None and self.headers.get("Authorization") != f"Bearer {engine.token}":
+                    code, value = 401, {"error": "Unauthorized"}
+                else:
+                    code, value = engine.handle(self.command, self.path, json.loads(body or b"null"))
                 content = json.dumps(value).encode()
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(content)))
@@ -162,6 +166,17 @@ class FakeEngine:
             if part == "forget":
                 program.is_forgotten = True
         return 200, {}
+
+
+def install_entry_points(folder: Path, **executors: str) -> Path:
+    """Make executors those of another package; return the folder that is to be on the path of a process."""
+    package = folder / "site" / "fake_engine-1.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-engine\nVersion: 1\n")
+    names = {"fake": "tests.support.fake_engine:FakeExecutor", **executors}
+    lines = [f"{name} = {target}" for name, target in names.items()]
+    (package / "entry_points.txt").write_text("\n".join(["[dataloader.executors]", *lines, ""]))
+    return package.parent
 
 
 class FakeExecutor:

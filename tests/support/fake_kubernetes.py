@@ -57,21 +57,28 @@ class FakeKubernetes:
     token: str = "a-token-of-the-cluster"
     jobs: dict[str, Job] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)  # by the schemas
+    port: int = 0
     _server: BaseWSGIServer | None = None
 
     def up(self) -> FakeKubernetes:
-        self._server = make_server("127.0.0.1", 0, self._app(), threaded=True)
+        self._server = make_server("127.0.0.1", self.port, self._app(), threaded=True)
+        self.port = self._server.port
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
     @property
     def address(self) -> str:
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.port}"
+        return f"http://127.0.0.1:{self.port}"
 
-    def close(self) -> None:
+    def down(self) -> None:
+        """Its Jobs run on, and are known when it is up again."""
         if self._server is not None:
             self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def close(self) -> None:
+        self.down()
         for job in self.jobs.values():
             job.kill()
             job.process.wait()

@@ -11,12 +11,13 @@ Args = dict[str, Any]
 
 
 def handle_of(args: Args, ctx: Context) -> Any:
-    return ctx.offload(
-        args.get("engine", "fake"),
-        entrypoint=args["entrypoint"],
-        resources=args.get("resources", {}),
-        **args.get("options", {}),
-    )
+    """Of a program by its `entrypoint`, or of one of the tests' functions by its name and its folder."""
+    engine, options = args.get("engine", "fake"), args.get("options", {})
+    if "function" in args:
+        from tests.workers.offloads import functions
+
+        return ctx.offload(engine, getattr(functions, args["function"]), args["folder"], **options)
+    return ctx.offload(engine, entrypoint=args["entrypoint"], resources=args.get("resources", {}), **options)
 
 
 def blocking(args: Args, ctx: Context) -> Any:
@@ -45,11 +46,11 @@ def in_transaction(args: Args, ctx: Context) -> None:
 
 
 def changed(args: Args, ctx: Context) -> Any:
-    """Its first attempt asks for `entrypoint` and fails; the next ones ask for `then`."""
+    """Its first attempt fails; the next ones ask with the args of `then` in place of its own."""
     if ctx.attempt == 1:
         handle_of(args, ctx)
         raise ConnectionError("again")
-    return handle_of({**args, "entrypoint": args["then"]}, ctx).result()
+    return handle_of({**args, **args["then"]}, ctx).result()
 
 
 def register_all(pipelines: Pipelines, *, isolation: Any = "thread") -> Pipelines:

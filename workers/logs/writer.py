@@ -24,7 +24,7 @@ from uuid import UUID
 
 from app import log
 from app.errors import DatabaseUnavailable, DataloaderError, InvalidJob
-from app.queue.job import LogEntry
+from app.queue.job import LogEntry, LogPosition
 from app.queue.jobs import JobQueue
 from app.wording import format_count
 from workers.threads import BackgroundThread, clock
@@ -44,6 +44,9 @@ _ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07
 
 LogSink = Callable[[UUID, int, str, str, str], None]
 """Receives job id, attempt, level, stream and line. Never blocks, never raises."""
+
+POSITION_STREAM = "offload-position"
+"""A line of it is stored nowhere: it names an offload, a run and the position behind the lines before it."""
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _JOB_LOGGER = "pipeline"  # the logger behind ctx.log
@@ -283,6 +286,9 @@ class JobLogWriter:
     def write(self, job_id: UUID, attempt: int, level: str, stream: str, text: str) -> None:
         """Add lines to a job's log. Never blocks, never raises."""
         with suppress(Exception):
+            if stream == POSITION_STREAM:
+                self._add_position(job_id, attempt, text)
+                return
             if self._echo is not None:
                 self._echo(job_id, attempt, level, stream, text)
             level = level if level in LEVELS else "INFO"
@@ -309,6 +315,12 @@ class JobLogWriter:
             for line in tail:
                 self._append(line)
         self.thread.wake()
+
+    def _add_position(self, job_id: UUID, attempt: int, text: str) -> None:
+        if text.isprintable() and text.count(" ") == 2:  # noqa: PLR2004 - three fields
+            with self._lock:
+                self._append(_Line((job_id, attempt), clock(), "", POSITION_STREAM, text))
+            self.thread.wake()
 
     def _accept(self, line: _Line) -> None:
         quota = self._quotas.get(line.key)
@@ -409,12 +421,15 @@ class JobLogWriter:
         lines = [
             LogEntry(*line.key, max(0.0, now - line.logged_at), *line[2:4], sanitize_line(line.text), line.dropped)
             for line in batch
+            if line.stream != POSITION_STREAM
         ]
+        marks = [LogPosition(*line.text.split(" ")) for line in batch if line.stream == POSITION_STREAM]
+        positions = list({mark.offload: mark for mark in marks}.values())  # the last of each
         try:
-            self._queue.write_logs(lines)
+            self._queue.write_logs(lines, positions)
         except InvalidJob:  # the database's encoding is not UTF-8
             plain = [line._replace(line=line.line.encode("ascii", "backslashreplace").decode()) for line in lines]
-            self._queue.write_logs(plain)
+            self._queue.write_logs(plain, positions)
 
 
 def sanitize_line(line: str) -> str:

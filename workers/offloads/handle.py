@@ -177,13 +177,14 @@ class RemoteHandle(Handle):
             limit = f"{self._work.options.timeout:g} s" if self._work.options.timeout is not None else "its timeout"
             raise TimeoutError(f"{self.engine} {self.name} has not ended within {limit}")
 
-    def _write_lines(self, lines: Sequence[str]) -> None:
+    def _write_lines(self, lines: Sequence[str], position: str) -> None:
         """Called by the poller."""
         self._tail.extend(lines)
         for line in lines:
             if (progress := parse_progress(line)) is not None:
                 self._context.record_progress(progress)
         self._context.write_lines(self.engine, lines)
+        self._context.write_log_position(self.name, position)
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -212,7 +213,7 @@ class RemoteHandle(Handle):
             if not lines:
                 return
             self._log_position = position
-            self._write_lines(lines)
+            self._write_lines(lines, position)
 
     def _failure(self, status: RemoteStatus) -> BaseException:
         if status.error is not None:

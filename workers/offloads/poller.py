@@ -25,7 +25,7 @@ _CLAIM_INTERVAL_SEC = 2.0
 _MAX_CLAIMED = 10
 _IDLE_SEC = 3600.0
 
-WriteLines = Callable[[Sequence[str]], None]
+WriteLines = Callable[[Sequence[str], str], None]  # lines, and the position behind them
 
 
 class Watch:
@@ -44,7 +44,7 @@ class Watch:
 
     def record(self, status: RemoteStatus, lines: Sequence[str], position: str) -> None:
         if lines:
-            self._write_lines(lines)
+            self._write_lines(lines, position)
         self.position = position
         is_new = self.status is None or self.status.state is not status.state
         self.interval_sec = MIN_POLL_SEC if is_new else min(MAX_POLL_SEC, self.interval_sec * _POLL_GROWTH)

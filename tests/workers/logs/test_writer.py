@@ -14,7 +14,7 @@ from app.errors import DatabaseUnavailable, InvalidJob, SchemaMissing
 from app.queue.job import Status
 from tests.support import eventually
 from workers.logs import writer
-from workers.logs.writer import JobLogLimits, JobLogWriter, sanitize_line
+from workers.logs.writer import POSITION_STREAM, JobLogLimits, JobLogWriter, sanitize_line
 
 
 @dataclass
@@ -24,10 +24,12 @@ class Table:
     lines: list = field(default_factory=list)
     batches: list = field(default_factory=list)
     failing: list = field(default_factory=list)
+    positions: list = field(default_factory=list)
 
-    def write_logs(self, lines):
+    def write_logs(self, lines, positions=()):
         if self.failing:
             raise self.failing.pop(0)
+        self.positions += positions
         self.batches.append(len(lines))
         self.lines += lines
 
@@ -95,6 +97,22 @@ def test_lines_are_written_once_a_second(make, table, time):
     logs.run_once()
     assert table.texts[3:] == ["four"]
     assert table.lines[3].age_sec == pytest.approx(1.0)
+
+
+def test_position_is_written_with_the_lines_before_it(make, table):
+    logs = make()
+    say(logs, "one")
+    for position in ("1", "a b", "2"):
+        logs.write(JOB, 1, "INFO", POSITION_STREAM, f"dl-x-1 run {position}")
+    table.failing = [DatabaseUnavailable("away")]
+
+    with pytest.raises(DatabaseUnavailable):
+        logs.run_once()
+    assert table.positions == []
+    logs.flush()
+
+    assert table.texts == ["one"]
+    assert table.positions == [("dl-x-1", "run", "2")]
 
 
 def test_lines_wait_for_the_database_and_pipelines_do_not(make, table, time):

@@ -9,17 +9,21 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
+import requests
 
 from pipelines.executors import Engines
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
+RAY_TOKEN = "a-token-of-the-head-with-32-letters"
 _RAY_PORTS = range(10_002, 20_000)  # of its workers: no port of the head may be one
 
 
@@ -37,97 +41,149 @@ DASK = _needs("DL_TEST_DASK", "distributed")
 
 
 def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """Some more are drawn than are needed: those of Ray's workers are left out."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(3 * count)]
     ports = [one.getsockname()[1] for one in held]
     for one in held:
         one.close()
-    return [port for port in ports if port not in _RAY_PORTS]
+    return [port for port in ports if port not in _RAY_PORTS][:count]
+
+
+@dataclass
+class RealEngine:
+    """Its processes, which are started again on the same ports."""
+
+    ports: list[int]
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        raise NotImplementedError
+
+    def commands(self) -> list[list[str]]:
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        raise NotImplementedError
+
+    def up(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            for command in self.commands():
+                started = subprocess.Popen(
+                    command, env={**os.environ, **self.environment}, cwd=self.folder, stdin=subprocess.DEVNULL,
+                    stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                )  # fmt: skip
+                self.processes.append(started)
+        eventually(self._is_ready, 120, lambda: (self.folder / "log").read_text()[-3000:], interval_sec=0.2)
+
+    def _is_ready(self) -> bool:
+        assert all(process.poll() is None for process in self.processes), (self.folder / "log").read_text()[-3000:]
+        return self.answers()
+
+    def down(self) -> None:
+        """SIGKILL to its processes and all that they have started."""
+        for process in self.processes:
+            below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            process.kill()
+            for child in below:
+                try:
+                    child.kill()
+                except psutil.NoSuchProcess:
+                    continue
+            psutil.wait_procs(below, 20)
+            process.wait()
+        self.processes.clear()
+
+
+class RayHead(RealEngine):
+    """A head with its dashboard, which has the jobs API. Authentication is set on both sides: its default depends on
+    the version."""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.ports[1]}"
+
+    def commands(self) -> list[list[str]]:
+        gcs, dashboard, agent_http, agent_grpc, client = self.ports
+        temporary = tempfile.mkdtemp(dir=self.folder)
+        return [
+            [
+                f"{os.environ['DL_TEST_RAY']}/bin/ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
+                f"--port={gcs}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent_http}",
+                f"--dashboard-agent-grpc-port={agent_grpc}", f"--ray-client-server-port={client}",
+                "--dashboard-host=127.0.0.1", "--num-cpus=2", "--object-store-memory=80000000",
+                f"--temp-dir={temporary}", "--disable-usage-stats",
+            ]
+        ]  # fmt: skip
+
+    def answers(self) -> bool:
+        headers = {"Authorization": f"Bearer {RAY_TOKEN}"}
+        try:
+            return requests.get(f"{self.address}/api/jobs/", timeout=2, headers=headers).status_code == 200
+        except requests.RequestException:
+            return False
+
+
+class DaskCluster(RealEngine):
+    """A scheduler and a worker process with eight threads, which imports this repository."""
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self.ports[0]}"
+
+    def commands(self) -> list[list[str]]:
+        start = [f"{os.environ['DL_TEST_DASK']}/bin/python", "-m"]
+        scheduler = ["--host", "127.0.0.1", "--port", str(self.ports[0]), "--no-dashboard"]
+        return [
+            [*start, "distributed.cli.dask_scheduler", *scheduler],
+            [*start, "distributed.cli.dask_worker", self.address, "--nthreads", "8", "--nworkers", "1",
+             "--no-dashboard"],
+        ]  # fmt: skip
+
+    def answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.ports[0]), 1).close()
+        except OSError:
+            return False
+        return True
 
 
 @contextmanager
-def ray_head() -> Iterator[str]:
-    """A head with its dashboard, which has the jobs API. Authentication is set: it may be on by default."""
+def ray_head() -> Iterator[RayHead]:
     tools = Path(os.environ["DL_TEST_RAY"]) / "bin"
-    gcs, dashboard, agent_http, agent_grpc, client = free_ports(5)
-    env = {
-        **os.environ,
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_USAGE_STATS_ENABLED": "0",
+    environment = {
+        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": RAY_TOKEN, "RAY_USAGE_STATS_ENABLED": "0",
         "PATH": f"{tools}:{os.environ['PATH']}",
-    }
+    }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        log = (Path(folder) / "head.log").open("wb")
-        head = subprocess.Popen(
-            [
-                str(tools / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={gcs}",
-                f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent_http}",
-                f"--dashboard-agent-grpc-port={agent_grpc}", f"--ray-client-server-port={client}",
-                "--dashboard-host=127.0.0.1", "--num-cpus=2", "--object-store-memory=80000000",
-                f"--temp-dir={folder}/r", "--disable-usage-stats",
-            ],
-            env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        address = f"http://127.0.0.1:{dashboard}"
+        head = RayHead(free_ports(5), Path(folder), environment)
         try:
-            eventually(lambda: _answers(address, head), 90, "Ray's head answers", interval_sec=0.2)
-            yield address
+            head.up()
+            yield head
         finally:
-            head.terminate()
-            try:
-                head.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(head.pid, 9)
-                head.wait()
-            log.close()
+            head.down()
 
 
-def _answers(address: str, head: subprocess.Popen[bytes]) -> bool:
-    import requests
-
-    assert head.poll() is None, "the head has ended"
-    try:
-        return requests.get(f"{address}/api/jobs/", timeout=2).status_code == 200
-    except requests.RequestException:
-        return False
+@contextmanager
+def dask_cluster(**settings: str) -> Iterator[DaskCluster]:
+    environment = {
+        "PYTHONPATH": str(ROOT), "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
+        "DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "false", **settings,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="dask-", ignore_cleanup_errors=True) as folder:
+        cluster = DaskCluster(free_ports(1), Path(folder), environment)
+        try:
+            cluster.up()
+            yield cluster
+        finally:
+            cluster.down()
 
 
 def ray_executor(request: pytest.FixtureRequest) -> Any:
-    return Engines({"ray": {"address": request.getfixturevalue("ray_address")}}).get("ray")
-
-
-@contextmanager
-def dask_cluster(**settings: str) -> Iterator[str]:
-    """A scheduler and a worker process with four threads, which imports this repository."""
-    python = str(Path(os.environ["DL_TEST_DASK"]) / "bin" / "python")
-    (port,) = free_ports(1)
-    address = f"tcp://127.0.0.1:{port}"
-    env = {
-        **os.environ, "PYTHONPATH": str(ROOT), "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
-        "DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "false", **settings,
-    }  # fmt: skip
-    commands = [
-        ["dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"],
-        ["dask_worker", address, "--nthreads", "4", "--nworkers", "1", "--no-dashboard"],
-    ]
-    with tempfile.TemporaryDirectory(prefix="dask-") as folder, ExitStack() as processes:
-        for command, *arguments in commands:
-            process = subprocess.Popen(
-                [python, "-m", f"distributed.cli.{command}", *arguments],
-                env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-            processes.callback(process.wait, 20)
-            processes.callback(process.terminate)
-        eventually(lambda: _listens(port), 60, "the scheduler listens", interval_sec=0.1)
-        yield address
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
+    return Engines({"ray": {"address": request.getfixturevalue("ray").address, "token": RAY_TOKEN}}).get("ray")
 
 
 def dask_executor(request: pytest.FixtureRequest) -> Any:
-    return Engines({"dask": {"address": request.getfixturevalue("dask_address")}}).get("dask")
+    return Engines({"dask": {"address": request.getfixturevalue("dask").address}}).get("dask")

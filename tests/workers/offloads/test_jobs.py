@@ -1,11 +1,9 @@
-"""Jobs that give work to a fake engine with faults: one execution, whatever happens to worker, engine and network."""
+"""Jobs that give work to a fake engine with faults. What holds on every engine is in test_job_scenarios.py."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,12 @@ from app.queue.job import Job, Status
 from pipelines.contract import Pipelines
 from pipelines.executors import Engines
 from tests.support import offload_tasks
-from tests.support.fake_engine import FakeEngine, FakeExecutor
-from tests.support.processes import Process
+from tests.support.fake_engine import FakeEngine, FakeExecutor, install_entry_points
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from tests.workers.offloads.conftest import program, start_count
-from workers.offloads import engine_calls, poller
+from workers.offloads import poller
 from workers.pool import WorkerPool
-
-REPOSITORY = Path(__file__).parents[3]
 
 
 @dataclass
@@ -74,17 +69,8 @@ class OffloadFixture:
         return self.engine.programs[name].process.poll() is None
 
 
-@pytest.fixture(autouse=True)
-def fast_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (poller, engine_calls):
-        monkeypatch.setattr(module, "MIN_POLL_SEC", 0.05)
-        monkeypatch.setattr(module, "MAX_POLL_SEC", 0.3)
-    monkeypatch.setattr(poller, "_REQUEST_INTERVAL_SEC", 0.01)
-    monkeypatch.setattr(poller, "_CLAIM_INTERVAL_SEC", 0.1)
-
-
 @pytest.fixture
-def offloads(worker_pools: WorkerPoolFixture, engine: FakeEngine, tmp_path: Path) -> OffloadFixture:
+def offloads(fast_polls: None, worker_pools: WorkerPoolFixture, engine: FakeEngine, tmp_path: Path) -> OffloadFixture:
     return OffloadFixture(worker_pools, engine, tmp_path)
 
 
@@ -93,7 +79,7 @@ def offloads(worker_pools: WorkerPoolFixture, engine: FakeEngine, tmp_path: Path
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_job_takes_the_result_of_its_program(offloads: OffloadFixture, isolation: str, tmp_path: Path, monkeypatch):
-    install_fake(tmp_path, monkeypatch)
+    monkeypatch.syspath_prepend(str(install_entry_points(tmp_path)))
     engines = Engines({"fake": {"address": offloads.engine.address}})
     offloads.start(isolation=isolation, engines=engines)
 
@@ -137,118 +123,7 @@ def test_two_submissions_at_once_are_one_execution(offloads: OffloadFixture):
     assert start_count(offloads.folder) == 1
 
 
-# ── worker deaths ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def install_fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the fake an executor of another package, by its entry point."""
-    package = folder / "site" / "fake_engine-1.dist-info"
-    package.mkdir(parents=True)
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-engine\nVersion: 1\n")
-    (package / "entry_points.txt").write_text("[dataloader.executors]\nfake = tests.support.fake_engine:FakeExecutor\n")
-    monkeypatch.syspath_prepend(str(package.parent))
-    return package.parent
-
-
-def worker_process(offloads: OffloadFixture, site: Path) -> Process:
-    env = {
-        "DL_DB_DSN": offloads.pools.dsn, "DL_PIPELINES": "tests.support.offload_tasks", "DL_MEMORY_HIGH": "0",
-        "DL_HEARTBEAT_SEC": "0.5", "DL_REAPER_PERIOD_SEC": "0.5", "WORKERS_JSON": '[{"queue":"q","concurrency":2}]',
-        "DL_EXECUTORS": json.dumps({"fake": {"address": offloads.engine.address}}),
-        "PYTHONPATH": f"{site}:{REPOSITORY}",
-    }  # fmt: skip
-    return Process.dataloader("worker", env=env, output=offloads.folder / "worker")
-
-
-def at_intent(offloads: OffloadFixture, job_id: UUID) -> None:
-    eventually(lambda: offloads.engine.count_requests("POST") == 1)
-
-
-def at_unread_end(offloads: OffloadFixture, job_id: UUID) -> None:
-    """It has ended, and no answer shows it: each takes longer than the client waits."""
-    offloads.wait_until_running(offloads.name(job_id))
-    offloads.engine.faults["GET"].extend(["500"] * 100)
-    time.sleep(0.1)
-    offloads.open_gate()
-    eventually(lambda: not offloads.is_alive(offloads.name(job_id)))
-
-
-DEATHS: dict[str, tuple[str, Callable[[OffloadFixture, UUID], None]]] = {
-    "after the intent": ("hang", at_intent),
-    "after the submission": ("slow", at_intent),
-    "while it runs": ("", lambda offloads, job_id: offloads.wait_until_running(offloads.name(job_id))),
-    "after its end": ("", at_unread_end),
-}
-
-
-@pytest.mark.parametrize("moment", DEATHS)
-def test_next_worker_takes_what_a_killed_one_began(offloads: OffloadFixture, moment: str, tmp_path: Path, monkeypatch):
-    fault, wait_for_moment = DEATHS[moment]
-    offloads.engine.faults["POST"].extend([fault] if fault else [])
-    job_id = offloads.add("blocking", "gate")
-    with worker_process(offloads, install_fake(tmp_path, monkeypatch)) as worker:
-        wait_for_moment(offloads, job_id)
-        worker.kill()
-    offloads.engine.faults["GET"].clear()
-
-    offloads.start()
-    offloads.open_gate()
-
-    job = offloads.succeeded(job_id)
-    assert (job.result, job.attempt) == ({"rows": 3}, 2)
-    assert start_count(offloads.folder) == 1, "one execution"
-    assert offloads.rows(job_id) == [(offloads.name(job_id), "succeeded")]
-
-
-def test_worker_that_is_killed_before_the_intent(offloads: OffloadFixture, tmp_path: Path, monkeypatch):
-    queue_db = offloads.pools.queue_fixture
-    job_id = offloads.add("blocking", "quick")
-    site = install_fake(tmp_path, monkeypatch)
-    with queue_db.open_transaction() as step, worker_process(offloads, site) as worker:
-        step("LOCK TABLE dl_offloads IN EXCLUSIVE MODE")
-        queue_db.wait_for_lock_waiters()
-        worker.kill()
-        queue_db.sql("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-    assert offloads.rows(job_id) == []
-    assert offloads.engine.count_requests("POST") == 0, "nothing is submitted before the intent is durable"
-
-    offloads.start()
-
-    offloads.succeeded(job_id)
-    assert start_count(offloads.folder) == 1
-
-
-def test_lost_lease_stops_nothing(offloads: OffloadFixture, logged):
-    offloads.start(heartbeat_sec=2)
-    job_id = offloads.add("blocking", "gate")
-    name = offloads.name(job_id)
-    offloads.wait_until_running(name)
-    queue_db = offloads.pools.queue_fixture
-
-    queue_db.expire_lease(job_id)
-    queue_db.reap(job_id)
-
-    eventually(lambda: [fields["job"] for fields in logged("attempt.abandoned")] == [str(job_id)])
-    assert offloads.is_alive(name)
-    offloads.open_gate()
-    assert offloads.succeeded(job_id).attempt == 2
-    assert offloads.engine.count_requests("DELETE") == 0
-    assert start_count(offloads.folder) == 1
-
-
-def test_shutdown_detaches(offloads: OffloadFixture):
-    pool = offloads.start()
-    job_id = offloads.add("blocking", "gate")
-    offloads.wait_until_running(offloads.name(job_id))
-
-    pool.stop(grace=0)
-
-    assert offloads.pools.queue_fixture.status(job_id) is Status.QUEUED
-    assert offloads.is_alive(offloads.name(job_id))
-    offloads.start()
-    offloads.open_gate()
-    assert offloads.succeeded(job_id).attempt == 1
-    assert start_count(offloads.folder) == 1
+# ── shutdowns ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_shutdown_stops_what_asks_for_it(offloads: OffloadFixture):
@@ -269,33 +144,20 @@ def test_shutdown_stops_what_asks_for_it(offloads: OffloadFixture):
 # ── cancel and time limits ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_cancel_stops_running_work(offloads: OffloadFixture, isolation: str, tmp_path: Path, monkeypatch):
-    install_fake(tmp_path, monkeypatch)
-    offloads.start(isolation=isolation, engines=Engines({"fake": {"address": offloads.engine.address}}))
+def test_cancel_stops_work_of_an_isolated_job(offloads: OffloadFixture, tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(install_entry_points(tmp_path)))
+    offloads.start(isolation="process", engines=Engines({"fake": {"address": offloads.engine.address}}))
     job_id = offloads.add("blocking", "gate")
     name = offloads.name(job_id)
     offloads.wait_until_running(name)
+    position = "SELECT log_position FROM dl_offloads"
+    eventually(lambda: offloads.pools.queue_fixture.fetch_row(position) == "1", message="one line of its log is kept")
 
     offloads.pools.queue_fixture.queue.cancel(job_id)
 
     offloads.pools.wait_for_status(job_id, Status.CANCELED)
     assert not offloads.is_alive(name)
     assert offloads.rows(job_id) == [(name, "stopped")]
-
-
-def test_cancel_of_a_waiting_job_stops_its_work(offloads: OffloadFixture):
-    offloads.start()
-    job_id = offloads.add("waiting", "gate")
-    name = offloads.name(job_id)
-    offloads.wait_until_running(name)
-    eventually(lambda: offloads.pools.queue_fixture.wait_state(job_id) == "waiting")
-
-    offloads.pools.queue_fixture.queue.cancel(job_id)
-
-    assert offloads.pools.queue_fixture.status(job_id) is Status.CANCELED
-    eventually(lambda: not offloads.is_alive(name), message="the poller stops it")
-    eventually(lambda: offloads.rows(job_id) == [(name, "stopped")])
 
 
 def test_stop_that_does_not_come_is_shown(offloads: OffloadFixture):
@@ -412,29 +274,11 @@ def test_refused_work_fails_the_job_at_once(offloads: OffloadFixture):
     assert "call them before" in (offloads.failed(inside).error or "")
 
 
-def test_too_large_result_fails_the_job(offloads: OffloadFixture):
-    offloads.start()
-    job_id = offloads.add("blocking", "big")
-
-    job = offloads.failed(job_id)
-
-    assert (job.attempt, "write it to storage" in (job.error or "")) == (1, True)
-
-
-def test_changed_arguments_replace_the_work(offloads: OffloadFixture):
-    offloads.start()
-    job_id = offloads.add("changed", "gate", then=program("quick", offloads.folder))
-    name = offloads.name(job_id)
-
-    assert offloads.succeeded(job_id).result == {"rows": 3}
-
-    assert offloads.rows(job_id) == [(name, "stopped"), (f"{name}.2", "succeeded")]
-    assert not offloads.is_alive(name)
-
-
 def test_fresh_work_is_of_one_attempt(offloads: OffloadFixture):
     offloads.start()
-    job_id = offloads.add("changed", "quick", then=program("quick", offloads.folder), options={"fresh": True})
+    job_id = offloads.add(
+        "changed", "quick", then={"entrypoint": program("quick", offloads.folder)}, options={"fresh": True}
+    )
     name = offloads.name(job_id)
 
     offloads.succeeded(job_id)
@@ -443,24 +287,6 @@ def test_fresh_work_is_of_one_attempt(offloads: OffloadFixture):
 
 
 # ── outages of the engine ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_engine_that_comes_back_is_waited_for(offloads: OffloadFixture):
-    offloads.start()
-    job_id = offloads.add("blocking", "gate")
-    offloads.wait_until_running(offloads.name(job_id))
-
-    offloads.engine.down()
-
-    def shows_outage() -> bool:
-        return "unavailable since" in str(offloads.pools.queue_fixture.job(job_id).progress.get("engine"))
-
-    eventually(shows_outage)
-    offloads.open_gate()
-    offloads.engine.up()
-    job = offloads.succeeded(job_id)
-    assert (job.result, job.attempt, job.progress["engine"]) == ({"rows": 3}, 1, "available")
-    assert start_count(offloads.folder) == 1
 
 
 def test_engine_that_stays_away_fails_the_attempt(offloads: OffloadFixture):
@@ -504,6 +330,19 @@ def test_forgotten_work_is_submitted_again(offloads: OffloadFixture):
 
     assert offloads.succeeded(job_id).attempt == 1
     assert offloads.rows(job_id) == [(name, "succeeded")]
+
+
+def test_refused_token_is_named_in_the_log_and_the_error(offloads: OffloadFixture):
+    offloads.engine.token = "right"
+    settings = {"ray": {"address": offloads.engine.address, "token": {"$secret": "of-ray"}}}
+    offloads.start(engines=Engines(settings, read_secret=lambda name: "wrong"))
+
+    limits = {"engine_timeout": 0.3, "grace": 0.1}
+    job_id = offloads.add("blocking", "quick", engine="ray", options=limits, job={"max_attempts": 1})
+
+    expected = 'does not accept the setting "token" of this engine in DL_EXECUTORS'
+    assert expected in (offloads.failed(job_id).error or "")
+    eventually(lambda: any(expected in line for line in offloads.log(job_id, "note")))
 
 
 # ── a wait without a thread ─────────────────────────────────────────────────────────────────────────────────────────
@@ -576,15 +415,15 @@ class CountingExecutor(FakeExecutor):
 
 
 @pytest.fixture
-def counting(monkeypatch: pytest.MonkeyPatch) -> CountingExecutor:
-    monkeypatch.undo()  # polls at their real pace
+def counting() -> CountingExecutor:
     return CountingExecutor()
 
 
 def test_one_thread_polls_two_hundred_handles(counting: CountingExecutor):
     polls = poller.OffloadPoller(Engines(executors={"fake": counting}))
     watches = [
-        poller.Watch(f"dl-{n}", "fake", counting, position="", write_lines=lambda lines: None) for n in range(200)
+        poller.Watch(f"dl-{n}", "fake", counting, position="", write_lines=lambda lines, position: None)
+        for n in range(200)
     ]
     for watch in watches:
         polls.watch(watch)
@@ -596,20 +435,3 @@ def test_one_thread_polls_two_hundred_handles(counting: CountingExecutor):
 
     assert counting.threads == {"offloads"}
     assert 16 <= len(counting.times) <= 24, "five requests a second"
-
-
-def test_log_of_the_work_has_the_job_logs_cap(offloads: OffloadFixture):
-    from workers.logs.writer import JobLogLimits
-
-    offloads.start(log_limits=JobLogLimits(max_bytes=2_000))
-
-    job_id = offloads.add("blocking", "lines")
-
-    offloads.succeeded(job_id)
-    eventually(lambda: any("reached 2,000" in line for line in log_of(offloads, job_id)))
-    assert sum(map(len, log_of(offloads, job_id))) < 20_000
-
-
-def log_of(offloads: OffloadFixture, job_id: UUID) -> list[str]:
-    rows = offloads.pools.queue_fixture.sql("SELECT line FROM dl_job_logs WHERE job_id = %s", str(job_id))
-    return [line for (line,) in rows]
