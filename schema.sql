@@ -3000,7 +3000,7 @@ CREATE TABLE dl_api_keys (
         CHECK (tasks IS NULL AND queues IS NULL OR scopes <@ ARRAY['read', 'trigger'])
 );
 
--- Secrets that sign browser sessions, unless DL_SESSION_SECRET sets one: the same for all processes.
+-- Secrets that sign browser sessions, the same for all processes.
 CREATE TABLE dl_signing_secrets (
     purpose    text        PRIMARY KEY,
     secret     bytea       NOT NULL,

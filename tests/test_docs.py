@@ -22,7 +22,7 @@ import yaml
 from app.cli.command import cli
 from app.cli.exit_codes import ExitCode
 from app.config import Settings, load_settings
-from app.config.loading import REMOVED, RENAMED
+from app.config.loading import MERGED, REMOVED, RENAMED
 from app.db.schema import schema_text
 from app.log import Alert
 from app.queue.job import ReleaseReason, Status
@@ -79,7 +79,7 @@ def test_no_page_speaks_of_a_setting_that_is_not_there():
         {"DL_URL", "DL_API_KEY", "DL_API_KEY_FILE"},
     )
     of_remote_code = {"DL_JOB_ID", "DL_RUN_ID", "DL_OFFLOAD", "DL_FENCE_TOKEN"}
-    other = {*of_tests, *of_the_client, *of_remote_code, "DL_SECRET_NAME", *RENAMED, *REMOVED}
+    other = {*of_tests, *of_the_client, *of_remote_code, "DL_SECRET_NAME", *RENAMED, *MERGED, *REMOVED}
     for path in PAGES:
         spoken_of = set(re.findall(r"\b(?:DL|APP|PG)_[A-Z][A-Z_]+\b", path.read_text(encoding="utf-8")))
         assert spoken_of <= {*Settings.fields_by_variable(), *other}, path.name

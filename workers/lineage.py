@@ -39,7 +39,7 @@ _URL_DATASET = re.compile(r"([a-z][a-z0-9+.-]*://[^/]+)/(.+)", re.DOTALL)
 @dataclass(frozen=True, kw_only=True)
 class LineageOptions:
     url: str
-    api_key: str | None = field(default=None, repr=False)
+    read_key: Callable[[], str] | None = field(default=None, repr=False)  # the bearer token
     version: str = "0"
     timeout_sec: float = 5.0
     first_retry_delay_sec: float = 1.0
@@ -174,7 +174,8 @@ def create_sender(options: LineageOptions) -> Callable[[JobEvent, LineageJob], N
     http, requests = import_module("openlineage.client.transport.http"), import_module("requests")
     session = requests.Session()
     session.max_redirects = 0  # a redirect turns a POST into a GET, which loses the event
-    auth = http.TokenProvider({}) if options.api_key is None else http.ApiKeyTokenProvider({"apiKey": options.api_key})
+    key = None if options.read_key is None else options.read_key()
+    auth = http.TokenProvider({}) if key is None else http.ApiKeyTokenProvider({"apiKey": key})
     url = options.url.rstrip("/") + "/"
     transport = http.HttpTransport(
         http.HttpConfig(url=url, timeout=options.timeout_sec, auth=auth, session=session, retry={"total": 0})

@@ -50,10 +50,10 @@ def find_contradictions(settings: Settings, environment: Mapping[str, str]) -> I
         # A process with a name takes over from the former one, which is what DL_REAPER turns off.
         remedy = "true, or no DL_WORKER_NAME, would do"
         yield frozenset({"DL_REAPER", "DL_WORKER_NAME"}), SettingError("DL_REAPER", "false with DL_WORKER_NAME", remedy)
-    if settings.lineage_url is not None and not _module_exists("openlineage.client"):
-        problem = "a URL, and openlineage-python is not installed"
-        error = SettingError("DL_LINEAGE_URL", problem, "pip install 'dataloader[lineage]'")
-        yield frozenset({"DL_LINEAGE_URL"}), error
+    if settings.lineage is not None and not _module_exists("openlineage.client"):
+        problem = "a receiver, and openlineage-python is not installed"
+        error = SettingError("DL_LINEAGE", problem, "pip install 'dataloader[lineage]'")
+        yield frozenset({"DL_LINEAGE"}), error
     yield from _check_folders(settings)
 
 

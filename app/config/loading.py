@@ -11,6 +11,7 @@ from pydantic_settings import DotEnvSettingsSource
 
 from app.config import checks
 from app.config.settings import SECRET_PREFIX, Settings, accepted_values, is_secret
+from app.config.values import FINAL_STATUSES
 from app.errors import ConfigError, SettingError
 
 # Variables of version 0.2.0 that are still read, with a warning.
@@ -23,9 +24,12 @@ RENAMED = {
     "DL_STOP_GRACE_SEC": "DL_STOP_STEP_SEC",
     "DL_WEBHOOK_ALLOW": "DL_WEBHOOK_ALLOWED_HOSTS",
 }
+JOBS_RETENTION = "DL_KEEP_JOBS_DAYS"
+MERGED = {f"DL_KEEP_{status.upper()}_DAYS": status for status in FINAL_STATUSES}  # into JOBS_RETENTION
 REMOVED = frozenset({
-    "DL_ALERT_PERIOD_SEC", "DL_JOB_LOG_LINES_PER_SEC", "DL_KEEP_KEYS_DAYS", "DL_LOG_KEEP_FILES", "DL_MAX_BATCH_BYTES",
-    "DL_MAX_JSON_DEPTH", "DL_MAX_TEXT_LENGTH", "DL_WEBHOOK_DISABLE_HOURS", "DL_WEBHOOK_KEEP_DAYS", "DL_WEBHOOK_THREADS",
+    "DL_ALERT_PERIOD_SEC", "DL_JOB_LOG_LINES_PER_SEC", "DL_JOB_LOG_MAX_BYTES", "DL_KEEP_KEYS_DAYS", "DL_LOG_KEEP_FILES",
+    "DL_MAX_BATCH_BYTES", "DL_MAX_BODY_BYTES", "DL_MAX_JSON_DEPTH", "DL_MAX_TEXT_LENGTH", "DL_SESSION_HOURS",
+    "DL_SESSION_SECRET", "DL_WEBHOOK_DISABLE_HOURS", "DL_WEBHOOK_KEEP_DAYS", "DL_WEBHOOK_THREADS",
     "DL_WEBHOOK_TIMEOUT_SEC",
 })  # fmt: skip
 _MAX_SHOWN_LENGTH = 80
@@ -48,7 +52,7 @@ def load_settings(
     file, errors = _read_dotenv(dotenv)
     variables = {name: text for name, text in (file | environment).items() if text.strip()}
     sources = {name: "environment" if name in environment else ".env" for name in variables}
-    warnings = _follow_renames(variables, sources)
+    warnings = [*_follow_renames(variables, sources), *_merge_retention(variables, sources)]
 
     settings, field_errors = parse_settings(variables)
     invalid = {error.variable for error in field_errors}
@@ -74,8 +78,20 @@ def _follow_renames(variables: dict[str, str], sources: dict[str, str]) -> list[
             warnings.append(f"{old} is called {new} now; the old name will not be read by the next release")
     for name in sorted(REMOVED & variables.keys()):
         del variables[name]
-        warnings.append(f"{name} was removed; it has no effect")
+        warnings.append(f"{name} was removed and has no effect; docs/upgrading.md has what counts now")
     return warnings
+
+
+def _merge_retention(variables: dict[str, str], sources: dict[str, str]) -> list[str]:
+    """Give the values of the former settings of single statuses to the one setting. Return a warning for each."""
+    old = [name for name in MERGED if name in variables]
+    periods = ", ".join(f'"{MERGED[name]}": {variables.pop(name)}' for name in old)
+    if old:
+        variables.setdefault(JOBS_RETENTION, f"{{{periods}}}")
+        sources.setdefault(JOBS_RETENTION, sources.pop(old[0]))
+    return [
+        f"{name} is part of {JOBS_RETENTION} now; the old name will not be read by the next release" for name in old
+    ]
 
 
 def parse_settings(variables: Mapping[str, str]) -> tuple[Settings, list[SettingError]]:

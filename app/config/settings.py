@@ -21,7 +21,6 @@ _GROUPS = {  # the first setting of each
     "db_dsn": "Database",
     "workers": "Workers",
     "endpoints": "Pipelines",
-    "max_body_bytes": "Limits of a request",
     "retention_enabled": "Retention",
     "webhook_allowed_hosts": "Webhooks, probes, traces and lineage",
     "auth": "Security",
@@ -56,10 +55,6 @@ def flag_setting(variable: str, default: bool, meaning: str) -> Any:
     return setting(variable, default, meaning, "true or false")
 
 
-def days_setting(variable: str, default: float, meaning: str) -> Any:
-    return number_setting(variable, default, meaning, 0.01, 36_500)
-
-
 class Settings(BaseSettings):
     """The settings of a process; `load_settings` makes them."""
 
@@ -72,10 +67,6 @@ class Settings(BaseSettings):
     )
     app_port: int = number_setting("APP_PORT", 8081, "The port the API listens on.", 1, 65_535)
     http_threads: int = number_setting("APP_HTTP_THREADS", 16, "How many requests are answered at once.", 1, 256)
-    buffering: bool = flag_setting(
-        "APP_BUFFERING", True, "Read a request whole before a thread answers it, so that slow clients occupy no "
-        "thread; false: gunicorn's own worker, for a service behind a proxy that buffers requests.",
-    )  # fmt: skip
     timezone: values.Zone = setting(
         "TIMEZONE", "Europe/Moscow", "The time zone of logs and pages; jobs keep absolute times.",
         "an IANA time zone such as Europe/Moscow or UTC",
@@ -215,23 +206,15 @@ class Settings(BaseSettings):
         'a JSON object such as {"ray": {"address": "http://head:8265", "token": {"$secret": "ray"}}}',
     )  # fmt: skip
 
-    max_body_bytes: int = number_setting(
-        "DL_MAX_BODY_BYTES", 1_048_576, "The largest request body, in bytes; a batch may have 4 MB, or this if it is "
-        "more.", 1024, 1_073_741_824,
-    )  # fmt: skip
-
     retention_enabled: bool = flag_setting(
         "DL_RETENTION_ENABLED", True, "Delete what is older than the retention periods below. In a database that was "
         "upgraded from tables without versions, workers do so only if this is given, as true.",
     )  # fmt: skip
-    keep_succeeded_days: float = days_setting(
-        "DL_KEEP_SUCCEEDED_DAYS", 14.0, "After how many days a succeeded job is deleted."
-    )
-    keep_canceled_days: float = days_setting(
-        "DL_KEEP_CANCELED_DAYS", 14.0, "After how many days a canceled job is deleted."
-    )
-    keep_failed_days: float = days_setting("DL_KEEP_FAILED_DAYS", 30.0, "After how many days a failed job is deleted.")
-    keep_lost_days: float = days_setting("DL_KEEP_LOST_DAYS", 30.0, "After how many days a lost job is deleted.")
+    keep_jobs_days: values.JobRetention = setting(
+        "DL_KEEP_JOBS_DAYS", values.DEFAULT_JOB_RETENTION, "After how many days an ended job is deleted: one number "
+        "for all statuses, or one each; a status without one keeps its default.",
+        'a number up to 36500, or a JSON object such as {"succeeded": 3, "failed": 90}',
+    )  # fmt: skip
     keep_tasks: values.TaskRetention = setting(
         "DL_KEEP_TASKS", {}, "Other periods for the jobs of single tasks, in days: one for all statuses, or one each.",
         'a JSON object such as {"heartbeat.check": 1, "load.cbr.rates": {"succeeded": 3, "failed": 90}}',
@@ -265,14 +248,12 @@ class Settings(BaseSettings):
         "OTEL_EXPORTER_OTLP_ENDPOINT says where.",
     )  # fmt: skip
 
-    lineage_url: values.Url | None = setting(
-        "DL_LINEAGE_URL", None, "Send OpenLineage events of jobs to this receiver, with the packages of "
-        "dataloader[lineage]; /api/v1/lineage is added.",
-        "a URL such as https://marquez.internal:5000, without credentials",
+    lineage: values.RemoteService | None = setting(
+        "DL_LINEAGE", None, "Send OpenLineage events of jobs to this receiver, with the packages of "
+        "dataloader[lineage]; /api/v1/lineage is added. Its bearer token is a reference to a secret.",
+        'a URL such as https://marquez.internal:5000, or a JSON object such as {"url": "https://marquez.internal", '
+        '"key": {"$secret": "lineage"}}',
     )  # fmt: skip
-    lineage_api_key: values.Token | None = setting(
-        "DL_LINEAGE_API_KEY", None, "The bearer token for DL_LINEAGE_URL; never shown.", "a token"
-    )
 
     cells: values.Cells = setting(
         "DL_CELLS", {}, "The independent deployments that /cells shows, by name, this one included. An API key "
@@ -288,13 +269,6 @@ class Settings(BaseSettings):
     trusted_proxies: values.Networks = setting(
         "DL_TRUSTED_PROXIES", (), "The proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; these headers "
         "give no access.", "addresses and networks such as 10.0.0.0/8, separated by commas",
-    )  # fmt: skip
-    session_hours: float = number_setting(
-        "DL_SESSION_HOURS", 12.0, "How long a browser stays logged in, in hours.", 0.01, 8760
-    )
-    session_secret: SecretStr | None = setting(
-        "DL_SESSION_SECRET", None, "The key that signs browser sessions; by default one that is kept in the database. "
-        "Never shown.", "a text of at least 32 characters", min_length=32,
     )  # fmt: skip
     secrets_dir: Path | None = setting(
         "DL_SECRETS_DIR", None, 'The folder with a file for each secret that args may refer to with {"$secret": '
@@ -335,10 +309,6 @@ class Settings(BaseSettings):
     audit_log_file_name: values.FileName = setting(
         "AUDIT_LOG_FILE_NAME", "audit.log", "The name of that file.", "a file name without a folder"
     )
-    job_log_max_bytes: int = number_setting(
-        "DL_JOB_LOG_MAX_BYTES", 2_097_152, "How much of an attempt's job log is kept, in characters: of a longer one "
-        "the beginning and the last lines.", 1024, 1_073_741_824,
-    )  # fmt: skip
     debug: bool = flag_setting("DEBUG", False, "Write debug lines to the log too.")
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -404,9 +374,7 @@ class Settings(BaseSettings):
         ]
         others = (
             self.pg_password,
-            self.session_secret,
             self.webhook_secret,
-            self.lineage_api_key,
             *self.tokens.values(),
         )
         known = [secret.get_secret_value() for secret in (*connections, *others) if secret is not None]

@@ -31,6 +31,7 @@ from app.config import dsn
 MAX_CONCURRENCY = 1000
 MAX_QUEUE_GRACE_SEC = 86_400
 FINAL_STATUSES = ("succeeded", "failed", "canceled", "lost")
+DEFAULT_JOB_RETENTION = {"succeeded": 14.0, "failed": 30.0, "canceled": 14.0, "lost": 30.0}  # days
 _DAY_SEC = 86_400
 _SIZE_UNITS = {"b": 1, "kb": 1024, "mb": 1024**2, "gb": 1024**3}
 _DURATION_UNITS = {"minute": 60, "hour": 3600, "day": _DAY_SEC, "week": 7 * _DAY_SEC}
@@ -95,7 +96,7 @@ def _check_url(url: str) -> str:
     except ValueError:
         raise ValueError("it is not a URL") from None
     if parts.username is not None:
-        raise ValueError("it carries credentials; a token belongs into DL_TOKENS or DL_LINEAGE_API_KEY")
+        raise ValueError("it carries credentials; a token belongs into DL_TOKENS, or is a reference to a secret")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("it starts neither with http:// nor with https://")
     return url
@@ -144,12 +145,15 @@ def parse_rotation(value: str | Rotation) -> Rotation:
 
 def _spread_periods(raw: Any) -> Any:
     """One number of days is for all statuses; a status without one keeps its general period."""
-    if not isinstance(raw, Mapping):
-        return raw
-    return {
-        task: dict.fromkeys(FINAL_STATUSES, periods) if isinstance(periods, int | float) else periods
-        for task, periods in raw.items()
-    }
+    return {task: _spread(periods) for task, periods in raw.items()} if isinstance(raw, Mapping) else raw
+
+
+def _spread(periods: Any) -> Any:
+    return dict.fromkeys(FINAL_STATUSES, periods) if isinstance(periods, int | float) else periods
+
+
+def _complete_periods(periods: Mapping[str, float]) -> Mapping[str, float]:
+    return {**DEFAULT_JOB_RETENTION, **periods}
 
 
 Text = Annotated[str, matching(r"(?=.*\S)[^\x00-\x1f\x7f]{1,200}", "expected 1 to 200 printable characters")]
@@ -272,13 +276,28 @@ def _check_executors(executors: Mapping[str, Mapping[str, Any]]) -> Mapping[str,
 
 def _check_cells(cells: Mapping[str, Any]) -> Mapping[str, Any]:
     for name, cell in cells.items():
-        if isinstance(cell, str):
-            _check_url(cell)
-            continue
-        if cell.keys() != {"url", "key"} or not isinstance(cell["url"], str) or not _is_secret_reference(cell["key"]):
-            raise ValueError(f'{name} is a URL, or {{"url": "…", "key": {{"$secret": "name"}}}}')
-        _check_url(cell["url"])
+        try:
+            _check_service(cell)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     return cells
+
+
+def _check_service(service: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    if isinstance(service, str):
+        return _check_url(service)
+    if (
+        service.keys() != {"url", "key"}
+        or not isinstance(service["url"], str)
+        or not _is_secret_reference(service["key"])
+    ):
+        raise ValueError('it is neither a URL nor {"url": "…", "key": {"$secret": "name"}}')
+    _check_url(service["url"])
+    return service
+
+
+def _parse_service(value: Any) -> Any:
+    return parse_json(value) if isinstance(value, str) and value.startswith("{") else value
 
 
 def _is_secret_reference(value: Any) -> bool:
@@ -300,7 +319,7 @@ WordList = Annotated[tuple[Annotated[str, StringConstraints(to_lower=True), matc
 LogRotation = Annotated[Rotation, BeforeValidator(parse_rotation)]
 Workers = Annotated[tuple[QueueWorkers, ...], _Json, AfterValidator(_check_queues)]
 Endpoints = Annotated[Mapping[Text, Annotated[str, AfterValidator(_check_url)]], _Json]
-Url = Annotated[str, StringConstraints(max_length=2_000), AfterValidator(_check_url)]
+RemoteService = Annotated[str | Mapping[str, Any], BeforeValidator(_parse_service), AfterValidator(_check_service)]
 Dsn = Annotated[SecretStr, AfterValidator(_check_dsn)]
 Targets = Annotated[Mapping[Text, Dsn], _Json]
 Token = Annotated[SecretStr, AfterValidator(_check_token)]
@@ -316,8 +335,10 @@ Cells = Annotated[
     AfterValidator(_check_cells),
 ]
 Days = Annotated[float, Field(strict=True, gt=0, le=36_500, allow_inf_nan=False)]
+_StatusPeriods = Mapping[Annotated[str, matching("|".join(FINAL_STATUSES), f"expected one of {_STATUS_LIST}")], Days]
+JobRetention = Annotated[_StatusPeriods, AfterValidator(_complete_periods), BeforeValidator(_spread), _Json]
 TaskRetention = Annotated[
-    Mapping[str, Mapping[Annotated[str, matching("|".join(FINAL_STATUSES), f"expected one of {_STATUS_LIST}")], Days]],
+    Mapping[str, _StatusPeriods],
     BeforeValidator(_spread_periods),
     _Json,
 ]
@@ -351,4 +372,6 @@ def format_value(value: Any) -> str:
 def _format_part(value: Any) -> Any:
     if isinstance(value, Mapping):  # a task's environment may hold secrets
         return {**value, "env": dict.fromkeys(value["env"], dsn.MASK)} if "env" in value else value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
     return list(value) if isinstance(value, tuple) else format_value(value)

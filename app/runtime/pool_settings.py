@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from app.admin.retention import DAY_SEC, RetentionPeriods
 from app.config import Settings
@@ -16,7 +17,6 @@ from pipelines.retry import Exponential, Fixed, Linear, Policy, Table
 from workers.attempt import AttemptSettings
 from workers.lineage import LineageOptions
 from workers.listener import ListenMode
-from workers.logs.writer import JobLogLimits
 from workers.maintenance import MaintenanceOptions
 from workers.pool_options import PoolOptions
 from workers.secrets import SecretStore
@@ -73,24 +73,26 @@ def pool_options(
         tracer=tracer,
         executor=executor,
         engines=Engines(settings.executors, read_secret=secret_store.read),
-        log_limits=JobLogLimits(max_bytes=settings.job_log_max_bytes),
         maintenance=MaintenanceOptions(
             periods=retention_periods(settings),
             deletion_enabled=settings.retention_enabled,
             is_retention_requested=settings.is_retention_requested,
             zone=settings.timezone,
             default_lease_sec=settings.default_lease_ttl_sec,
-            lineage=_lineage_options(settings),
+            lineage=_lineage_options(settings, secret_store),
         ),
     )
 
 
-def _lineage_options(settings: Settings) -> LineageOptions | None:
-    if settings.lineage_url is None:
-        return None
-    key = settings.lineage_api_key
-    api_key = None if key is None else key.get_secret_value()
-    return LineageOptions(url=settings.lineage_url, api_key=api_key, version=version())
+def _lineage_options(settings: Settings, secret_store: SecretStore) -> LineageOptions | None:
+    match settings.lineage:
+        case None:
+            return None
+        case str(url):
+            return LineageOptions(url=url, version=version())
+        case receiver:
+            read_key = partial(secret_store.read, receiver["key"]["$secret"])
+            return LineageOptions(url=receiver["url"], read_key=read_key, version=version())
 
 
 def _poll_policy(poll: QueuePoll) -> Policy:
@@ -109,10 +111,7 @@ def _poll_policy(poll: QueuePoll) -> Policy:
 def retention_periods(settings: Settings) -> RetentionPeriods:
     """Return the retention periods of the settings, in seconds."""
     return RetentionPeriods(
-        succeeded=settings.keep_succeeded_days * DAY_SEC,
-        canceled=settings.keep_canceled_days * DAY_SEC,
-        failed=settings.keep_failed_days * DAY_SEC,
-        lost=settings.keep_lost_days * DAY_SEC,
+        **{status: days * DAY_SEC for status, days in settings.keep_jobs_days.items()},
         tasks={
             task: {status: days * DAY_SEC for status, days in ages.items()}
             for task, ages in settings.keep_tasks.items()

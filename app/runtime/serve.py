@@ -29,10 +29,11 @@ from app.runtime.buffered_worker import BufferedWorker
 from app.runtime.connection import ConnectionLimits
 from app.runtime.database import Database
 from app.runtime.request_buffer import RequestLimits
-from app.runtime.service import MAX_BATCH_BYTES, Service, set_up_logging
+from app.runtime.service import Service, set_up_logging
 from app.runtime.shutdown import STOP_MARGIN_SEC, Shutdown
 from app.runtime.startup import Startup
 from app.web.middleware import handle_error
+from app.web.options import MAX_BATCH_BYTES
 from app.web.problems import UnreadableBody
 
 EXIT_STARTUP_FAILED = 70  # a bug keeps the service from starting; the log names it
@@ -175,7 +176,7 @@ def gunicorn_settings(settings: Settings) -> dict[str, Any]:
     longest_end = settings.longest_grace_sec + STOP_MARGIN_SEC
     return {
         "bind": f"[{host}]:{settings.app_port}" if ":" in host else f"{host}:{settings.app_port}",
-        "worker_class": BufferedServiceWorker if settings.buffering else ServiceWorker,
+        "worker_class": BufferedServiceWorker,
         "workers": 1,
         "threads": settings.http_threads,
         "timeout": int(max(_WORKER_TIMEOUT_SEC, longest_end + 10)),  # a worker that stops sends no heartbeat
@@ -256,10 +257,7 @@ class ServiceWorker(ThreadWorker):  # type: ignore[misc]
 class BufferedServiceWorker(ServiceWorker, BufferedWorker):
     """Reads a request whole before a thread answers it."""
 
-    def attach_service(self, service: Service) -> None:
-        max_body_bytes = max(MAX_BATCH_BYTES, service.settings.max_body_bytes)
-        self.limits = ConnectionLimits(request_limits=RequestLimits(max_body_bytes=max_body_bytes))
-        super().attach_service(service)
+    limits = ConnectionLimits(request_limits=RequestLimits(max_body_bytes=MAX_BATCH_BYTES))
 
 
 def answer_unreadable_bodies(app: Flask) -> None:

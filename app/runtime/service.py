@@ -48,7 +48,6 @@ _log = log.get(__name__)
 _SCHEMA_RETRY_SEC = 2.0
 _MIN_IDLE_SEC = 1.0  # a thread that has just got a job may not show it yet
 _POOLER_CHECK_INTERVAL_SEC = 30.0
-MAX_BATCH_BYTES = 4 * 1024**2
 _METRICS_MAX_AGE_SEC = 15.0
 _STANDBY_TIMEOUT_SEC = 5.0  # then the primary is asked
 
@@ -136,8 +135,6 @@ class Service:
             environment=settings.environment,
             timezone=settings.timezone,
             queues=tuple(worker.queue for worker in settings.workers),
-            max_body_bytes=settings.max_body_bytes,
-            max_batch_bytes=max(MAX_BATCH_BYTES, settings.max_body_bytes),
             default_lease_ttl_sec=settings.default_lease_ttl_sec,
             heartbeat_sec=settings.heartbeat_sec,
             max_waiters=max(1, settings.http_threads // 2),
@@ -145,8 +142,6 @@ class Service:
             auth_disabled=settings.auth == "none",
             trusted_proxies=settings.trusted_proxies,
             max_data_age_sec=None if standby is None else settings.read_max_lag_sec,
-            session_sec=settings.session_hours * 3600,
-            session_secret=None if settings.session_secret is None else settings.session_secret.get_secret_value(),
             webhook_allowed_hosts=settings.webhook_allowed_hosts,
             has_webhook_secret=settings.webhook_secret is not None,
             cells=remote_cells(settings.cells, self._secret_store.read),

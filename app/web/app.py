@@ -142,6 +142,5 @@ def _make_authenticator(keys: ApiKeys | None, options: WebOptions) -> Authentica
     proxies = parse_networks(options.trusted_proxies)
     key_cache = sessions = None
     if keys is not None:
-        load_secret = keys.signing_secret if options.session_secret is None else options.session_secret.encode
-        key_cache, sessions = KeyCache(keys), Sessions(load_secret, max_age_sec=options.session_sec)
+        key_cache, sessions = KeyCache(keys), Sessions(keys.signing_secret)
     return Authenticator(key_cache, sessions, auth_disabled=options.auth_disabled, proxies=proxies)

@@ -8,6 +8,8 @@ from typing import Any
 
 from app.admin.retention import RetentionPeriods
 
+MAX_BATCH_BYTES = 4_194_304  # the largest body of any request
+
 
 @dataclass(frozen=True)
 class RemoteCell:
@@ -24,7 +26,7 @@ class WebOptions:
     timezone: str = "Europe/Moscow"  # of the dashboard; the API uses UTC
     queues: tuple[str, ...] = ()  # registered queues: the only label values of queue metrics
     max_body_bytes: int = 1_048_576
-    max_batch_bytes: int = 4_194_304
+    max_batch_bytes: int = MAX_BATCH_BYTES
     default_lease_ttl_sec: int = 60
     heartbeat_sec: float = 10
     status_timeout_sec: float = 1.5  # for /status and /metrics
@@ -36,8 +38,6 @@ class WebOptions:
     auth_disabled: bool = False  # every caller has all scopes
     trusted_proxies: tuple[str, ...] = ()  # addresses and networks whose forwarding headers are trusted
     max_data_age_sec: float | None = None  # of what a standby answers; None: there is none
-    session_sec: float = 12 * 3600
-    session_secret: str | None = field(default=None, repr=False)  # None: a secret stored in the database
     cells: Mapping[str, RemoteCell] = field(default_factory=dict)  # by name
     settings: Sequence[Any] = field(default=(), repr=False)  # as app.config describes them, with secrets masked
     retention: RetentionPeriods | None = None  # None: the page of settings does not show it

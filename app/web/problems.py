@@ -124,7 +124,7 @@ class ProblemCode(Enum):
     BODY_TOO_LARGE = (
         413,
         "The body is too large",
-        "The limit is `DL_MAX_BODY_BYTES`; for a batch it is at least 4 MB.",
+        "The limit is 1 MB; for a batch or a graph it is 4 MB.",
     )
     UNSUPPORTED_MEDIA_TYPE = (
         415,

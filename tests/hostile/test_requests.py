@@ -31,7 +31,7 @@ from tests.support.sockets import (
 )
 
 THREADS = 8
-LIMIT = 200_000  # bytes of a body
+LIMIT = 1_048_576  # bytes of a body
 MB = 1024 * 1024
 JOB = {"queue": "idle", "task": "noop", "lock_key": "k"}
 REFUSED = range(400, 500)
@@ -43,7 +43,7 @@ def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> I
     with databases.fresh() as dsn:
         port = free_port()
         env = {**FAST_SETTINGS, "DL_DB_DSN": dsn, "APP_PORT": str(port), "APP_HTTP_THREADS": str(THREADS),
-               "DL_MAX_BODY_BYTES": str(LIMIT), "PG_POOL_SIZE": str(THREADS)}  # fmt: skip
+               "PG_POOL_SIZE": str(THREADS)}  # fmt: skip
         with Process.dataloader("serve", env=env, output=output) as process:
             running = RunningService(process, port, "serve").wait_until_ready()
             running.dsn = dsn  # type: ignore[attr-defined]

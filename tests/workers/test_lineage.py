@@ -79,7 +79,7 @@ def load(args: dict[str, Any], ctx: Context) -> None:
 def test_pool_sends_start_and_complete_with_datasets(worker_pools: WorkerPoolFixture, receiver: WebhookReceiver):
     worker_pools.pipelines.register("load")(load)
     url = f"http://127.0.0.1:{receiver.port}/base"
-    options = LineageOptions(url=url, api_key="key-of-lineage", version="1")
+    options = LineageOptions(url=url, read_key=lambda: "key-of-lineage", version="1")
     worker_pools.listening_pool(maintenance=MaintenanceOptions(lineage=options))
     eventually(lambda: worker_pools.queue_fixture.fetch_row("SELECT cursor IS NOT NULL FROM dl_lineage_state"))
 

@@ -210,7 +210,7 @@ def test_command_arguments_cannot_hold_secrets():
 
 
 def test_command_inherits_no_settings_or_passwords(monkeypatch):
-    for name in ("DL_DB_DSN", "DL_SECRET_BANK", "DL_TOKENS", "PG_PASSWORD", "PGPASSWORD", "DL_SESSION_SECRET"):
+    for name in ("DL_DB_DSN", "DL_SECRET_BANK", "DL_TOKENS", "PG_PASSWORD", "PGPASSWORD", "DL_WEBHOOK_SECRET"):
         monkeypatch.setenv(name, "kept back")
     monkeypatch.setenv("PG_USER", "given")
     monkeypatch.setenv("COMPANY_THING", "given")

@@ -15,6 +15,7 @@ from functools import cached_property
 from itsdangerous import BadData, Signer, URLSafeTimedSerializer
 
 _SIGNER_OPTIONS = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
+_MAX_AGE_SEC = 12 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Session:
 class Sessions:
     """Creates and reads session cookies. `load_secret` is called with the first cookie and may query the database."""
 
-    def __init__(self, load_secret: Callable[[], bytes], *, max_age_sec: float) -> None:
+    def __init__(self, load_secret: Callable[[], bytes], *, max_age_sec: float = _MAX_AGE_SEC) -> None:
         self._load_secret, self.max_age_sec = load_secret, int(max_age_sec)
 
     def create(self, key_id: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from app.config import Settings, checks, load_settings
@@ -118,21 +120,26 @@ def test_process_with_a_name_needs_its_reaper():
 
 def test_lineage_needs_its_packages(monkeypatch):
     url = "https://marquez.internal:5000"
-    assert load(DL_LINEAGE_URL=url).lineage_url == url
+    assert load(DL_LINEAGE=url).lineage == url
 
     monkeypatch.setattr(checks, "_module_exists", lambda name: not name.startswith("openlineage"))
     load()
-    with pytest.raises(ConfigError, match=r"DL_LINEAGE_URL: found a URL, and .* pip install 'dataloader\[lineage\]'"):
-        load(DL_LINEAGE_URL=url)
+    with pytest.raises(ConfigError, match=r"DL_LINEAGE: found a receiver, and .* pip install 'dataloader\[lineage\]'"):
+        load(DL_LINEAGE=url)
 
 
-def test_lineage_key_is_kept_out_of_the_url_and_hidden():
-    with pytest.raises(ConfigError, match=r"DL_LINEAGE_URL: .*DL_LINEAGE_API_KEY"):
-        load(DL_LINEAGE_URL="https://user:pass@marquez.internal")
+def test_lineage_receiver_has_its_key_by_reference():
+    receiver = {"url": "https://marquez.internal", "key": {"$secret": "lineage"}}
+    assert load(DL_LINEAGE=json.dumps(receiver)).lineage == receiver
 
-    settings = load(DL_LINEAGE_API_KEY="key-of-lineage")
-    assert "key-of-lineage" in settings.secrets
-    assert not any("key-of-lineage" in info.value for info in settings.describe())
+    for text in (
+        "https://user:pass@marquez.internal",
+        '{"url": "https://a", "key": "abc"}',
+        '{"url": "https://a"}',
+        "{",
+    ):
+        with pytest.raises(ConfigError, match="DL_LINEAGE: "):
+            load(DL_LINEAGE=text)
 
 
 def test_cell_has_an_address_and_a_key_by_reference():

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.config import QueueWorkers, Settings, load_settings
-from app.config.loading import REMOVED, RENAMED
+from app.config.loading import MERGED, REMOVED, RENAMED
 from app.errors import ConfigError
 
 SECRET = "hunter2-never-shown"
@@ -326,9 +326,27 @@ def test_new_name_wins_over_the_old_one():
 
 @pytest.mark.parametrize("variable", sorted(REMOVED))
 def test_removed_setting_is_a_warning(variable):
-    assert load(**{variable: "1"}).warnings == (f"{variable} was removed; it has no effect",)
+    assert load(**{variable: "1"}).warnings == (
+        f"{variable} was removed and has no effect; docs/upgrading.md has what counts now",
+    )
+
+
+def test_retention_of_single_statuses_is_merged_with_a_warning():
+    settings = load(DL_KEEP_LOST_DAYS="90", DL_KEEP_SUCCEEDED_DAYS="0.5")
+
+    assert settings.keep_jobs_days == {"succeeded": 0.5, "failed": 30, "canceled": 14, "lost": 90}
+    assert [warning.split()[0] for warning in settings.warnings] == ["DL_KEEP_SUCCEEDED_DAYS", "DL_KEEP_LOST_DAYS"]
+    assert {info.variable: info.source for info in settings.describe()}["DL_KEEP_JOBS_DAYS"] == "environment"
+    assert load(DL_KEEP_LOST_DAYS="90", DL_KEEP_JOBS_DAYS="7").keep_jobs_days["lost"] == 7
+    with pytest.raises(ConfigError, match="DL_KEEP_JOBS_DAYS"):
+        load(DL_KEEP_LOST_DAYS="long")
+
+
+def test_the_number_of_settings_is_bounded():
+    """A new setting replaces another one; first ask whether a constant would do."""
+    assert len(Settings.fields_by_variable()) <= 65
 
 
 def test_every_renamed_setting_exists():
     assert set(RENAMED.values()) <= set(Settings.fields_by_variable())
-    assert not (RENAMED.keys() | REMOVED) & set(Settings.fields_by_variable())
+    assert not (RENAMED.keys() | MERGED.keys() | REMOVED) & set(Settings.fields_by_variable())

@@ -241,6 +241,18 @@ def test_a_token_that_a_header_could_not_carry_is_named():
         parse("DL_TOKENS", json.dumps({"llm": "two\r\nlines"}))
 
 
+def test_jobs_have_one_period_or_one_per_status():
+    def periods(text: str) -> tuple[float, float, float, float]:
+        kept = retention_periods(load_settings({"DL_KEEP_JOBS_DAYS": text}, dotenv=None))
+        return kept.succeeded, kept.failed, kept.canceled, kept.lost
+
+    assert periods("2") == (2 * 86_400,) * 4
+    assert periods('{"failed": 90}') == (14 * 86_400, 90 * 86_400, 14 * 86_400, 30 * 86_400)
+    for invalid in ("0", "-1", "true", "soon", '{"running": 1}', '{"lost": null}', "[1]", "Infinity"):
+        with pytest.raises(ConfigError, match="DL_KEEP_JOBS_DAYS"):
+            periods(invalid)
+
+
 def test_task_has_one_period_or_one_per_status():
     settings = load_settings({"DL_KEEP_TASKS": '{"a": 0.5, "b": {"failed": 90}}'}, dotenv=None)
 

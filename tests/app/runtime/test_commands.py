@@ -28,7 +28,8 @@ def queue_db(dsn):
 
 
 def pruned(queue_db: QueueFixture, *options: str) -> str:
-    done = CliRunner().invoke(cli, ["prune", *options], env={"DL_DB_DSN": queue_db.dsn, "DL_KEEP_FAILED_DAYS": "20"})
+    env = {"DL_DB_DSN": queue_db.dsn, "DL_KEEP_JOBS_DAYS": '{"failed": 20}'}
+    done = CliRunner().invoke(cli, ["prune", *options], env=env)
     assert done.exit_code == 0, done.output
     return done.stdout
 
