@@ -1,11 +1,9 @@
-"""Commands of operators: watch, bulk, queues, queue, limits, workers, scaling, task-numbers,
-audit."""
+"""Commands of operators: watch, bulk, queues, queue, workers, scaling, task-numbers, audit."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote
 from uuid import UUID
 
 import click
@@ -13,10 +11,10 @@ import click
 from app.cli import text
 from app.cli.exit_codes import ExitCode
 from app.cli.parsing import (
+    DURATION,
     NOT_NEGATIVE,
     OBJECT,
     POSITIVE,
-    RATE,
     TIME,
     RenamedOption,
     filter_options,
@@ -47,31 +45,6 @@ _QUEUES = Table(
 )
 
 
-def _format_allowance(limit: text.Payload) -> str:
-    allowances = []
-    if limit["concurrency"] is not None:
-        allowances.append(f"{limit['concurrency']} at once")
-    if limit["rate"] is not None:
-        burst = f", {limit['burst']} of them at once" if (limit["burst"] or 1) > 1 else ""
-        allowances.append(f"{limit['rate']} in {text.format_duration(limit['per_sec'])}{burst}")
-    return " and ".join(allowances) or "no limit"
-
-
-def _format_use(limit: text.Payload) -> str:
-    waiting = f"{limit['waiting']}{'' if limit['waiting_exact'] else '+'}"
-    return f"{limit['used']} in use, {waiting} waiting"
-
-
-_LIMITS = Table(
-    "limit=name, setting, allowed, used, waiting, since, note",
-    {
-        "allowed": _format_allowance,
-        "waiting": lambda limit: f"{limit['waiting']}{'' if limit['waiting_exact'] else '+'}",
-        "since": lambda limit: limit["waiting_since"] and text.format_time(limit["waiting_since"]),
-    },
-    uncut="limit, allowed, used, waiting",
-    empty_message="No limits.",
-)
 _WORKERS = Table(
     "worker=name, id=worker_id, state, busy, memory, version, listener, queues",
     {
@@ -159,9 +132,10 @@ def watch(service: RemoteService, *, queue: str | None, kind: str | None) -> Non
 @click.option("--priority", type=NOT_NEGATIVE, help="The new priority, for reprioritise.")
 @click.option("--per-minute", type=POSITIVE, help="How many jobs a minute to retry at most, for redrive.")
 @click.option("--args-patch", type=OBJECT, help="A JSON object to merge into the args of each job, for redrive.")
-@click.option("--max", "max_jobs", type=POSITIVE, help="How many jobs to retry at most, for redrive.")
+@click.option("--max-jobs", type=POSITIVE, help="How many jobs to retry at most, for redrive.")
 @click.option("--expected", type=NOT_NEGATIVE, help="The expected number of jobs; counted if not given.")
 @click.option("--dry-run", is_flag=True, help="Only count the jobs.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options: Any) -> None:
     """Cancel, retry, delete or reprioritise all jobs that match a filter. `bulk list` shows such operations and their
     progress, `bulk stop BULK_ID` ends one.
@@ -171,7 +145,7 @@ def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options
     \b
       dataloader bulk redrive --per-minute 60 --status failed,lost --fingerprint 'KeyError sales.py:load'
 
-    Without --expected the jobs are counted, and the command asks for confirmation.
+    Without --expected the jobs are counted, and the command asks for confirmation, unless --yes is given.
     """
     if action == "list":
         service.print_list(service.get("/api/v1/bulk"), "operations", _BULK_OPERATIONS)
@@ -195,6 +169,7 @@ def _start_bulk(
     max_jobs: int | None,
     expected: int | None,
     dry_run: bool,
+    yes: bool,
     **options: Any,
 ) -> None:
     if action == "redrive" and per_minute is None and not dry_run:
@@ -207,7 +182,8 @@ def _start_bulk(
             service.print_payload(count, f"{jobs} would be changed; none was.")
             return
         bound = "" if max_jobs is None else f"at most {max_jobs} of "
-        click.confirm(f"{action} {bound}{jobs}?", abort=True, err=True)
+        if not yes:
+            click.confirm(f"{action} {bound}{jobs}?", abort=True, err=True)
         expected = count["jobs"] if count["exact"] else 2 * count["jobs"]
     body |= without_none({"priority": priority, "per_minute": per_minute, "args_patch": args_patch, "max": max_jobs})
     started = service.post("/api/v1/bulk", {**body, "expected": expected})
@@ -266,99 +242,6 @@ def _parse_weight(raw: str) -> tuple[str, int | None]:
     return tenant, int(number) or None
 
 
-def _breaker_state(breaker: text.Payload) -> str:
-    is_paused = breaker["state"] == "open" and breaker["probe_at"] is None
-    return "paused" if is_paused else str(breaker["state"]).replace("_", "-")
-
-
-_BREAKERS = Table(
-    "task, state, failed=failed_in_row, waiting, opened=opened_at, reason",
-    {"state": _breaker_state},
-    uncut="task, state",
-    empty_message="No task has a circuit breaker, and none is paused.",
-)
-
-
-@remote_command(short_help="List circuit breakers; pause or resume a task.")
-@click.argument("action", type=click.Choice(["list", "show", "pause", "resume", "set", "delete"]), default="list")
-@click.argument("task", required=False)
-@click.option("--failures", type=POSITIVE, help="It opens after so many attempts in a row that ended with an error.")
-@click.option("--window", "window_sec", type=POSITIVE, help="A row of failures ends so long after its last one.")
-@click.option("--resume", "resume_sec", type=POSITIVE, help="How long after opening one job is tried.")
-@click.option("--note", "reason", help="Why the task is paused.")
-def breakers(service: RemoteService, *, action: str, task: str | None, reason: str | None, **options: Any) -> None:
-    """List the circuit breakers of tasks; pause a task, let it run again, or change its breaker.
-
-    \b
-      dataloader breakers pause load.sales --note "the warehouse is being moved"
-      dataloader breakers resume load.sales
-      dataloader breakers set load.sales --failures 5 --resume 300
-
-    While a breaker is open no job of the task starts; running jobs continue.
-    """
-    if action == "list":
-        service.print_list(service.get("/api/v1/breakers"), "breakers", _BREAKERS)
-        return
-    if task is None:
-        raise click.UsageError(f"name the task: dataloader breakers {action} TASK")
-    path = f"/api/v1/tasks/{quote(task, safe='')}/breaker"
-    if action == "delete":
-        service.print_payload(service.delete(path), f"The breaker of {text.one_line(task)} is deleted.")
-        return
-    if action == "show":
-        found = service.get(path)
-    else:
-        states = {"pause": {"state": "open", "reason": reason}, "resume": {"state": "closed", "reason": reason}}
-        body = without_none(states.get(action, options))
-        if not body:
-            raise click.UsageError("nothing to set; see --help for the options")
-        found = service.client.request("PUT", path, body=body, repeatable=True)
-    why = f": {text.one_line(found['reason'])}" if found["reason"] else ""
-    state = "resumed" if action == "resume" else _breaker_state(found)
-    service.print_payload(found, f"{text.one_line(task)} is {state}{why}.")
-
-
-@remote_command(short_help="List, set or delete limits.")
-@click.argument("action", type=click.Choice(["list", "show", "set", "delete"]), default="list")
-@click.argument("name", required=False)
-@click.option("--concurrency", type=NOT_NEGATIVE, help="Weight of the jobs that run at a time; 0: none may start.")
-@click.option("--rate", type=RATE, metavar="N/PERIOD", help="Starts in a period: 10/s, 100/1m, 5/30s.")
-@click.option("--burst", type=POSITIVE, help="Of a rate, how many may start at once.  [default: 1]")
-@click.option("--note", help="The reason, shown with the limit.")
-def limits(
-    service: RemoteService, *, action: str, name: str | None, rate: tuple[int, float] | None, **options: Any
-) -> None:
-    """List limits, show who holds one, set or delete it. A job names limits when it is triggered, or its task does.
-
-    \b
-      dataloader limits set warehouse --concurrency 4
-      dataloader limits set partner-api --rate 10/s
-      dataloader limits set 'tenant:*' --concurrency 2     the default of tenant:acme, tenant:other …
-      dataloader limits set task:load.sales --concurrency 1
-
-    `set` replaces the whole limit.
-    """
-    if action == "list":
-        service.print_list(service.get("/api/v1/limits"), "limits", _LIMITS)
-        return
-    if name is None:
-        raise click.UsageError(f"name the limit: dataloader limits {action} NAME")
-    path = f"/api/v1/limits/{quote(name, safe='')}"
-    if action == "delete":
-        service.print_payload(service.delete(path), f"Limit {text.one_line(name)} is deleted.")
-    elif action == "set":
-        body = without_none(options) | ({} if rate is None else {"rate": rate[0], "per_sec": rate[1]})
-        setting = service.client.request("PUT", path, body=body, repeatable=True)
-        service.print_payload(setting, f"Limit {text.one_line(name)}: {_format_allowance(setting)}.")
-    else:
-        limit = service.get(path)
-        lines = [f"{text.one_line(name)}: {_format_allowance(limit)}; {_format_use(limit)}"]
-        for holder in limit["holders"]:
-            since = text.format_time(holder["started_at"]) if holder["started_at"] else ""
-            lines.append(f"  {holder['job_id']}  {holder['weight']}  {text.one_line(holder['task'])}  since {since}")
-        service.print_payload(limit, *lines)
-
-
 @remote_command(short_help="List the worker processes.")
 @click.option("--drain", type=click.UUID, help="Stop this process from claiming jobs.")
 @click.option("--undrain", type=click.UUID, help="Let this process claim jobs again.")
@@ -376,9 +259,7 @@ def workers(service: RemoteService, *, drain: UUID | None, undrain: UUID | None)
 
 @remote_command(short_help="Show how many threads the jobs ask for.")
 @click.option("--queue", help="Only this queue.")
-@click.option(
-    "--target-wait", type=POSITIVE, metavar="SECONDS", help="How long a ready job may wait for a thread.  [default: 60]"
-)
+@click.option("--target-wait", type=DURATION, help="How long a ready job may wait for a thread.  [default: 60]")
 def scaling(service: RemoteService, *, queue: str | None, target_wait: int | None) -> None:
     """Show how many threads the jobs of each queue ask for, how long they wait, and what is due within 5 minutes."""
     payload = service.get("/api/v1/scaling", queue=queue, target_wait_sec=target_wait)

@@ -9,7 +9,7 @@ from uuid import UUID
 import click
 
 from app.cli import text
-from app.cli.parsing import POSITIVE, option_type, parse_duration, without_none
+from app.cli.parsing import POSITIVE, SECONDS, option_type, parse_duration, without_none
 from app.cli.service_options import RemoteGroup, RemoteService
 from app.cli.tables import Table
 
@@ -48,11 +48,15 @@ _RULES = Table(
     uncut="rule",
     empty_message="No rules.",
 )
-alerts = RemoteGroup("alerts", help="Manage alerts and the rules that fire them.")
+alerts = RemoteGroup(
+    "alerts",
+    former={"add": "create", "remove": "delete"},
+    help="Manage alerts and the rules that fire them.",
+)
 _RULES_PATH = "/api/v1/alerts/rules"
 _THRESHOLD_HELP = "A share below 1 for failure_rate, a number for schedule_behind and check_failed, else seconds."
 rule_argument = click.argument("rule_id", type=click.UUID)
-window_option = click.option("--window", "window_sec", type=float, help="How many seconds back the rule counts.")
+window_option = click.option("--window", "window_sec", type=SECONDS, help="How far back the rule counts.")
 min_runs_option = click.option("--min-runs", type=POSITIVE, help="How many runs the window must have.")
 
 
@@ -69,7 +73,7 @@ def alerts_rules(service: RemoteService) -> None:
     service.print_list(service.get(_RULES_PATH), "rules", _RULES)
 
 
-@alerts.command("add", short_help="Add a rule.")
+@alerts.command("create", short_help="Create a rule.")
 @click.argument("name")
 @click.argument("kind", type=click.Choice(KINDS))
 @click.option("--threshold", type=float, required=True, help=_THRESHOLD_HELP)
@@ -80,8 +84,8 @@ def alerts_rules(service: RemoteService) -> None:
 @click.option("--dataset", metavar="DATASET", help="The dataset of stale_dataset.")
 @click.option("--by", "by_time", metavar="HH:MM", help="The time of day by which its update is due.")
 @click.option("--zone", metavar="ZONE", help="The time zone of --by.  [default: UTC]")
-def alerts_add(service: RemoteService, **options: Any) -> None:
-    """Add a rule of a KIND; docs/alerts.md describes the kinds."""
+def alerts_create(service: RemoteService, **options: Any) -> None:
+    """Create a rule of a KIND; docs/alerts.md describes the kinds."""
     rule = service.post(_RULES_PATH, without_none(options))
     service.print_payload(rule, f"rule {rule['rule_id']}")
 
@@ -124,9 +128,9 @@ def alerts_acknowledge(service: RemoteService, *, alert_id: UUID) -> None:
     service.print_payload(alert, f"alert {alert['alert_id']} is {_alert_state(alert)}")
 
 
-@alerts.command("remove", short_help="Remove a rule.")
+@alerts.command("delete", short_help="Delete a rule.")
 @rule_argument
-def alerts_remove(service: RemoteService, *, rule_id: UUID) -> None:
-    """Remove a rule; its alerts are resolved at the next check."""
+def alerts_delete(service: RemoteService, *, rule_id: UUID) -> None:
+    """Delete a rule; its alerts are resolved at the next check."""
     service.delete(f"{_RULES_PATH}/{rule_id}")
-    service.print_payload({"deleted": True}, "removed")
+    service.print_payload({"deleted": True}, f"Rule {rule_id} is deleted.")

@@ -49,7 +49,7 @@ backfill_argument = click.argument("backfill_id", type=click.UUID)
 @click.argument("task")
 @click.option("--from", "first", metavar="SLICE", help="The first slice: 2026-01-01, 2026-01, 2026-W05 …")
 @click.option("--to", "last", metavar="SLICE", help="The last slice, which is loaded too.")
-@click.option("--slice", "keys", multiple=True, metavar="SLICE", help="One slice instead; may be repeated.")
+@click.option("--partition-key", "keys", multiple=True, metavar="SLICE", help="One slice instead; may be repeated.")
 @click.option("--unit", type=click.Choice(("hour", "day", "week", "month")), help="If the task declares none.")
 @click.option("--zone", metavar="ZONE", help="The IANA time zone of the slices, if the task declares none.")
 @click.option("--mode", type=click.Choice(_MODES), default="unfinished", show_default=True,

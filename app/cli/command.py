@@ -19,6 +19,7 @@ from app.cli import (
     graphs,
     jobs,
     keys,
+    limits,
     schedules,
     service,
     skeleton,
@@ -28,6 +29,7 @@ from app.cli import (
 )
 from app.cli.exit_codes import ErrorReport, ExitCode, error_report
 from app.cli.parsing import AS_JSON_META_KEY
+from app.cli.service_options import COMMAND_META_KEY, option_of_field
 from app.errors import DataloaderError
 from app.runtime.startup import version
 from dataloader.errors import ClientError
@@ -35,7 +37,8 @@ from dataloader.errors import ClientError
 # The value that help shows for an option, by the option's name, so that it is the same in every command.
 _METAVARS = {
     "ADDRESS": "--host",
-    "COUNT": "--failures --limit --tail --max-attempts --min-runs --expected --concurrency --per-worker --burst --max",
+    "COUNT": "--failures --limit --tail --max-attempts --min-runs --expected --concurrency --per-worker --burst "
+    "--max-jobs",
     "EVENT[,EVENT…]": "--kind",
     "FILE": "--from --args-file --key-file --output",
     "FINGERPRINT": "--fingerprint",
@@ -48,12 +51,12 @@ _METAVARS = {
     "PACKAGE": "--dir",
     "PORT": "--port",
     "QUEUE": "--queue",
-    "SECONDS": "--resume --lease-ttl --start-within --time-limit --window --timeout --retry-timeout --overlap",
-    "SPAN": "--expires --for",
+    "DURATION": "--expires --for --resume --lease-ttl --start-within --time-limit --window --timeout --retry-timeout "
+    "--overlap --exit-when-idle --target-wait --jitter --notice-time --every",
     "STATUS[,STATUS…]": "--status",
     "TASK": "--task",
     "TEXT": "--text --note --description",
-    "TIME": "--available-at --expires-at --created-from --created-to --finished-from --finished-to --since --until",
+    "TIME": "--available-at --expires-at --created-from --created-to --finished-from --finished-to",
     "URL": "--url",
 }
 _METAVAR_BY_OPTION = {option: metavar for metavar, options in _METAVARS.items() for option in options.split()}
@@ -67,7 +70,7 @@ class RootGroup(click.Group):
             return super().invoke(ctx)
         except (DataloaderError, ClientError) as error:
             report = error_report(error)
-            _print_error(report, as_json=ctx.meta.get(AS_JSON_META_KEY, False))
+            _print_error(report, ctx.meta.get(COMMAND_META_KEY), as_json=ctx.meta.get(AS_JSON_META_KEY, False))
             ctx.exit(report.exit_code)
         except KeyboardInterrupt:
             ctx.exit(ExitCode.INTERRUPTED)
@@ -129,9 +132,8 @@ for _command in (
         admin.bulk,
         admin.queues,
         admin.queue,
-        admin.limits,
-        admin.breakers,
-        graphs.graph,
+        limits.limits,
+        limits.breakers,
         graphs.graphs,
         admin.workers,
         admin.scaling,
@@ -174,14 +176,19 @@ def main(args: Sequence[str] | None = None) -> None:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _print_error(report: ErrorReport, *, as_json: bool) -> None:
+def _print_error(report: ErrorReport, command: click.Command | None, *, as_json: bool) -> None:
     if as_json:
         fields = [{"field": error.field, "message": error.message} for error in report.errors]
         payload = {"code": report.code, "detail": report.detail, "errors": fields}
         click.echo(text.json_line(payload), err=True)
         return
     # A service, or what answers in its place, may send any text: it must not act on the terminal.
-    first, *more = [text.printable(line) for line in report.detail.splitlines()] or [""]
-    lines = [f"{text.one_line(error.field)}: {text.one_line(error.message)}" for error in report.errors]
-    more += [f"  {line}" for line in lines if [line] != [first]]  # the detail of a single error is its line
+    first, *more = [text.printable(text.localize_times(line)) for line in report.detail.splitlines()] or [""]
+    lines = []
+    for error in report.errors:
+        name = error.field if command is None else option_of_field(command, error.field)
+        lines.append(f"{text.one_line(name)}: {text.format_message(error.message)}")
+    if lines and report.detail == "; ".join(f"{error.field}: {error.message}" for error in report.errors):
+        first, *lines = lines  # the detail has no more than they have
+    more += [f"  {line}" for line in lines]
     click.echo("\n".join([f"Error: {first}", *more, *([report.remedy] if report.remedy else [])]), err=True)

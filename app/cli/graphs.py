@@ -1,60 +1,76 @@
-"""Commands about graphs: graph, graphs."""
+"""Commands about graphs of jobs."""
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from typing import IO
+from uuid import UUID
 
 import click
 
 from app.cli import text
-from app.cli.parsing import parse_object
-from app.cli.service_options import RemoteService, remote_command
+from app.cli.parsing import TEXT_FILE, parse_object
+from app.cli.service_options import RemoteGroup, RemoteService
 from app.cli.tables import Table
 from app.wording import format_count
 
-
-@remote_command(short_help="Show, retry or cancel a graph of jobs, or trigger one.")
-@click.argument("action", type=click.Choice(["show", "trigger", "retry", "cancel"]))
-@click.argument("graph", metavar="GRAPH_ID|FILE")
-def graph(service: RemoteService, *, action: str, graph: str) -> None:
-    """Show the jobs of a graph and what they wait for, queue those again that did not succeed, or cancel what has not
-    ended. `trigger FILE` triggers the graph in a JSON file; - is standard input.
-
-    \b
-      dataloader graph trigger daily.json
-      dataloader graph show 01a2083e-6192-73ae-b444-7cd51949ff54
-    """
-    if action == "trigger":
-        with click.open_file(graph, encoding="utf-8") as file:
-            body = parse_object(file.read())
-        made = service.post("/api/v1/graphs", body, repeatable="idempotency_key" in body)
-        state = "created" if made["created"] else "there already"
-        lines = [f"Graph {made['graph_id']} is {state}: {format_count(len(made['jobs']), 'job')}."]
-        service.print_payload(made, *lines, *(f"  {key}  {job_id}" for key, job_id in made["jobs"].items()))
-        return
-    path = f"/api/v1/graphs/{quote(graph, safe='')}"
-    if action == "show":
-        found = service.get(path)
-        service.print_payload(found, *_graph_lines(found))
-        return
-    changed = service.post(f"{path}/{action}", repeatable=True)
-    done = "queued again" if action == "retry" else "canceled"
-    service.print_payload(changed, f"{format_count(changed['jobs'], 'job')} {done}.")
-
-
+_PATH = "/api/v1/graphs"
 _GRAPHS = Table(
     "graph=graph_id, status, name, jobs, ended, failed, created=created_at",
     uncut="graph, status, jobs, ended, created",
     empty_message="No graphs match.",
 )
+graphs = RemoteGroup("graphs", help="Manage graphs: jobs that wait for other jobs.")
+graph_argument = click.argument("graph_id", type=click.UUID)
 
 
-@remote_command(short_help="List graphs of jobs.")
+@graphs.command("list", short_help="List the graphs.")
 @click.option("--name", "name_text", help="Only graphs whose name has this text.")
 @click.option("--limit", type=click.IntRange(1, 200), default=50, show_default=True, help="List at most this many.")
-def graphs(service: RemoteService, *, name_text: str | None, limit: int) -> None:
+def graphs_list(service: RemoteService, *, name_text: str | None, limit: int) -> None:
     """List graphs with the number of their jobs: those with open jobs first, then the newest."""
-    service.print_list(service.get("/api/v1/graphs", name=name_text, limit=limit), "graphs", _GRAPHS)
+    service.print_list(service.get(_PATH, name=name_text, limit=limit), "graphs", _GRAPHS)
+
+
+@graphs.command("show", short_help="Show a graph.")
+@graph_argument
+def graphs_show(service: RemoteService, *, graph_id: UUID) -> None:
+    """Show the jobs of a graph, their states, and what they wait for."""
+    found = service.get(f"{_PATH}/{graph_id}")
+    service.print_payload(found, *_graph_lines(found))
+
+
+@graphs.command("trigger", short_help="Trigger a graph.")
+@click.argument("file", type=TEXT_FILE)
+def graphs_trigger(service: RemoteService, *, file: IO[str]) -> None:
+    """Put all jobs of the graph in a JSON FILE into the queue; - is standard input.
+
+    \b
+      dataloader graphs trigger daily.json
+    """
+    try:
+        body = parse_object(file.read())
+    except ValueError as error:
+        raise click.BadParameter(f"{file.name}: {error}", param_hint="FILE") from error
+    made = service.post(_PATH, body, repeatable="idempotency_key" in body)
+    state = "created" if made["created"] else "there already"
+    lines = [f"Graph {made['graph_id']} is {state}: {format_count(len(made['jobs']), 'job')}."]
+    service.print_payload(made, *lines, *(f"  {key}  {job_id}" for key, job_id in made["jobs"].items()))
+
+
+@graphs.command("retry", short_help="Queue jobs again that did not succeed.")
+@graph_argument
+def graphs_retry(service: RemoteService, *, graph_id: UUID) -> None:
+    """Queue the jobs of a graph again that did not succeed."""
+    changed = service.post(f"{_PATH}/{graph_id}/retry", repeatable=True)
+    service.print_payload(changed, f"{format_count(changed['jobs'], 'job')} queued again.")
+
+
+@graphs.command("cancel", short_help="Cancel jobs that have not ended.")
+@graph_argument
+def graphs_cancel(service: RemoteService, *, graph_id: UUID) -> None:
+    """Cancel the jobs of a graph that have not ended."""
+    changed = service.post(f"{_PATH}/{graph_id}/cancel", repeatable=True)
+    service.print_payload(changed, f"{format_count(changed['jobs'], 'job')} canceled.")
 
 
 def _graph_lines(graph: text.Payload) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, TextIO
 from urllib.parse import quote
 from uuid import UUID
@@ -12,10 +13,21 @@ import click
 
 from app.cli import text, watch
 from app.cli.exit_codes import ExitCode
-from app.cli.parsing import NOT_NEGATIVE, OBJECT, POSITIVE, TIME, filter_options, limit_option, without_none
+from app.cli.invocation import dataloader_command
+from app.cli.parsing import (
+    DURATION,
+    NOT_NEGATIVE,
+    OBJECT,
+    POSITIVE,
+    TIME,
+    filter_options,
+    limit_option,
+    without_none,
+)
 from app.cli.service_options import OutageNotice, RemoteService, remote_command
 from app.cli.tables import Table
 from app.wording import format_count
+from dataloader.errors import Refused, ServiceUnavailable
 
 _PAGE_LINES = 1000
 _NO_REASON = "The task {} is not paused, and live workers know it. `dataloader why JOB_ID` explains one job that waits."
@@ -175,6 +187,18 @@ def logs(
     if is_empty and not service.as_json:
         is_filtered = any(value is not None for value in query.values())
         click.echo("No log output matches." if is_filtered else "No log output.", err=True)
+        _print_where_error_is(service, job_id)
+
+
+def _print_where_error_is(service: RemoteService, job_id: UUID) -> None:
+    """Of a job that ended badly without a word: what failed, and the command that shows all of it."""
+    with suppress(Refused, ServiceUnavailable):
+        state = service.client.status(job_id)
+        if state["status"] in ("failed", "lost"):
+            error = f": {text.format_error(state['error'])}" if state["error"] else ""
+            command = f"{dataloader_command()} show {job_id}{service.url_hint}"
+            click.echo(f"The job {'failed' if state['status'] == 'failed' else 'was lost'}{error}", err=True)
+            click.echo(f"  its error and traceback:  {command}", err=True)
 
 
 def _read_pages(service: RemoteService, job_id: UUID, tail: int | None, query: Any) -> Iterator[text.Payload]:
@@ -233,8 +257,8 @@ def why(service: RemoteService, *, subject: str) -> None:
 @click.option("--available-at", type=TIME, help="Run it not before this time, or `in 5m`.")
 @click.option("--args", "args", type=OBJECT, help="Replace all its arguments by a JSON object.")
 @click.option("--max-attempts", type=POSITIVE, help="How many attempts it has.")
-@click.option("--lease-ttl", "lease_ttl_sec", type=POSITIVE, help="How long its worker may be without a heartbeat.")
-@click.option("--time-limit", "time_limit_sec", type=POSITIVE, help="How many seconds an attempt may take.")
+@click.option("--lease-ttl", "lease_ttl_sec", type=DURATION, help="How long its worker may be without a heartbeat.")
+@click.option("--time-limit", "time_limit_sec", type=DURATION, help="How long an attempt may take.")
 def edit(service: RemoteService, *, job_id: UUID, **changes: Any) -> None:
     """Change a job that waits. Its events keep the former values."""
     job = service.patch(f"/api/v1/jobs/{job_id}", changes)

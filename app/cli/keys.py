@@ -12,6 +12,7 @@ import click
 from app.cli import text
 from app.cli.invocation import dataloader_command
 from app.cli.parsing import json_option, option_type, parse_duration
+from app.cli.service_options import ListGroup
 from app.cli.tables import Table
 from app.errors import NoOperatorKey
 
@@ -36,7 +37,7 @@ _KEYS = Table(
 )
 
 
-@click.group(short_help="Manage API keys.")
+@click.group(cls=ListGroup, short_help="Manage API keys.")
 def keys() -> None:
     """Manage the API keys of the service, in the database of the settings.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -110,6 +111,28 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(command)
 
 
+class Seconds(click.ParamType[float]):
+    """Seconds as a number, or a text with units such as 90s, 5m or 1h 30m."""
+
+    name = "duration"
+
+    def __init__(self, min_sec: float = 0.0, *, min_open: bool = False) -> None:
+        self._min_sec, self._min_open = min_sec, min_open
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            try:
+                seconds = parse_duration(value)
+            except ValueError:
+                self.fail(f"{value!r} is not a number of seconds or a duration such as 90s, 5m or 1h 30m", param, ctx)
+        if not self._min_sec <= seconds < math.inf or (self._min_open and seconds == self._min_sec):
+            bound = f"more than {self._min_sec:g}" if self._min_open else f"{self._min_sec:g} or more"
+            self.fail(f"{value!r} is not {bound} seconds", param, ctx)
+        return int(seconds) if seconds.is_integer() else seconds
+
+
 class RenamedOption(click.Option):
     """An option that also accepts the name that it had in an earlier release."""
 
@@ -123,6 +146,7 @@ class RenamedOption(click.Option):
         self.opts = opts
 
 
+SECONDS, DURATION = Seconds(), Seconds(1)
 limit_option = click.option(
     "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="List at most this many."
 )

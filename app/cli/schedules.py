@@ -14,6 +14,7 @@ from app.cli import text
 from app.cli.parsing import (
     NOT_NEGATIVE,
     POSITIVE,
+    SECONDS,
     TEXT_FILE,
     TIME,
     args_options,
@@ -30,17 +31,7 @@ CATCH_UP, OVERLAP = ("last", "all", "skip"), ("queue", "skip", "cancel", "allow"
 GAP, FOLD = ("after", "skip"), ("first", "second", "both")
 
 
-class _DefaultListGroup(RemoteGroup):
-    """Without a subcommand it lists."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        needs_list = not args or (args[0].startswith("-") and args[0] not in ("-h", "--help"))
-        return super().parse_args(ctx, ["list", *args] if needs_list else args)
-
-
-schedules = _DefaultListGroup(
-    "schedules", help="Manage schedules: jobs at certain times, or when datasets are updated."
-)
+schedules = RemoteGroup("schedules", help="Manage schedules: jobs at certain times, or when datasets are updated.")
 name_argument = click.argument("name")
 
 
@@ -95,7 +86,7 @@ def _definition_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         click.option("--task", help="The task of its jobs."),
         click.option("--cron", metavar="CRON", help="Five cron fields, such as '0 6 * * *', or @daily."),
-        click.option("--every", type=option_type(parse_duration), metavar="DURATION", help="By elapsed time: 90s, 2h."),
+        click.option("--every", type=option_type(parse_duration), help="By elapsed time: 90s, 2h."),
         click.option(
             "--after", multiple=True, metavar="DATASET", help="When this dataset is updated; may be repeated."
         ),
@@ -112,13 +103,7 @@ def _definition_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--overlap", type=click.Choice(OVERLAP), help="While an earlier job has not ended."),
         click.option("--gap", type=click.Choice(GAP), help="A time that a clock change leaves out."),
         click.option("--fold", type=click.Choice(FOLD), help="A time that a clock change repeats."),
-        click.option(
-            "--jitter",
-            "jitter_sec",
-            type=NOT_NEGATIVE,
-            metavar="SECONDS",
-            help="Jobs start up to so many seconds later.",
-        ),
+        click.option("--jitter", "jitter_sec", type=SECONDS, help="Jobs start up to so long later."),
         click.option("--starts", "starts_at", type=TIME, metavar="TIME", help="No job before."),
         click.option("--ends", "ends_at", type=TIME, metavar="TIME", help="No job after."),
         click.option(
@@ -253,12 +238,12 @@ def schedules_run(service: RemoteService, *, name: str, at: datetime | None, aga
 @schedules.command("preview", short_help="Show the next times of a schedule.")
 @name_argument
 @click.option(
-    "--count", "n", type=click.IntRange(1, 100), default=10, metavar="N", show_default=True, help="How many times."
+    "--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="Show at most this many times."
 )
 @click.option("--from", "begin", type=TIME, metavar="TIME", help="Times after this one; by default now.")
-def schedules_preview(service: RemoteService, *, name: str, n: int, begin: datetime | None) -> None:
+def schedules_preview(service: RemoteService, *, name: str, limit: int, begin: datetime | None) -> None:
     """Show the next times of a schedule, with the effect of daylight saving, and the args of their jobs."""
-    shown = service.get(_path(name, "preview"), n=n, **without_none({"from": begin and begin.isoformat()}))
+    shown = service.get(_path(name, "preview"), n=limit, **without_none({"from": begin and begin.isoformat()}))
     service.print_list(shown, "times", _TIMES)
 
 
@@ -306,9 +291,9 @@ def schedules_export(service: RemoteService) -> None:
 
 @schedules.command("apply", short_help="Create and change schedules as a file says.")
 @click.argument("file", type=TEXT_FILE)
-@click.option("--diff", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @click.option("--prune", is_flag=True, help="Delete schedules of people that the file does not have.")
-def schedules_apply(service: RemoteService, *, file: IO[str], diff: bool, prune: bool) -> None:
+def schedules_apply(service: RemoteService, *, file: IO[str], dry_run: bool, prune: bool) -> None:
     """Create, replace and with --prune delete schedules, so that they are as FILE says; - is stdin.
 
     It is JSON as `export` prints it, or YAML where PyYAML is installed. What has not changed is left alone, and whether
@@ -321,15 +306,15 @@ def schedules_apply(service: RemoteService, *, file: IO[str], diff: bool, prune:
         if existing.get(name) == definition:
             continue
         changes.append({"schedule": name, "change": "changed" if name in existing else "created"})
-        if not diff:
+        if not dry_run:
             service.client.request(
                 "PUT", _path(name), body={k: v for k, v in definition.items() if k != "name"}, repeatable=True
             )
     for name in existing.keys() - wanted.keys() if prune else ():
         changes.append({"schedule": name, "change": "deleted"})
-        if not diff:
+        if not dry_run:
             service.delete(_path(name))
-    lines = [f"{'would be ' if diff else ''}{c['change']}: {text.one_line(c['schedule'])}" for c in changes]
+    lines = [f"{'would be ' if dry_run else ''}{c['change']}: {text.one_line(c['schedule'])}" for c in changes]
     service.print_payload({"changes": changes}, *(lines or ["Nothing to change."]))
 
 

@@ -19,7 +19,17 @@ import click
 from app.cli import text
 from app.cli.exit_codes import ExitCode
 from app.cli.invocation import dataloader_command
-from app.cli.parsing import OBJECT, POSITIVE, TIME, args_options, json_option, option_type, without_none
+from app.cli.parsing import (
+    DURATION,
+    OBJECT,
+    POSITIVE,
+    SECONDS,
+    TIME,
+    args_options,
+    json_option,
+    option_type,
+    without_none,
+)
 from app.cli.tables import Table
 from app.runtime.startup import Startup, last_error
 from app.wording import format_count
@@ -91,18 +101,18 @@ def dev(*, host: str | None, port: int | None) -> None:
               help="A queue to work on and its number of threads; may be repeated.  [WORKERS_JSON]")  # fmt: skip
 @click.option("--workers-json", metavar="JSON", help="Override WORKERS_JSON.")
 @click.option("--max-jobs", type=POSITIVE, metavar="COUNT", help="Start so many jobs, and exit when they have ended.")
-@click.option("--exit-when-idle", type=POSITIVE, metavar="SECONDS", help="Exit when no job has run for so long.")
+@click.option("--exit-when-idle", type=DURATION, help="Exit when no job has run for so long.")
 @click.option("--preemption-notice", metavar="SOURCE",
               help="Drain when the machine is to be taken away: an address that answers 200, file:PATH or "
               "signal:NAME.")  # fmt: skip
-@click.option("--notice-sec", type=click.FloatRange(min=0), metavar="SECONDS", default=30.0, show_default=True,
+@click.option("--notice-time", "notice_sec", type=SECONDS, default=30, show_default=True,
               help="How long before the end of the machine the notice comes; jobs get 20 seconds less.")  # fmt: skip
 def worker(
     *,
     queues: tuple[dict[str, Any], ...],
     workers_json: str | None,
     max_jobs: int | None,
-    exit_when_idle: int | None,
+    exit_when_idle: float | None,
     preemption_notice: str | None,
     notice_sec: float,
 ) -> None:
@@ -136,8 +146,9 @@ def worker(
 @click.command(short_help="Drain the worker processes of this host.")
 @click.option("--self", "is_self", is_flag=True, required=True, help="Those of this host, or of this container.")
 @click.option("--wait", is_flag=True, help="Wait until their jobs have ended.")
-@click.option("--timeout", type=POSITIVE, metavar="SECONDS", help="How long to wait at most.")
-def drain(*, is_self: bool, wait: bool, timeout: int | None) -> None:
+@click.option("--timeout", type=DURATION, help="How long to wait at most.")
+@json_option
+def drain(*, is_self: bool, wait: bool, timeout: float | None, as_json: bool) -> None:
     """Have the worker processes of this host claim no more jobs: for a hook that runs before they are stopped.
 
     Exits with code 1 if --timeout ended before their jobs did. `dataloader workers --drain ID` drains a single one.
@@ -145,6 +156,9 @@ def drain(*, is_self: bool, wait: bool, timeout: int | None) -> None:
     from app.runtime import commands
 
     drained = commands.drain_host(_load_settings(), wait=wait, timeout_sec=timeout)
+    if as_json:
+        click.echo(text.json_text({"workers": drained.workers, "running": drained.running}))
+        click.get_current_context().exit(ExitCode.FAILURE if wait and drained.running else ExitCode.OK)
     if not drained.workers:
         click.echo("No live worker process is registered for this host.")
     elif drained.running:
@@ -310,7 +324,7 @@ def doctor(*, everything: bool, of_cells: bool, as_json: bool) -> None:
 @click.option("--lock-key", help="Wait for jobs with this key.  [default: the task's]")
 @click.option("--local", is_flag=True, help="Run with a context in memory: no job, no queue, no lock.")
 @click.option("--upstream", type=OBJECT, help="With --local: the results of its parents by their keys, as JSON.")
-@click.option("--slice", "part", metavar="SLICE", help="The slice to load, such as 2026-01-31.")
+@click.option("--partition-key", "part", metavar="SLICE", help="The slice to load, such as 2026-01-31.")
 @click.option("--logical-at", type=TIME, metavar="TIME", help="The nominal time it is for, as a schedule sets it.")
 def run(
     *,
@@ -330,10 +344,10 @@ def run(
     \b
       dataloader run noop --arg sleep1=1
       dataloader run load.cbr.rates --args '{"date": "2026-11-20"}' --local
-      dataloader run load.cbr.rates --slice 2026-11-20
+      dataloader run load.cbr.rates --partition-key 2026-11-20
 
-    With --slice or --logical-at the args are a template with placeholders such as {partition}; without args they are
-    those of the task's schedule in code.
+    With --partition-key or --logical-at the args are a template with placeholders such as {partition}; without args
+    they are those of the task's schedule in code.
 
     Ctrl-C stops it at its next safe point; a second one ends the process at once.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from app.cli import text
-from app.cli.parsing import TEXT_FILE, json_option, option_type, without_none
+from app.cli.parsing import SECONDS, TEXT_FILE, Seconds, json_option, option_type, without_none
 from app.cli.tables import Table
 from dataloader._address import DEFAULT_URL, RETRY_TIMEOUT_SEC, parse_url
 from dataloader.errors import ServiceFault, ServiceUnavailable
@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from dataloader import Client
 
 _MAX_KEY_LENGTH = 1000  # characters read from a key file
+COMMAND_META_KEY = "app.cli.command"  # in the context's meta: the command whose request is sent
+# Fields of the API that no option is named after.
+_OPTIONS_OF_FIELDS = {
+    "expression": ("--cron", "--every"),
+    "per_sec": ("--rate",),
+    "slices": ("--from", "--to", "--partition-key"),
+    "slices.from": ("--from",),
+    "slices.list": ("--partition-key",),
+    "slices.to": ("--to",),
+    "slices.unit": ("--unit",),
+    "slices.zone": ("--zone",),
+    "url": ("--to", "ADDRESS"),
+}
 
 
 class OutageNotice:
@@ -74,11 +87,11 @@ def _reject_key_argument(ctx: click.Context, param: click.Parameter, value: str 
 @click.command()
 @click.option("--url", envvar="DL_URL", default=DEFAULT_URL, type=option_type(parse_url),
               show_default=True, show_envvar=True, help="The address of the service.")  # fmt: skip
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
+@click.option("--timeout", type=Seconds(min_open=True), default=10, show_default=True,
               help="How long to wait for one answer.")  # fmt: skip
-@click.option("--retry-timeout", type=click.FloatRange(min=0), default=RETRY_TIMEOUT_SEC, show_default=True,
+@click.option("--retry-timeout", type=SECONDS, default=RETRY_TIMEOUT_SEC, show_default=True,
               help="How long to repeat a request that gets no answer, where that is safe; 0: once.")  # fmt: skip
-@click.option("--patience", "former_retry_timeout", type=click.FloatRange(min=0), hidden=True)
+@click.option("--patience", "former_retry_timeout", type=SECONDS, hidden=True)
 @click.option("--key-file", envvar="DL_API_KEY_FILE", type=TEXT_FILE,
               help="The file with the API key, if one is needed; else DL_API_KEY.  [DL_API_KEY_FILE]")  # fmt: skip
 @click.option("--key", envvar="DL_API_KEY", hidden=True, callback=_reject_key_argument)
@@ -118,6 +131,7 @@ class RemoteCommand(click.Command):
         assert _connect.callback is not None  # noqa: S101 - it is the function above
         service = _connect.callback(**{param.name: ctx.params.pop(param.name) for param in _connect.params})
         ctx.params["service"] = service
+        ctx.meta[COMMAND_META_KEY] = ctx.command
         try:
             return super().invoke(ctx)
         except KeyError as error:
@@ -125,10 +139,41 @@ class RemoteCommand(click.Command):
             raise ServiceFault(f"{service.client.url} gave an answer without the field {error}: {reason}") from error
 
 
-class RemoteGroup(click.Group):
-    """A group of such commands."""
+class ListGroup(click.Group):
+    """A group that lists when no subcommand is given. `former` has the names that its commands had in a release."""
+
+    def __init__(self, *args: Any, former: Mapping[str, str] | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._former = former or {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        needs_list = not args or (args[0].startswith("-") and args[0] not in ("-h", "--help"))
+        return super().parse_args(ctx, ["list", *args] if needs_list else args)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, self._former.get(cmd_name, cmd_name))
+
+
+class RemoteGroup(ListGroup):
+    """A group of commands that send requests."""
 
     command_class = RemoteCommand
 
 
 remote_command = partial(click.command, cls=RemoteCommand)
+
+
+def option_of_field(command: click.Command, field: str) -> str:
+    """What a user of the command calls a field of a request: `--threshold`, `--arg day`, or the field itself."""
+    if field == "args" or field.startswith("args."):
+        return f"--arg {field[5:]}".rstrip() if any(param.name == "pairs" for param in command.params) else field
+    names = {name for param in command.params for name in param.opts} | {
+        param.make_metavar(click.Context(command)) for param in command.params if isinstance(param, click.Argument)
+    }
+    if known := [name for name in _OPTIONS_OF_FIELDS.get(field, ()) if name in names]:
+        return ", ".join(known)
+    last = field.rpartition(".")[2]
+    for param in command.params:
+        if param.name == last:
+            return param.opts[0] if isinstance(param, click.Option) else param.make_metavar(click.Context(command))
+    return field

@@ -82,9 +82,14 @@ def format_field(field: str, value: Any) -> str:
     return format_time(value) if field in ("at", "ts") or field.endswith("_at") else format_value(value)
 
 
+def localize_times(message: str) -> str:
+    """A message of the service with its times in the zone of the terminal."""
+    return replace_utc_times(message, format_time)
+
+
 def format_message(message: str) -> str:
-    """A sentence of the service on one line, with its times in the zone of the terminal."""
-    return one_line(replace_utc_times(message, format_time))
+    """A message of the service on one line, with its times in the zone of the terminal."""
+    return one_line(localize_times(message))
 
 
 def format_error(error: str | None) -> str:

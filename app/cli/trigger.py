@@ -14,7 +14,17 @@ import click
 
 from app.cli.exit_codes import ExitCode
 from app.cli.invocation import dataloader_command
-from app.cli.parsing import NOT_NEGATIVE, OBJECT, POSITIVE, TEXT_FILE, TIME, args_options, parse_object, without_none
+from app.cli.parsing import (
+    DURATION,
+    NOT_NEGATIVE,
+    OBJECT,
+    POSITIVE,
+    TEXT_FILE,
+    TIME,
+    args_options,
+    parse_object,
+    without_none,
+)
 from app.cli.service_options import RemoteService, remote_command
 from app.cli.text import one_line
 from app.cli.watch import watch_and_exit
@@ -47,14 +57,14 @@ _OUTCOME_LABELS = {
 @click.option("--available-at", type=TIME,
               help='Run it not before 2026-11-21T06:00:00+03:00, or "in 5m", "in 1h 30m".  [default: now]')  # fmt: skip
 @click.option("--max-attempts", type=POSITIVE, help="How many attempts it has.  [default: 5]")
-@click.option("--lease-ttl", "lease_ttl_sec", type=POSITIVE,
+@click.option("--lease-ttl", "lease_ttl_sec", type=DURATION,
               help="How long its worker may be without a heartbeat.  [default: the service's]")  # fmt: skip
 @click.option("--partition-key", help="The slice of work that the job is about.")
 @click.option("--producer", help="Who requests the job.")
 @click.option("--consumer-group", help="Who uses the job's output.")
 @click.option("--idempotency-key", help="A second trigger with this key makes no second job.  [default: a fresh one]")
 @click.option("--live-key", help="Unique among waiting and running jobs: while a job has it, that job is the answer.")
-@click.option("--time-limit", "time_limit_sec", type=POSITIVE, help="The limit of an attempt.  [default: the task's]")
+@click.option("--time-limit", "time_limit_sec", type=DURATION, help="The limit of an attempt.  [default: the task's]")
 @click.option("--retry", type=OBJECT,
               help='Delays between attempts: {"kind": "fixed", "seconds": 60}.  [default: the task\'s]')  # fmt: skip
 @click.option("--limits", type=OBJECT, help='What it counts in limits: {"warehouse": 2}.  [default: the task\'s]')
@@ -62,8 +72,8 @@ _OUTCOME_LABELS = {
 @click.option("--debounce", type=OBJECT, help='Change the queued job with this key: {"key": "reload", "wait_sec": 60}.')
 @click.option("--throttle", type=OBJECT, help='One job a key and window: {"key": "reload", "per_sec": 3600}.')
 @click.option("--expires-at", type=TIME, help='Cancel it if it has not started by then; a time, or "in 5m".')
-@click.option("--start-within", "start_within_sec", type=POSITIVE,
-              help="Cancel it if it has not started so many seconds after its time.")  # fmt: skip
+@click.option("--start-within", "start_within_sec", type=DURATION,
+              help="Cancel it if it has not started so long after its time.")  # fmt: skip
 @click.option("--strict", is_flag=True, help="Refuse a job that no live worker would run.")
 @click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
 def trigger(

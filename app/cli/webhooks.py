@@ -8,7 +8,7 @@ from uuid import UUID
 import click
 
 from app.cli import text
-from app.cli.parsing import NOT_NEGATIVE, limit_option, without_none
+from app.cli.parsing import SECONDS, limit_option, without_none
 from app.cli.service_options import RemoteGroup, RemoteService
 from app.cli.tables import Table
 
@@ -28,7 +28,11 @@ _DELIVERIES = Table(
     uncut="delivery, state",
     empty_message="No deliveries match.",
 )
-webhooks = RemoteGroup("webhooks", help="Manage webhooks: requests to other services when jobs end or alerts fire.")
+webhooks = RemoteGroup(
+    "webhooks",
+    former={"add": "create", "remove": "delete"},
+    help="Manage webhooks: requests to other services when jobs end or alerts fire.",
+)
 _PATH = "/api/v1/webhooks"
 _MAX_ERROR_LENGTH = 60
 webhook_argument = click.argument("webhook_id", type=click.UUID)
@@ -41,15 +45,15 @@ def webhooks_list(service: RemoteService) -> None:
     service.print_list(service.get(_PATH), "webhooks", _WEBHOOKS)
 
 
-@webhooks.command("add", short_help="Add a webhook.")
+@webhooks.command("create", short_help="Create a webhook.")
 @click.argument("to", metavar="ADDRESS")
 @click.option("--event", "events", type=click.Choice(EVENTS), multiple=True,
               help="Send this event; by default every end of a job. May be repeated.")  # fmt: skip
 @click.option("--queue", help="Only events of jobs in this queue.")
 @click.option("--task", help="Only events of jobs of this task.")
 @click.option("--description", help="What it is for.")
-def webhooks_add(service: RemoteService, *, to: str, events: tuple[str, ...], **options: Any) -> None:
-    """Add a webhook that sends every end of a job, or the given events, to ADDRESS. The secret is shown only now."""
+def webhooks_create(service: RemoteService, *, to: str, events: tuple[str, ...], **options: Any) -> None:
+    """Create a webhook that sends every end of a job, or the given events, to ADDRESS. The secret is shown only now."""
     webhook = service.post(_PATH, without_none({**options, "url": to, "events": events or None}))
     service.print_payload(webhook, f"webhook {webhook['webhook_id']}", f"secret  {webhook['secret']}")
 
@@ -70,19 +74,19 @@ def webhooks_edit(
     service.print_payload(webhook, f"webhook {webhook['webhook_id']} is {'on' if webhook['active'] else 'off'}")
 
 
-@webhooks.command("remove", short_help="Remove a webhook.")
+@webhooks.command("delete", short_help="Delete a webhook.")
 @webhook_argument
-def webhooks_remove(service: RemoteService, *, webhook_id: UUID) -> None:
-    """Remove a webhook, with its deliveries and their log."""
+def webhooks_delete(service: RemoteService, *, webhook_id: UUID) -> None:
+    """Delete a webhook, with its deliveries and their log."""
     service.delete(f"{_PATH}/{webhook_id}")
-    service.print_payload({"deleted": True}, "removed")
+    service.print_payload({"deleted": True}, f"Webhook {webhook_id} is deleted.")
 
 
 @webhooks.command("rotate", short_help="Replace the secret of a webhook.")
 @webhook_argument
-@click.option("--overlap", type=NOT_NEGATIVE, default=86_400, show_default=True,
+@click.option("--overlap", type=SECONDS, default=86_400, show_default=True,
               help="How long requests are also signed with the old secret.")  # fmt: skip
-def webhooks_rotate(service: RemoteService, *, webhook_id: UUID, overlap: int) -> None:
+def webhooks_rotate(service: RemoteService, *, webhook_id: UUID, overlap: float) -> None:
     """Replace the secret of a webhook. The new one is shown only now."""
     webhook = service.post(f"{_PATH}/{webhook_id}/rotate", {"overlap_sec": overlap})
     service.print_payload(webhook, f"secret  {webhook['secret']}")

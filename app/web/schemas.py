@@ -209,10 +209,14 @@ _ERROR_MESSAGES = {"missing": "is required", "extra_forbidden": "is no field of 
 
 
 def field_errors(error: ValidationError) -> tuple[FieldError, ...]:
-    """Convert pydantic's errors, without the caller's values, which may be secrets."""
+    """Convert pydantic's errors, without the caller's values, which may be secrets.
+
+    A validator of a whole model names the field to change as `field` in the context of its error.
+    """
     errors = []
-    for detail in error.errors(include_input=False, include_url=False, include_context=False):
-        path = reduce(join_path, detail["loc"], "")
+    for detail in error.errors(include_input=False, include_url=False):
+        context = detail.get("ctx") or {}
+        path = reduce(join_path, (*detail["loc"], *([context["field"]] if "field" in context else [])), "")
         errors.append(FieldError(path or "body", _ERROR_MESSAGES.get(detail["type"], detail["msg"])))
     return tuple(errors)
 

@@ -173,7 +173,7 @@ class Debounce(BodyModel):
     @model_validator(mode="after")
     def _check_max_wait(self) -> Debounce:
         if self.max_wait_sec is not None and self.max_wait_sec < self.wait_sec:
-            raise PydanticCustomError("debounce", "max_wait_sec is less than wait_sec")
+            raise PydanticCustomError("debounce", "is less than wait_sec", {"field": "max_wait_sec"})
         return self
 
 
@@ -266,7 +266,7 @@ class TriggerRequest(BodyModel):
                 for other in excluded:
                     if getattr(self, other) is not None:
                         raise PydanticCustomError(
-                            "combination", "{name} cannot be combined with {other}", {"name": name, "other": other}
+                            "combination", "cannot be combined with {other}", {"field": name, "other": other}
                         )
         return self
 

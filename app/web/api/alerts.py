@@ -73,17 +73,21 @@ class NewAlertRule(BodyModel):
     @model_validator(mode="after")
     def _check_fields_fit_kind(self) -> Self:
         if self.kind == "no_success" and self.task is None:
-            raise PydanticCustomError("rule", "no_success requires a task")
+            raise PydanticCustomError("rule", "is required for no_success", {"field": "task"})
         if self.kind == "failure_rate" and self.threshold >= 1:
-            raise PydanticCustomError("rule", "the threshold of failure_rate must be below 1, such as 0.2")
+            raise PydanticCustomError("rule", "must be below 1 for failure_rate, such as 0.2", {"field": "threshold"})
         if self.kind in ("queue_age", "dead_worker", "limit_starved", "stale_dataset") and self.task is not None:
-            raise PydanticCustomError("rule", "{kind} takes no task", {"kind": self.kind})
+            raise PydanticCustomError("rule", "belongs to no rule of kind {kind}", {"field": "task", "kind": self.kind})
         if (self.kind == "stale_dataset") != (self.dataset is not None):
-            raise PydanticCustomError("rule", "stale_dataset requires a dataset, and other kinds take none")
+            raise PydanticCustomError("rule", "is required for stale_dataset, and only for it", {"field": "dataset"})
         if self.kind in ("stale_dataset", "check_failed") and self.queue is not None:
-            raise PydanticCustomError("rule", "{kind} takes no queue", {"kind": self.kind})
-        if (self.by_time is not None and self.dataset is None) or (self.zone is not None and self.by_time is None):
-            raise PydanticCustomError("rule", "by_time belongs to a dataset, and zone to by_time")
+            raise PydanticCustomError(
+                "rule", "belongs to no rule of kind {kind}", {"field": "queue", "kind": self.kind}
+            )
+        if self.by_time is not None and self.dataset is None:
+            raise PydanticCustomError("rule", "belongs to rules of kind stale_dataset", {"field": "by_time"})
+        if self.zone is not None and self.by_time is None:
+            raise PydanticCustomError("rule", "belongs to by_time; send that too", {"field": "zone"})
         return self
 
 

@@ -46,9 +46,9 @@ class BreakerSetting(BodyModel):
     @model_validator(mode="after")
     def _check_fields_fit(self) -> Self:
         if self.window_sec is not None and self.failures is None:
-            raise PydanticCustomError("breaker", "window_sec belongs to failures; send failures too")
+            raise PydanticCustomError("breaker", "belongs to failures; send failures too", {"field": "window_sec"})
         if self.reason is not None and self.state is None:
-            raise PydanticCustomError("breaker", "reason belongs to a state; send state too")
+            raise PydanticCustomError("breaker", "belongs to a state; send state too", {"field": "reason"})
         return self
 
 

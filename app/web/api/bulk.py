@@ -91,7 +91,9 @@ class BulkRequest(BulkCountRequest):
     @model_validator(mode="after")
     def _check_priority(self) -> Self:
         if (self.priority is not None) != (self.action is BulkAction.REPRIORITISE):
-            raise PydanticCustomError("priority", "priority is required for reprioritise, and only for it")
+            raise PydanticCustomError(
+                "priority", "is required for reprioritise, and only for it", {"field": "priority"}
+            )
         return self
 
 

@@ -45,8 +45,9 @@ class LimitSetting(BodyModel):
     def _require_allowance(self) -> Self:
         if self.concurrency is None and self.rate is None:
             raise PydanticCustomError("limit", "limits nothing; send concurrency or rate, or delete the limit")
-        if self.rate is None and (self.per_sec is not None or self.burst is not None):
-            raise PydanticCustomError("limit", "has per_sec or burst, which belong to a rate; send rate too")
+        for name in ("per_sec", "burst"):
+            if self.rate is None and vars(self)[name] is not None:
+                raise PydanticCustomError("limit", "belongs to a rate; send rate too", {"field": name})
         return self
 
 

@@ -211,7 +211,7 @@ def test_redrive_is_started_with_its_rate(run, queue_db):
 
     assert run("bulk", "redrive", "--dry-run", *only).output == "1 job would be changed; none was.\n"
     assert run("bulk", "redrive", *only).exit_code == ExitCode.USAGE
-    begun = run("bulk", "redrive", "--per-minute", 5, "--max", 2, "--args-patch", '{"n": 2}', *only, input="y\n")
+    begun = run("bulk", "redrive", "--per-minute", 5, "--max-jobs", 2, "--args-patch", '{"n": 2}', *only, input="y\n")
 
     assert begun.exit_code == 0
     (operation,) = json.loads(run("bulk", "list", "--json").stdout)["operations"]

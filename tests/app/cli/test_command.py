@@ -62,7 +62,7 @@ def test_help_lists_the_commands_in_the_order_of_use(run):
         "serve", "dev", "worker", "drain", "migrate", "prune", "config", "tasks", "doctor", "run", "new-pipeline",
         "psql", "completion", "trigger", "status", "cancel", "retry",
         "jobs", "failures", "events", "logs", "show", "why", "edit", "clone", "delete", "watch", "bulk",
-        "queues", "queue", "limits", "breakers", "graph", "graphs", "workers", "scaling", "task-numbers",
+        "queues", "queue", "limits", "breakers", "graphs", "workers", "scaling", "task-numbers",
         "schedules",
         "backfill", "backfills", "slices", "datasets", "checks", "keys",
         "audit", "webhooks", "alerts",

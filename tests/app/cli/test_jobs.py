@@ -232,6 +232,16 @@ def test_logs_of_silent_job_print_note_to_stderr(run, service):
     assert run("logs", job_id, "--json").output == ""
 
 
+def test_logs_of_failed_silent_job_lead_to_its_error(run, service):
+    job_id = service.add(status="failed", error="KeyError: 'rate'")
+
+    shown = run("logs", job_id)
+
+    assert (shown.exit_code, shown.stdout) == (0, "")
+    assert "The job failed: KeyError: 'rate'" in shown.stderr
+    assert f"show {job_id}" in shown.stderr
+
+
 def test_logs_are_written_to_a_file(run, service, tmp_path):
     job_id = service.add()
     service.say(job_id, "page loaded")

@@ -1,4 +1,4 @@
-"""The commands `limits` and `graph` against a real service."""
+"""The commands `limits` and `graphs` against a real service."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def test_a_graph_is_triggered_shown_retried_and_canceled(queue_db, url, tmp_path
     file = tmp_path / "graph.json"
     file.write_text(json.dumps(graph), encoding="utf-8")
 
-    made = json.loads(invoke(url, "graph", "trigger", str(file), "--json").output)
-    shown = invoke(url, "graph", "show", made["graph_id"])
+    made = json.loads(invoke(url, "graphs", "trigger", str(file), "--json").output)
+    shown = invoke(url, "graphs", "show", made["graph_id"])
     listed = invoke(url, "graphs", "--name", "dai")
-    canceled = invoke(url, "graph", "cancel", made["graph_id"])
-    retried = invoke(url, "graph", "retry", made["graph_id"])
-    from_stdin = invoke(url, "graph", "trigger", "-", input_text=json.dumps(graph))
+    canceled = invoke(url, "graphs", "cancel", made["graph_id"])
+    retried = invoke(url, "graphs", "retry", made["graph_id"])
+    from_stdin = invoke(url, "graphs", "trigger", "-", input_text=json.dumps(graph))
 
     assert shown.exit_code == 0, shown.output
     assert "Graph daily" in shown.output
@@ -100,4 +100,4 @@ def test_a_graph_is_triggered_shown_retried_and_canceled(queue_db, url, tmp_path
     assert "2 jobs canceled." in canceled.output
     assert "2 jobs queued again." in retried.output
     assert "is created: 2 jobs." in from_stdin.output
-    assert invoke(url, "graph", "show", "not-an-id").exit_code != 0
+    assert invoke(url, "graphs", "show", "not-an-id").exit_code != 0

@@ -295,7 +295,7 @@ JANUARY_31 = ["2026-01-30T21:00:00+00:00", "2026-01-31T21:00:00+00:00"]  # in Mo
 
 @pytest.mark.parametrize("where", ["--local", None])
 def test_a_slice_is_loaded_by_hand(ran, dsn, where):
-    options = ["dated", "--slice", "2026-01-31", *([where] if where else [])]
+    options = ["dated", "--partition-key", "2026-01-31", *([where] if where else [])]
 
     out, err, code = ran(*options, DL_DB_DSN=dsn)
 
@@ -318,7 +318,7 @@ def test_a_slice_that_another_job_loads_is_refused(ran, dsn):
     values = f"('q', 'dated', 'k', '{key}')"
     job_id = query_value(dsn, f"INSERT INTO dl_jobs (queue, task, lock_key, live_key) VALUES {values} RETURNING job_id")
 
-    _, err, code = ran("dated", "--slice", "2026-01-31", DL_DB_DSN=dsn)
+    _, err, code = ran("dated", "--partition-key", "2026-01-31", DL_DB_DSN=dsn)
 
     assert code == 4
     assert f"another job loads this slice: {job_id}" in err
@@ -327,11 +327,11 @@ def test_a_slice_that_another_job_loads_is_refused(ran, dsn):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("dated", "--slice", "2026-02-30"), "2026-02-30"),
-        (("dated", "--slice", "2025-12-31"), "2025-12-31"),
-        (("talks", "--slice", "2026-01-31"), "the task 'talks' declares no partitions"),
+        (("dated", "--partition-key", "2026-02-30"), "2026-02-30"),
+        (("dated", "--partition-key", "2025-12-31"), "2025-12-31"),
+        (("talks", "--partition-key", "2026-01-31"), "the task 'talks' declares no partitions"),
         (("talks", "--logical-at", "2026-01-31T00:00:00Z", "--arg", "day={partition}"), "partition"),
-        (("dated", "--slice", "2026-01-31", "--arg", "day={nothing}"), "nothing"),
+        (("dated", "--partition-key", "2026-01-31", "--arg", "day={nothing}"), "nothing"),
     ],
 )
 def test_what_does_not_exist_is_refused_before_the_start(ran, options, message):

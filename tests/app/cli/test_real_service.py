@@ -74,8 +74,8 @@ def test_refusals_of_the_service_have_their_exit_codes(run, service):
     assert run("status", str(uuid4())).exit_code == 3
     assert run("events", str(uuid4())).exit_code == 3
     assert invalid.exit_code == 4
-    assert "  queue: " in invalid.stderr
-    assert "  lease_ttl_sec: " in invalid.stderr
+    assert "--queue: is empty" in invalid.stderr
+    assert "  --lease-ttl: " in invalid.stderr
 
 
 def test_a_database_that_is_away_is_69(run):

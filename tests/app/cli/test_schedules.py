@@ -33,7 +33,7 @@ def test_a_schedule_from_its_making_to_its_end(shell: Shell):  # noqa: F811
     assert (listed["name"], listed["definition"]["catch_up"]) == ("by day", "all")
 
     assert "At 07:00" in shell("schedules", "edit", "by day", "--cron", "0 7 * * *").output
-    shown = shell("schedules", "preview", "by day", "--count", "2", "--from", "2030-01-30T12:00:00Z").output
+    shown = shell("schedules", "preview", "by day", "--limit", "2", "--from", "2030-01-30T12:00:00Z").output
     assert "2030-01-31 07:00:00+00:00" in shown
     assert '{"day": "2030-01-30"}' in shown
     assert "2030-01-30 07:00:00+00:00  2030-01-31 07:00:00+00:00" in shown  # the interval, on the same clock
@@ -52,7 +52,7 @@ def test_what_is_missing_or_wrong_is_said(shell: Shell):  # noqa: F811
     two = shell("schedules", "create", "x", "--task", "t", "--cron", "* * * * *", "--every", "2h", code=2)
     assert "give one of" in two.output
     wrong = shell("schedules", "create", "x", "--task", "t", "--queue", "q", "--cron", "61 * * * *", code=4)
-    assert wrong.output.count("expression: '61' is no valid minute") == 1
+    assert wrong.output.count("--cron, --every: '61' is no valid minute") == 1
     assert "nothing to change" in shell("schedules", "edit", "x", code=2).output
     assert "there is no schedule 'x'" in shell("schedules", "show", "x", code=3).output
 
@@ -69,7 +69,7 @@ def test_a_file_is_applied_and_exported(shell: Shell, tmp_path):  # noqa: F811
     kept = next(s for s in exported["schedules"] if s["name"] == "kept")
     new = {**kept, "name": "new"}
     file.write_text(json.dumps({"schedules": [{**kept, "expression": "0 8 * * *"}, new]}))
-    planned = shell("schedules", "apply", str(file), "--diff", "--prune").output.splitlines()
+    planned = shell("schedules", "apply", str(file), "--dry-run", "--prune").output.splitlines()
     assert planned == ["would be changed: kept", "would be created: new", "would be deleted: gone"]
     assert [s["name"] for s in as_json(shell, "schedules", "list")["schedules"]] == ["gone", "kept"]
     shell("schedules", "apply", str(file), "--prune")

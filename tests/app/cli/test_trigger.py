@@ -126,7 +126,7 @@ def test_an_invalid_request_names_each_field_and_exits_with_4(run, service):
     plain, as_json = run("trigger", "bad"), run("trigger", "bad", "--json")
 
     assert plain.exit_code == as_json.exit_code == 4
-    assert "args.x: is required" in plain.stderr
+    assert "--arg x: is required" in plain.stderr
     assert json.loads(as_json.stderr)["errors"] == [{"field": "args.x", "message": "is required"}]
 
 

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import UUID
 
 import psycopg2
 import pytest
@@ -55,7 +56,7 @@ def last_word(result: Result, line: int = 0) -> str:
 
 def test_a_webhook_from_its_making_to_its_end(shell: Shell):
     assert "No webhooks" in shell("webhooks", "list").output
-    made = shell("webhooks", "add", URL, "--event", "job.failed", "--task", "t")
+    made = shell("webhooks", "create", URL, "--event", "job.failed", "--task", "t")
     hook, secret = last_word(made), last_word(made, 1)
 
     assert secret.startswith("whsec_")
@@ -71,8 +72,8 @@ def test_a_webhook_from_its_making_to_its_end(shell: Shell):
     assert "webhook.ping" in shell("webhooks", "delivery", ping).output
     assert "it will be sent" in shell("webhooks", "redeliver", ping).output
 
-    assert "removed" in shell("webhooks", "remove", hook).output
-    shell("webhooks", "remove", hook, code=3)
+    assert "is deleted" in shell("webhooks", "delete", hook).output
+    shell("webhooks", "remove", hook, code=3)  # as it was called in 0.2.0
     shell("webhooks", "delivery", ping, code=3)
 
 
@@ -104,7 +105,7 @@ def test_invalid_request_item_is_reported(shell: Shell):
 def test_a_rule_and_what_it_fires(shell: Shell, webhook_dsn: str):
     assert "No rules" in shell("alerts", "rules").output
     rule = last_word(shell("alerts", "add", "rates fail", "failure_rate", "--threshold", "0.2", "--min-runs", "3"))
-    shell("alerts", "add", "rates fail", "stalled", "--threshold", "60", code=4)
+    shell("alerts", "create", "rates fail", "stalled", "--threshold", "60", code=4)
 
     assert "is off" in shell("alerts", "edit", rule, "--off", "--threshold", "0.3").output
     assert "0.3" in shell("alerts", "rules").output
@@ -125,7 +126,50 @@ def test_a_rule_and_what_it_fires(shell: Shell, webhook_dsn: str):
     assert "is muted until" in shell("alerts", "mute", rule, "--for", "8h").output
     assert "muted until" in shell("alerts", "rules").output
     assert "is on" in shell("alerts", "unmute", rule).output
-    assert "removed" in shell("alerts", "remove", rule).output
+    assert "is deleted" in shell("alerts", "remove", rule).output
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("alerts", "create", "r", "failure_rate", "--threshold", "5"), "--threshold: must be below 1"),
+        (("alerts", "create", "r", "stalled", "--threshold", "-1"), "--threshold: Input should be greater"),
+        (("alerts", "create", "r", "no_success", "--threshold", "5"), "--task: is required for no_success"),
+        (("alerts", "create", "r", "stalled", "--threshold", "5", "--by", "07:00"), "--by: belongs to"),
+        (("alerts", "create", "r", "stalled", "--threshold", "5", "--window", "1s"), "--window: Input should"),
+        (("limits", "set", "w", "--burst", "2"), "limits nothing"),
+        (("limits", "set", "w", "--concurrency", "2", "--burst", "2"), "--burst: belongs to a rate"),
+        (("limits", "set", "a*", "--concurrency", "2"), "NAME: ends in *"),
+        (("breakers", "set", "t", "--window", "5"), "--window: belongs to failures"),
+        (("webhooks", "create", "http://10.0.0.1/"), "ADDRESS: "),
+        (("webhooks", "edit", str(UUID(int=1)), "--to", "http://10.0.0.1/"), "--to: "),
+        (("queue", "q", "--fair", "colour"), "--fair: "),
+        (("trigger", "t", "--limits", '{"a*": 1}'), "--limits"),
+        (("trigger", "t", "--debounce", '{"key": "k", "wait_sec": 5}', "--live-key", "k"), "--debounce: cannot be"),
+        (("bulk", "cancel", "--priority", "5", "--expected", "0"), "--priority: is required for reprioritise"),
+        (("backfill", "t", "--from", "2026-01-01"), "--from, --to, --partition-key: takes"),
+        (("schedules", "create", "s", "--task", "t", "--cron", "x"), "--cron, --every: "),
+        (("schedules", "create", "s", "--task", "t", "--every", "60s", "--zone", "Mars"), "--zone: "),
+        (("audit", "--subject", "x" * 2000), "--subject"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
+)
+def test_refused_command_names_option_to_change(shell: Shell, words: tuple[str, ...], error: str):
+    result = shell(*words, code=4)
+
+    assert error in result.stderr
+    assert "body" not in result.stderr or error == "limits nothing"
+
+
+def test_refusal_in_json_names_field_of_api(shell: Shell):
+    result = shell("alerts", "create", "r", "failure_rate", "--threshold", "5", "--json", code=4)
+
+    assert json.loads(result.stderr)["errors"][0]["field"] == "threshold"
+
+
+@pytest.mark.parametrize("group", ["alerts", "webhooks", "schedules", "backfills", "limits", "breakers", "graphs"])
+def test_group_without_subcommand_lists(shell: Shell, group: str):
+    assert shell(group).output == shell(group, "list").output
 
 
 @pytest.fixture

@@ -38,8 +38,8 @@ def test_a_task_is_paused_and_resumed(client):
     [
         ({}, "there is no change"),
         ({"failures": 0}, "greater than or equal to 1"),
-        ({"window_sec": 60}, "window_sec belongs to failures"),
-        ({"reason": "why"}, "reason belongs to a state"),
+        ({"window_sec": 60}, "belongs to failures"),
+        ({"reason": "why"}, "belongs to a state"),
         ({"state": "half_open"}, "'open' or 'closed'"),
         ({"failures": 3, "threshold": 1}, "is no field of this request"),
     ],

@@ -39,7 +39,7 @@ def test_a_limit_is_set_shown_and_deleted(client):
         ("a", {"concurrency": -1}, "concurrency"),
         ("a", {"rate": 0}, "rate"),
         ("a", {"rate": 1, "per_sec": 0}, "per_sec"),
-        ("a", {"concurrency": 1, "burst": 2}, "body"),
+        ("a", {"concurrency": 1, "burst": 2}, "burst"),
         ("a*", {"concurrency": 1}, "name"),
         ("x" * 201, {"concurrency": 1}, "name"),
         ("a%0Ab", {"concurrency": 1}, "name"),
