@@ -45,6 +45,7 @@ from workers.pool_options import PoolOptions
 PARTS = ("hosts", "latency", "slow", "faults", "listen", "sessions")
 THREADS = 8
 _NAP_SEC = 0.02
+_STARTED_AT_ONCE = 10
 _TIMEOUT_SEC = 120.0
 _PORT = 5432
 _SETTINGS = {
@@ -60,7 +61,7 @@ _PICK_UP = (
     "SELECT extract(epoch FROM started_at - created_at)::float8 * 1000, worker FROM dl_jobs WHERE task = 'pick' AND"
     " status = 'succeeded'"
 )
-_READY = "SELECT count(*) FROM dl_workers WHERE listener IN ('listening', 'relayed') AND dead_at IS NULL"
+_READY = "SELECT count(*) FROM dl_workers WHERE listener IN ('listening', 'relayed', 'off') AND dead_at IS NULL"
 
 
 @dataclass(frozen=True)
@@ -181,14 +182,17 @@ def start_host(
 
 @contextmanager
 def running_hosts(
-    place: Place, database: str, dsns: Sequence[str], listen: ListenMode = ListenMode.PROCESS, *, in_one: bool = False
+    network: Network | None, control_dsn: str, dsns: Sequence[str], listen: ListenMode = ListenMode.PROCESS
 ) -> Iterator[list[int]]:
-    """Yield the pids of hosts that are ready, one for each DSN; `in_one`: all of them on one host."""
-    started = []
+    """Yield the pids of hosts that are ready, one for each DSN; without a network all of them are on this host.
+
+    A few are started at a time: many interpreters that begin at once would wait for each other."""
+    started: list[tuple[int, int]] = []
     try:
         for n, dsn in enumerate(dsns):
-            started.append(start_host(None if in_one else place.network, f"h{n}", dsn, listen))
-        wait_for(lambda: query_value(place.dsn(database), _READY)[0][0] >= len(dsns))
+            started.append(start_host(network, f"h{n}", dsn, listen))
+            if len(started) % _STARTED_AT_ONCE == 0 or len(started) == len(dsns):
+                wait_for(lambda: query_value(control_dsn, _READY)[0][0] >= len(started))
         yield [pid for pid, _ in started]
     finally:
         for _, descriptor in started:
@@ -218,7 +222,7 @@ def measure_hosts(place: Place, counts: Sequence[int], jobs: int, samples: int) 
     for count in counts:
         with place.database(f"hosts_{count}") as database:
             dsn = place.dsn(database)
-            with running_hosts(place, database, [place.network_dsn(database)] * count):
+            with running_hosts(place.network, dsn, [place.network_dsn(database)] * count):
                 idle = idle_share(place.process)
                 picked = [sample for sample, _ in pick_up(dsn, samples)]
                 noop = drain(place, dsn, "noop", jobs)
@@ -308,7 +312,10 @@ def measure_latency(place: Place, jobs: int, hosts: int = 4) -> None:
         name = f"latency_{round_trip_ms}"
         with place.database(name) as database:
             lines = [(round_trip_ms / 2000, 0.0)] * hosts
-            with proxied(place, database, lines, 7100 + 10 * n) as dsns, running_hosts(place, database, dsns):
+            with (
+                proxied(place, database, lines, 7100 + 10 * n) as dsns,
+                running_hosts(place.network, place.dsn(database), dsns),
+            ):
                 found = drain(place, place.dsn(database), "noop", jobs)
                 lost = query_value(
                     place.dsn(database),
@@ -329,7 +336,7 @@ def measure_slow_host(place: Place, samples: int, hosts: int = 4) -> None:
             lines = [(0.0, rate if n == 0 else 0.0) for n in range(hosts)]
             with (
                 proxied(place, database, lines, 7200 if rate else 7220) as dsns,
-                running_hosts(place, database, dsns) as pids,
+                running_hosts(place.network, place.dsn(database), dsns) as pids,
             ):
                 samples_ms = pick_up(place.dsn(database), 2 * samples)
                 others = [ms for ms, worker in samples_ms if not worker.endswith(f":{pids[0]}")]
@@ -388,7 +395,7 @@ def measure_listening(place: Place, counts: Sequence[int], seconds: float) -> No
             with place.database(f"listen_{count}_{mode}") as database:
                 dsn = place.dsn(database)
                 query_value(dsn, "CREATE TABLE notes (n int)")
-                with running_hosts(place, database, [dsn] * count, mode, in_one=True):
+                with running_hosts(None, dsn, [dsn] * count, mode):
                     statement = "WITH n AS (INSERT INTO notes VALUES (1)) SELECT pg_notify('dl_jobs', 'other')"
                     rates[mode] = commits_per_sec(dsn, statement, seconds)
         ratio = format_ratio(rates[ListenMode.HOST] / rates[ListenMode.PROCESS])

@@ -1,7 +1,8 @@
 """Registers a worker process so that others can prove its death, and reaps the runs of others that are proved dead.
 
 A check reads /proc alone; it queries the database only when a process has died. Each heartbeat returns the processes to
-watch. A worker with a name also takes over from the former holder of the name; see `NameClaim`.
+watch: a few of the host, so that many processes do not cost each of them more, and all as soon as one is found dead. A
+worker with a name also takes over from the former holder of the name; see `NameClaim`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _SESSIONS_POLL_SEC = 0.02
 _STOP_POLL_SEC = 0.05
 _ANSWER_TIMEOUT_SEC = 1.0  # for a process that listens
 _RECEIVING = ("listening", "relayed")
+WATCHED = 3  # processes of a host that each one watches
 
 
 class Registration:
@@ -53,6 +55,8 @@ class Registration:
         self.identity: Identity | None = None
         self.process_lock = ProcessLock()
         self.is_superseded = False  # set by the heartbeat's thread
+        self.watches_all = False  # set by the death watch: whether the next beats return all processes of the host
+        self._watched: set[UUID] = set()  # of the host
         self.registered = threading.Event()  # set by the first beat: no job starts before a death could be proved
 
     def read_identity(self, child_tasks: Iterable[str]) -> None:
@@ -69,13 +73,29 @@ class Registration:
 
     def beat(self) -> BeatResult:
         """Save that the process lives; return the other processes of the host."""
-        beat = WorkerLiveness(self._session).beat(self._info, self._facts, heartbeat_sec=self._heartbeat_sec)
+        beat = WorkerLiveness(self._session).beat(
+            self._info,
+            self._facts,
+            heartbeat_sec=self._heartbeat_sec,
+            watched=None if self.watches_all else WATCHED,
+        )
+        self._watched = {other.id for other in beat.others if other.boot_id == self._facts.boot_id}
         self.registered.set()
         return beat
 
     def is_beat_requested(self, verb: str, argument: str) -> bool:
-        """Return whether a control command asks this process for a beat, or reports a new process on its host."""
-        return (verb, argument) in (("beat", str(self._info.id)), ("started", self._facts.boot_id))
+        """Return whether a control command asks this process for a beat, or reports a new process for it to watch."""
+        if verb == "started":
+            boot_id, _, worker_id = argument.partition(" ")
+            return boot_id == self._facts.boot_id and self._is_to_watch(worker_id)
+        return (verb, argument) == ("beat", str(self._info.id))
+
+    def _is_to_watch(self, worker_id: str) -> bool:
+        """Whether a process of the host is before the last that this one watches, in the order of the beat's answer."""
+        if len(self._watched) < WATCHED or not worker_id:  # an older version sends no id
+            return True
+        own = self._info.id
+        return (UUID(worker_id) < own, UUID(worker_id)) < max((other < own, other) for other in self._watched)
 
     def supersede(
         self,
@@ -206,9 +226,10 @@ class DeathWatch:
         connection_settings: ConnectionSettings,
         registration: Registration,
         name_claim: NameClaim | None,
+        request_beat: Callable[[], None],
         takes_from_others: bool = True,
     ) -> None:
-        self._takes_from_others = takes_from_others
+        self._takes_from_others, self._request_beat = takes_from_others, request_beat
         self._deaths, self._queue, self._pause_sec = deaths, queue, pause_sec
         self._connection_settings = connection_settings
         self._registration, self._name_claim = registration, name_claim
@@ -238,9 +259,11 @@ class DeathWatch:
                 proof = process_identity.prove_death(identity, self._registration.identity)
                 if proof is not None:
                     self._takeovers[other.id] = Takeover(other, proof)
+                    self._watch_all()
         if self._name_claim is not None:
             for other in self._name_claim.check_former_holders(dead_workers=self._takeovers):
                 self._takeovers[other.id] = Takeover(other, Proof.NAME_TAKEN)
+        self._registration.watches_all = bool(self._takeovers)
         now = clock()
         for takeover in list(self._takeovers.values()):
             if now >= takeover.next_check_at:
@@ -251,6 +274,12 @@ class DeathWatch:
                     takeover.next_check_at = clock() + _TAKEOVER_RETRY_SEC
                     raise
         return _CHECK_INTERVAL_SEC
+
+    def _watch_all(self) -> None:
+        """Watch all processes of the host at once, until the takeovers are over: more than one may have been killed."""
+        if not self._registration.watches_all:
+            self._registration.watches_all = True
+            self._request_beat()
 
     # ── a dead process ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,4 +1,8 @@
-"""The process's LISTEN connection, with a self-test that proves that notifications arrive; or none at all."""
+"""The process's LISTEN connection, with self-tests that prove that notifications arrive; or none at all.
+
+A new connection must receive a notification that it has sent to itself. Later tests only ask whether the session behind
+it still listens: a notification would wake every listening process of the database, each time for each of them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from workers.threads import WakeupPipe, clock
 
 _log = log.get(__name__)
 _RECONNECT_INTERVAL_SEC = 1.0
+_IS_LISTENING = "SELECT count(*) FROM pg_listening_channels() AS c (name) WHERE name = '{channel}'"
 
 
 class ListenState(StrEnum):
@@ -98,7 +103,7 @@ class Listener:
         now = clock()
         if self._session.connected and self._session.generation == self._generation:
             if now >= self._next_self_test_at:
-                self._self_test()
+                self._check_session()
             return False
         if now < self._next_connect_at:
             return False
@@ -111,12 +116,11 @@ class Listener:
             self._disconnect(str(error))
             return False
         self._generation = self._session.generation
-        self._self_test()
+        self._test_connection()
         return self.state is ListenState.LISTENING
 
-    def _self_test(self) -> None:
+    def _test_connection(self) -> None:
         """Send a notification to this connection: if it does not arrive, no other would."""
-        self._next_self_test_at = clock() + self._self_test_interval_sec
         try:
             self._session.execute_raw(f"SELECT pg_notify('{self._channel}', '')")
             received = self._session.read_notifications()
@@ -125,12 +129,29 @@ class Listener:
             return
         self._unreturned += received
         if any(channel == self._channel for channel, _ in received):
-            before, self.state, self.last_self_test_at = self.state, ListenState.LISTENING, clock()
-            if before is not ListenState.LISTENING:
-                _log.info("listener.connected")
-                self._on_state_change()
+            self._record_success()
         else:
             self._disconnect("the self-test notification did not arrive", ListenState.UNRESPONSIVE)
+
+    def _check_session(self) -> None:
+        """Ask the session whether it listens: behind some poolers it is another one after a while."""
+        try:
+            ((count,),) = self._session.execute_raw(_IS_LISTENING.format(channel=self._channel))
+        except DatabaseUnavailable as error:
+            self._disconnect(str(error))
+            return
+        if count:
+            self._record_success()
+        else:
+            self._disconnect("the session does not listen any more", ListenState.UNRESPONSIVE)
+
+    def _record_success(self) -> None:
+        self.last_self_test_at = clock()
+        self._next_self_test_at = self.last_self_test_at + self._self_test_interval_sec
+        if self.state is not ListenState.LISTENING:
+            self.state = ListenState.LISTENING
+            _log.info("listener.connected")
+            self._on_state_change()
 
     def _disconnect(self, reason: str, state: ListenState = ListenState.DISCONNECTED) -> None:
         self._session.close()

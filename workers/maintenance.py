@@ -33,14 +33,17 @@ from workers.backfills import BackfillsDuty
 from workers.lineage import LineageDuty, LineageOptions
 from workers.metrics import PoolCounters
 from workers.offloads.pruning import prune_offloads
-from workers.schedules import SchedulesDuty
+from workers.schedules import LATE_SEC, SchedulesDuty
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
-_LEADER_CHECK_SEC = 2.0
-_FOLLOW_INTERVAL_SEC = 5.0
+_FOLLOW_INTERVAL_SEC = 5.0  # between two checks of a process that does not lead
+_FOLLOWER_REPAIR_SEC = 30.0
 IDLE_INTERVAL_SEC = 2.0  # between two checks for bulk operations or new events
 _NOTIFY_INTERVAL_SEC = 1.0
+_REPAIR_INTERVAL_SEC = 1.0
+_REPAIR_COOLDOWN_SEC = 30.0  # a repaired key is left to be claimed for so long
+_REPAIR_BATCH = 500
 _LIMITS_INTERVAL_SEC = 1.0
 _GRAPHS_INTERVAL_SEC = 1.0
 _EXPIRY_INTERVAL_SEC = 1.0
@@ -94,6 +97,7 @@ class Maintenance:
 
     Each step runs one slice of the duty that is longest overdue, so that a long duty cannot starve the others. A duty
     that fails waits for its interval. When the connection is lost the lock is free, and any process may take over.
+    A leader that is frozen, or cut off from the server, keeps it: the follower duties are what must be done even then.
     """
 
     def __init__(
@@ -103,9 +107,10 @@ class Maintenance:
         duties: Sequence[Duty],
         *,
         on_crash: Callable[[str], None],
-        follow: Callable[[], object] = lambda: None,  # what a follower does from time to time
+        follower_duties: Sequence[Duty] = (),
     ) -> None:
-        self._follow, self._next_follow_at = follow, 0.0
+        self._follower_duties = follower_duties
+        self._next_follow_at = {duty.name: 0.0 for duty in follower_duties}
         self._session, self._duties = session, {duty.name: duty for duty in duties}
         self._lock, self._lock_check = Queues(session), Queues(follower_session)
         self._leader_generation = -1  # of the connection that holds the lock
@@ -124,14 +129,18 @@ class Maintenance:
     def run_once(self) -> float:
         """Run one slice of the duty that is longest overdue; return the seconds until the next one is due."""
         if not self.is_leader and not self._acquire_lock():
-            if clock() >= self._next_follow_at:
-                self._next_follow_at = clock() + _FOLLOW_INTERVAL_SEC
-                self._follow()
-            return _LEADER_CHECK_SEC
+            self._follow()
+            return _FOLLOW_INTERVAL_SEC
         name = min(self._next_run_at, key=self._next_run_at.__getitem__)
         if self._next_run_at[name] <= clock():
             self._run_duty(self._duties[name])
         return max(0.0, min(self._next_run_at.values()) - clock())
+
+    def _follow(self) -> None:
+        for duty in self._follower_duties:
+            if clock() >= self._next_follow_at[duty.name]:
+                self._next_follow_at[duty.name] = clock() + duty.interval_sec
+                duty.run()
 
     def _run_duty(self, duty: Duty) -> None:
         self._next_run_at[duty.name] = clock() + duty.interval_sec
@@ -185,6 +194,7 @@ def duties(
         Duty("statistics-prune", _PRUNE_INTERVAL_SEC, statistics.prune),
         Duty("queue-depths", _DEPTHS_INTERVAL_SEC, statistics.record_depths),
         Duty("notify-waiting", _NOTIFY_INTERVAL_SEC, lambda: notify_waiting_queues(session)),
+        Duty("blocked", _REPAIR_INTERVAL_SEC, BlockedJobsDuty(JobQueue(session)).run),
         Duty("limits", _LIMITS_INTERVAL_SEC, LimitsDuty(Limits(session)).run),
         Duty("breakers", _BREAKERS_INTERVAL_SEC, lambda: _probe_breakers(Breakers(session))),
         Duty("graphs", _GRAPHS_INTERVAL_SEC, lambda: _decide_left(Graphs(session))),
@@ -200,6 +210,17 @@ def duties(
         Duty("checks-prune", _HOURLY_SEC, lambda: _prune_checks(quality)),
         Duty("offloads-prune", _HOURLY_SEC, lambda: prune_offloads(Offloads(session.execute), engines or Engines())),
         Duty("deliveries-prune", _PRUNE_INTERVAL_SEC, lambda: _prune_deliveries(webhooks, options.keep_deliveries_sec)),
+    ]
+
+
+def follower_duties(
+    session: Executor, options: MaintenanceOptions, tasks: Pipelines, counters: PoolCounters | None = None
+) -> list[Duty]:
+    """What every process does while another one leads, at longer intervals."""
+    schedules = schedules_duty(session, options, tasks, counters)
+    return [
+        Duty("late-schedules", _FOLLOW_INTERVAL_SEC, lambda: schedules.run(late_by_sec=LATE_SEC)),
+        Duty("blocked", _FOLLOWER_REPAIR_SEC, BlockedJobsDuty(JobQueue(session)).run),
     ]
 
 
@@ -272,6 +293,28 @@ def _prune_deliveries(webhooks: Webhooks, keep_sec: float) -> float | None:
 
 def _prune_checks(quality: DataQuality) -> float | None:
     return 1.0 if quality.prune(keep_sec=_KEEP_CHECKS_SEC, limit=_PRUNE_BATCH) >= _PRUNE_BATCH else None
+
+
+class BlockedJobsDuty:
+    """Makes blocked jobs ready whose key is free: whatever freed it should have done so."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+        self._cursor = ""
+        self._recently_repaired: dict[str, float] = {}  # key → when it was repaired
+
+    def run(self) -> None:
+        now = clock()
+        self._recently_repaired = {
+            key: at for key, at in self._recently_repaired.items() if now - at < _REPAIR_COOLDOWN_SEC
+        }
+        repaired = self._queue.repair_blocked(
+            after=self._cursor, recently_repaired=self._recently_repaired, limit=_REPAIR_BATCH
+        )
+        self._cursor = repaired.cursor
+        self._recently_repaired.update((key, now) for key in repaired.unblocked)
+        if repaired.unblocked:
+            _log.info("blocked_jobs.repaired", keys=len(repaired.unblocked))
 
 
 class LimitsDuty:

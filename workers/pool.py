@@ -31,13 +31,12 @@ from workers.host_listener import HostListener, make_listener
 from workers.isolation.run import run_isolated
 from workers.listener import ListenMode
 from workers.logs.writer import JobLogWriter, LogSink
-from workers.maintenance import Maintenance, duties, schedules_duty
+from workers.maintenance import Maintenance, duties, follower_duties
 from workers.memory import MemoryMonitor
 from workers.metrics import PoolCounters, PoolState
 from workers.offloads.service import OffloadService
 from workers.pool_options import PoolOptions
 from workers.reaper import Reaper
-from workers.schedules import LATE_SEC
 from workers.sessions import PoolSessions
 from workers.settler import Settler
 from workers.stopper import StopEscalator
@@ -221,6 +220,7 @@ class WorkerPool:
             connection_settings=connections,
             registration=self._registration,
             name_claim=name_claim,
+            request_beat=self._heartbeat.beat_now,
             takes_from_others=options.reaps,
         )
 
@@ -228,7 +228,11 @@ class WorkerPool:
         """Make the threads that serve operators and webhook receivers, and the maintenance duties."""
         options, session = self._options, self._sessions.settle
         self._webhooks = WebhookSender(
-            Webhooks(session), options.webhooks, on_crash=self._on_crash, counters=self.counters
+            Webhooks(session),
+            options.webhooks,
+            on_crash=self._on_crash,
+            counters=self.counters,
+            is_notified=lambda: self._listener.state.is_receiving,
         )
         self._worker_control = WorkerControl(
             Queues(session),
@@ -236,20 +240,19 @@ class WorkerPool:
             self._running_attempts,
             worker_id=self.id,
             interval_sec=options.heartbeat_sec,
-            listen_state=lambda: self._listener.state.value,
+            listen_state=lambda: self._listener.state,
             add_threads=self._add_threads,
             watch_deaths=self._death_watch.run_once,
             memory=self._memory,
             on_crash=self._on_crash,
         )
         maintenance_session = self._sessions.make("maintenance")
-        late_schedules = schedules_duty(session, options.maintenance, self._pipelines, self.counters)
         self._maintenance = Maintenance(
             maintenance_session,
             session,
             duties(maintenance_session, options.maintenance, self._pipelines, self.counters, options.engines),
             on_crash=self._on_crash,
-            follow=partial(late_schedules.run, late_by_sec=LATE_SEC),
+            follower_duties=follower_duties(session, options.maintenance, self._pipelines, self.counters),
         )
 
     def _write_offload_log(self, due: DuePoll, lines: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Reaps runs whose lease has expired, and repairs blocked jobs. Any number of reapers may run."""
+"""Reaps runs whose lease has expired. Any number of reapers may run."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _STEP_INTERVAL_SEC = 0.5
-_REPAIR_INTERVAL_SEC = 1.0
-_REPAIR_COOLDOWN_SEC = 30.0  # a repaired key is left to be claimed for so long
-_REPAIR_BATCH = 500
 
 RunKey = tuple[UUID, UUID | None]  # job, run
 DeadRun = tuple[UUID, UUID | None, str]  # job, run, lock_key
@@ -80,9 +77,6 @@ class Reaper:
         self._expired_leases: dict[RunKey, tuple[DeadRun, float]] = {}
         self._server = ""  # that answered the last check; see ExpiredRuns
         self._next_check_at = 0.0
-        self._next_repair_at = 0.0
-        self._repair_cursor = ""
-        self._recently_repaired: dict[str, float] = {}  # key → when it was repaired
         self._connection_settings = connection_settings
         self._runs_in_progress: set[RunKey] = set()  # runs whose sessions are being ended; the reaper's alone
         # Runs whose sessions were ended, and the server that had found their leases expired. Any thread adds to it.
@@ -98,9 +92,6 @@ class Reaper:
         while self._finished_runs:
             self._reap(*self._finished_runs.popleft())
         now = clock()
-        if now >= self._next_repair_at:
-            self._next_repair_at = now + _REPAIR_INTERVAL_SEC
-            self._repair_blocked(now)
         if now >= self._next_check_at:
             self._check_leases(now)
             soon_sec = min(self._interval_sec, self._heartbeat_sec)
@@ -159,15 +150,3 @@ class Reaper:
         for job_id, run_id, _ in runs:
             self._expired_leases.pop((job_id, run_id), None)
         reap_runs(self._queue, runs, sessions, reason="lease_expired", pause_sec=self._pause_sec, server=server)
-
-    def _repair_blocked(self, now: float) -> None:
-        self._recently_repaired = {
-            key: at for key, at in self._recently_repaired.items() if now - at < _REPAIR_COOLDOWN_SEC
-        }
-        repaired = self._queue.repair_blocked(
-            after=self._repair_cursor, recently_repaired=self._recently_repaired, limit=_REPAIR_BATCH
-        )
-        self._repair_cursor = repaired.cursor
-        self._recently_repaired.update((key, now) for key in repaired.unblocked)
-        if repaired.unblocked:
-            _log.info("blocked_jobs.repaired", keys=len(repaired.unblocked))

@@ -35,7 +35,8 @@ from workers.metrics import PoolCounters
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
-_POLL_INTERVAL_SEC = 5.0  # without a notification
+_POLL_INTERVAL_SEC = 5.0  # while no notifications arrive
+_FALLBACK_POLL_SEC = 30.0  # while they do
 _MIN_POLL_INTERVAL_SEC = 0.05
 _MAX_PER_TARGET = 2  # concurrent requests of this process to one receiver
 _LEASE_MARGIN_SEC = 30.0  # a lease outlives the longest request by this
@@ -113,9 +114,16 @@ class WebhookSender:
     """One thread leases due deliveries; a short-lived thread sends each."""
 
     def __init__(
-        self, webhooks: Webhooks, options: WebhookOptions, *, on_crash: Callable[[str], None], counters: PoolCounters
+        self,
+        webhooks: Webhooks,
+        options: WebhookOptions,
+        *,
+        on_crash: Callable[[str], None],
+        counters: PoolCounters,
+        is_notified: Callable[[], bool] = lambda: False,
     ) -> None:
         self._webhooks, self._options, self._counters = webhooks, options, counters
+        self._is_notified = is_notified
         self._lock = threading.Lock()
         self._in_flight: Counter[str] = Counter()  # requests by target; under the lock
         self._drained = threading.Condition(self._lock)
@@ -145,7 +153,8 @@ class WebhookSender:
             ).start()
         if deliveries:
             return _MIN_POLL_INTERVAL_SEC
-        return _POLL_INTERVAL_SEC if due_in is None else min(_POLL_INTERVAL_SEC, max(_MIN_POLL_INTERVAL_SEC, due_in))
+        poll_sec = _FALLBACK_POLL_SEC if self._is_notified() else _POLL_INTERVAL_SEC
+        return poll_sec if due_in is None else min(poll_sec, max(_MIN_POLL_INTERVAL_SEC, due_in))
 
     def _send_and_save(self, delivery: LeasedDelivery, claim_id: UUID) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,12 +14,14 @@ from app.admin.queues import Queues, QueueSettings, QueueState
 from app.errors import DatabaseUnavailable
 from workers.attempt import Attempt, RunningAttempts
 from workers.dispatcher import Dispatcher
+from workers.listener import ListenState
 from workers.memory import MemoryMonitor
 from workers.queue_buffer import QueueLimits
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
-_SETTINGS_POLL_SEC = 5.0  # without a notification
+_SETTINGS_POLL_SEC = 5.0  # while no notifications arrive
+_IDLE_BEATS = 3  # heartbeats between two reports of a process that is notified and runs nothing
 _STATM = Path("/proc/self/statm")
 
 
@@ -37,7 +40,7 @@ class WorkerControl:
         *,
         worker_id: UUID,
         interval_sec: float,
-        listen_state: Callable[[], str],
+        listen_state: Callable[[], ListenState],
         add_threads: Callable[[str, int], None],
         watch_deaths: Callable[[], float],
         memory: MemoryMonitor,
@@ -46,7 +49,8 @@ class WorkerControl:
         self._queues, self._dispatcher, self._running, self._worker_id = queues, dispatcher, running, worker_id
         self._interval_sec, self._listen_state, self._add_threads = interval_sec, listen_state, add_threads
         self._watch_deaths, self._memory = watch_deaths, memory
-        self._next_sync_at = self._next_report_at = 0.0
+        self._last_sync_at, self._next_report_at = -math.inf, 0.0
+        self._reported_attempts = 0
         self.is_draining = False  # read by any thread
         self._reported_state: tuple[str, bool] | None = None
         self._is_stopping = False  # set by the thread that stops the pool
@@ -59,43 +63,52 @@ class WorkerControl:
 
     def sync_now(self) -> None:
         """Report and fetch at once. May be called by any thread."""
-        self._next_sync_at = 0.0
+        self._last_sync_at = -math.inf
         self.thread.wake()
 
     def run_once(self) -> float:
         now = clock()
         self._memory.check(now)
         if self._is_memory_high != (self._reported_state is not None and self._reported_state[1]):
-            self._next_sync_at = 0.0
-        if now >= self._next_sync_at:
-            self._next_sync_at = now + min(_SETTINGS_POLL_SEC, self._interval_sec)
+            self._last_sync_at = -math.inf
+        if now >= self._last_sync_at + self._pause_sec:
+            self._last_sync_at = now
             try:
                 self._sync(now)
             except DatabaseUnavailable:
-                self._next_sync_at = 0.0
+                self._last_sync_at = -math.inf
                 raise
-        return min(self._watch_deaths(), max(0.0, self._next_sync_at - clock()))
+        return min(self._watch_deaths(), max(0.0, self._last_sync_at + self._pause_sec - clock()))
 
     @property
     def _is_memory_high(self) -> bool:
         return self._memory.state is not None and self._memory.state.high
 
+    @property
+    def _pause_sec(self) -> float:
+        """How long the last report and settings hold, if nothing happens."""
+        if not self._listen_state().is_receiving:
+            return min(_SETTINGS_POLL_SEC, self._interval_sec)
+        is_idle = not len(self._running) and not self._reported_attempts
+        return self._interval_sec * (_IDLE_BEATS if is_idle else 1)
+
     def _sync(self, now: float) -> None:
         """Report this process, and apply the queue settings."""
         listen_state, is_memory_high = self._listen_state(), self._is_memory_high
-        state = (listen_state, is_memory_high)
+        state, attempts = (listen_state.value, is_memory_high), self._running.all()
         # A new holder of this process's name reads the listener's state.
         is_due = now >= self._next_report_at or state != self._reported_state
         settings, is_draining = self._queues.report_and_fetch(
             self._worker_id,
             {name: buffer.threads for name, buffer in self._dispatcher.queues.items()},
-            listener=listen_state,
+            listener=listen_state.value,
             rss_bytes=rss_bytes(),
-            attempts=[_summary_of(a, now, is_memory_high) for a in self._running.all()] if is_due else None,
+            attempts=[_summary_of(a, now, is_memory_high) for a in attempts] if is_due else None,
             is_stopping=self._is_stopping,
         )
         if is_due:
             self._next_report_at, self._reported_state = now + self._interval_sec, state
+            self._reported_attempts = len(attempts)
         if is_draining != self.is_draining:
             _log.info("worker.draining" if is_draining else "worker.resumed")
         self.is_draining = is_draining

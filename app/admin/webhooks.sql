@@ -89,7 +89,8 @@ SELECT delivery_id, pg_notify('dl_control', 'deliver') AS notified FROM created;
 -- name: lease_deliveries
 -- Lease due deliveries, at most `max_per_target` of each receiver, so that one that hangs delays no other. `busy`: receivers
 -- to skip; `half_busy`: receivers that get one delivery less. The result must be saved within `lease_sec`; then the delivery
--- is due redelivered. One row without a delivery_id: nothing was leased. `due_in`: seconds until the next delivery may be due.
+-- is due redelivered. One row without a delivery_id: nothing was leased. `due_in`: seconds until the next delivery may be due,
+-- or the pause of a receiver ends.
 WITH due AS (
     SELECT d.delivery_id, d.target, d.due_at
       FROM dl_deliveries d LEFT JOIN dl_webhooks w ON w.webhook_id = d.webhook_id
@@ -119,8 +120,9 @@ WITH due AS (
 SELECT t.delivery_id, t.webhook_id, coalesce(t.url, w.url) AS url, t.target, t.job_id, t.event, t.body, t.attempts, t.earlier_attempts,
        array_remove(ARRAY[w.secret, CASE WHEN w.old_secret_until > clock_timestamp() THEN w.old_secret END], NULL) AS secrets,
        extract(epoch FROM clock_timestamp())::bigint AS now,
-       (SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8
-          FROM dl_deliveries WHERE due_at > (SELECT clock_timestamp())) AS due_in
+       extract(epoch FROM least((SELECT min(due_at) FROM dl_deliveries WHERE due_at > (SELECT clock_timestamp())),
+                                (SELECT min(paused_until) FROM dl_webhooks WHERE paused_until > clock_timestamp()))
+                          - clock_timestamp())::float8 AS due_in
   FROM (VALUES (1)) AS single (n)
        LEFT JOIN leased t ON true
        LEFT JOIN dl_webhooks w ON w.webhook_id = t.webhook_id;

@@ -101,7 +101,9 @@ _SESSION_SETTINGS = (
 )
 
 # A plan made while a table was small may walk a whole index when it has grown. Statistics end that, if autovacuum runs.
-_PLAN_LIFETIME_SEC = 60.0
+# A connection that is seldom used keeps its plans for longer: planning would be most of what it costs the server.
+_PLAN_LIFETIME_SEC, _IDLE_PLAN_LIFETIME_SEC = 60.0, 600.0
+_FEW_EXECUTIONS = 60
 
 _MIN_TIME, _MAX_TIME = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
@@ -126,6 +128,7 @@ class AsyncConnection(ext.connection):
         self.cluster: str | None = None  # the server's system identifier; None: its function is not permitted
         self.opened_at = self.last_used_at = time.monotonic()  # for a pool
         self._plans_discarded_at = time.monotonic()
+        self._executed_since = 0  # prepared statements, since then
 
     def execute(self, sql: str, parameters: Mapping[str, Any] | None, timeout_sec: float) -> list[Row]:
         """Send one message and return the rows of its last part. Raises psycopg2's errors; closes on a timeout."""
@@ -146,9 +149,11 @@ class AsyncConnection(ext.connection):
         if new := [part for part in statement.parts if part.name not in self.prepared]:
             self.execute("; ".join(part.prepare for part in new), None, timeout_sec)
             self.prepared.update(part.name for part in new)
-        if time.monotonic() - self._plans_discarded_at > _PLAN_LIFETIME_SEC:
+        self._executed_since += 1
+        lifetime_sec = _PLAN_LIFETIME_SEC if self._executed_since > _FEW_EXECUTIONS else _IDLE_PLAN_LIFETIME_SEC
+        if time.monotonic() - self._plans_discarded_at > lifetime_sec:
             settings += "DISCARD PLANS; "
-            self._plans_discarded_at = time.monotonic()
+            self._plans_discarded_at, self._executed_since = time.monotonic(), 0
         return self.execute(settings + statement.execute, parameters, timeout_sec)
 
     def read_notifications(self) -> list[tuple[str, str]]:

@@ -1,7 +1,8 @@
 """The statements of the .sql files under app/, by name.
 
-A statement is sent as text, which the server parses and plans each time. Those that every job meets are prepared once a
-connection and executed by name: half the server's time, and one generic plan whatever the length of an array.
+A statement is sent as text, which the server parses and plans each time. Those that every job meets, and those of idle
+processes, are prepared once a connection and executed by name: half the server's time or less, and one generic plan
+whatever the length of an array.
 
 The actor of a thread's changes is a setting of each of its transactions, which the triggers that write dl_audit read.
 """
@@ -23,7 +24,13 @@ from app.db.encoding import sanitize_text
 
 _APP = Path(__file__).parents[1]
 _FOLDERS = ("db", "queue", "admin", "doctor")
-_PREPARED = frozenset({"enqueue", "get_job", "claim", "promote_and_claim", "renew", "settle"})
+_OF_EVERY_JOB = frozenset({"enqueue", "get_job", "claim", "promote_and_claim", "renew", "settle"})
+_OF_IDLE_PROCESSES = frozenset({
+    "register_worker", "report_and_fetch", "expired_runs", "is_maintenance_lock_held", "lease_deliveries",
+    "due_schedules", "defer_unknown_tasks", "repair_blocked", "notify_waiting_queues", "wake_limited", "probe_breakers",
+    "decide_left", "expire",
+})  # fmt: skip
+_PREPARED = _OF_EVERY_JOB | _OF_IDLE_PROCESSES
 _NAME_LINE = re.compile(r"^-- name: (\w+)(?: = (\w+(?: \+ \w+)*))?$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*$|\s+-- .*$", re.MULTILINE)
 _PARAMETER = re.compile(r"%\((\w+)\)s")

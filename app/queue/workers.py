@@ -80,8 +80,10 @@ class WorkerLiveness:
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
 
-    def beat(self, info: WorkerInfo, facts: HostFacts | None = None, *, heartbeat_sec: float) -> BeatResult:
-        """Register this process or renew its row; return the other processes whose death it can detect."""
+    def beat(
+        self, info: WorkerInfo, facts: HostFacts | None = None, *, heartbeat_sec: float, watched: int | None = None
+    ) -> BeatResult:
+        """Register this process or renew its row; return other processes whose death it can detect: so many, or all."""
         facts = facts or HostFacts()
         parameters = {
             **vars(info),
@@ -93,6 +95,7 @@ class WorkerLiveness:
             "heartbeat_sec": heartbeat_sec,
             **vars(facts),
             "child_tasks": array(facts.child_tasks),
+            "watched": watched,
         }
         rows = self._execute("register_worker", parameters)
         is_superseded, is_new, incarnation = rows[0][:3]

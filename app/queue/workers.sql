@@ -3,9 +3,9 @@
 -- dl_notify_queue in schema.sql reads that, and decision 15 explains why no job is missed.
 
 -- name: register_worker
--- A beat. Returns a row for each other process whose death this one can detect: those of its host, and those with its
--- name. Each row, or one row without another process, also says whether this process's own name was taken over and
--- whether it was new. The first beat notifies the other processes of the host.
+-- A beat. Returns a row for each other process whose death this one watches for: the next `watched` of its host by worker_id,
+-- after the last the first again, or all; and those with its name. Each row, or one row without another process, also says
+-- whether this process's own name was taken over and whether it was new. The first beat notifies the other processes of the host.
 WITH self AS (
     INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec, queue_threads,
                             boot_id, pid_namespace, time_namespace, pid, start_time, lock_file, child_tasks, worker_name, schedules, incarnation)
@@ -21,13 +21,18 @@ WITH self AS (
 SELECT self.superseded_by IS NOT NULL, self.is_new, self.incarnation,
        w.worker_id, w.name, w.boot_id, w.pid_namespace, w.time_namespace, w.pid, w.start_time, w.lock_file,
        w.worker_name, w.listener, w.heartbeat_sec, w.stopping,
-       CASE WHEN self.is_new AND %(boot_id)s::text IS NOT NULL THEN pg_notify('dl_control', 'started ' || %(boot_id)s::text) END
+       CASE WHEN self.is_new AND %(boot_id)s::text IS NOT NULL
+            THEN pg_notify('dl_control', concat_ws(' ', 'started', %(boot_id)s::text, %(worker_id)s::uuid)) END
   FROM self
        LEFT JOIN dl_workers w
               ON w.worker_id <> %(worker_id)s::uuid
              AND w.dead_at IS NULL
-             AND (w.boot_id = %(boot_id)s::text AND w.pid_namespace = %(pid_namespace)s::text
-                  AND w.time_namespace = %(time_namespace)s::text
+             AND (w.worker_id IN (SELECT n.worker_id FROM dl_workers n
+                                   WHERE n.worker_id <> %(worker_id)s::uuid AND n.dead_at IS NULL
+                                     AND n.boot_id = %(boot_id)s::text AND n.pid_namespace = %(pid_namespace)s::text
+                                     AND n.time_namespace = %(time_namespace)s::text
+                                   ORDER BY n.worker_id < %(worker_id)s::uuid, n.worker_id
+                                   LIMIT %(watched)s::int)
                   OR w.worker_name = %(worker_name)s::text);
 
 -- name: deregister_worker
@@ -87,8 +92,8 @@ WITH notify_state AS (
 UPDATE dl_workers SET dead_at = clock_timestamp() WHERE worker_id = %(worker_id)s::uuid;
 
 -- name: notify_waiting_queues
--- Notifies every queue with a ready job. The maintenance leader does so once a second, so that a missed notification delays
--- a job by at most a second.
+-- Notifies every queue with a ready job, but for queues that only processes with DL_LISTEN=off serve. The maintenance leader
+-- does so once a second, so that a missed notification delays a job by at most a second.
 WITH RECURSIVE queues AS (
     (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
     UNION ALL
@@ -98,7 +103,11 @@ WITH RECURSIVE queues AS (
       FROM queues
      WHERE queues.queue IS NOT NULL
 )
-SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT queue FROM queues WHERE queue IS NOT NULL LIMIT 500) waiting;
+SELECT count(pg_notify('dl_jobs', queue))
+  FROM (SELECT queue FROM queues WHERE queue IS NOT NULL LIMIT 500) waiting
+ WHERE coalesce((SELECT bool_or(w.listener IS DISTINCT FROM 'off') FROM dl_workers w
+                  WHERE waiting.queue = ANY (w.queues) AND w.dead_at IS NULL
+                    AND w.seen_at > clock_timestamp() - make_interval(secs => 6 * w.heartbeat_sec)), true);
 
 -- name: set_needs_notification
 -- Records whether this process needs notifications for queues. A lost row costs a delay of a second, so the commit does not

@@ -111,9 +111,9 @@ def _check_lease_once() -> None:
 
 
 def _never_repair_blocked() -> None:
-    from workers.reaper import Reaper
+    from workers.maintenance import BlockedJobsDuty
 
-    Reaper._repair_blocked = lambda self, now: None  # type: ignore[method-assign]
+    BlockedJobsDuty.run = lambda self: None  # type: ignore[method-assign]
 
 
 def _ignore_cancels() -> None:
@@ -187,11 +187,10 @@ def _fire_in_two_transactions() -> None:
 
 
 def _fire_from_every_process() -> None:
-    from workers import maintenance, pool, schedules
+    from workers import maintenance, schedules
 
-    maintenance._LEADER_CHECK_SEC = maintenance._FOLLOW_INTERVAL_SEC = 0.0
-    process: Any = pool
-    process.LATE_SEC = 0.0
+    process: Any = maintenance
+    process._FOLLOW_INTERVAL_SEC = process.LATE_SEC = 0.0
     room: Any = schedules
     request = room.scheduled_job
 

@@ -18,6 +18,7 @@ from app.queue.job import Status, new_run_ids
 from app.queue.workers import HostFacts, WorkerInfo, WorkerLiveness
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
+from workers.death_watch import WATCHED
 from workers.process_identity import Identity, ProcessLock, read_identity
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="proof needs /proc")
@@ -80,6 +81,43 @@ def test_job_of_a_reused_pid_is_taken_over(worker_pools: WorkerPoolFixture, plan
             == [(str(planted.id),)]
         )
     )
+
+
+def test_jobs_of_many_dead_processes_are_taken_over_at_once(
+    worker_pools: WorkerPoolFixture, tmp_path: Path, dead: Identity
+):
+    """Each process watches a few others; a heartbeat later it would know the next few."""
+    planted = [Planted(worker_pools, tmp_path) for _ in range(WATCHED + 4)]
+    for other in planted:
+        other.registers(dead)
+    jobs = [other.claims() for other in planted]
+
+    pool = worker_pools.pool(heartbeat_sec=30.0)
+
+    for job in jobs:
+        assert worker_pools.wait_for_status(job, Status.SUCCEEDED, SOON).attempt == 2
+    eventually(lambda: not pool._registration.watches_all, SOON, "it watches a few again")
+    for other in planted:
+        other.lock.release()
+
+
+def test_only_some_processes_look_at_one_that_starts(worker_pools: WorkerPoolFixture, me: Identity, tmp_path: Path):
+    pool = worker_pools.pool(start=False, heartbeat_sec=30.0)
+    others = [Planted(worker_pools, tmp_path) for _ in range(WATCHED + 1)]
+    for other in others:
+        other.registers(me)
+        other.lock.release()
+    registration = pool._registration
+    registration.read_identity(())
+    registration.beat()
+    after = sorted(registration._watched, key=lambda other: (other < pool.id, other))
+
+    first, last = UUID(int=(after[0].int + 1) % 2**128), UUID(int=(after[-1].int + 1) % 2**128)
+
+    assert registration.is_beat_requested("started", f"{me.boot_id} {first}")
+    assert not registration.is_beat_requested("started", f"{me.boot_id} {last}")
+    assert not registration.is_beat_requested("started", f"another {first}")
+    assert registration.is_beat_requested("started", me.boot_id)  # an older version names no process
 
 
 def test_job_of_a_live_process_is_left_to_it(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -16,13 +17,23 @@ from app.admin.webhooks import WebhookEvent, Webhooks
 from app.errors import DatabaseUnavailable, SchemaOutdated
 from app.net import AllowedHosts
 from app.queue.job import Status
+from app.queue.workers import WorkerInfo, WorkerLiveness
 from pipelines.contract import Breaker, Pipelines
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
 from tests.support.webhook_receiver import WebhookReceiver
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers import maintenance
-from workers.maintenance import Duty, Maintenance, MaintenanceOptions, RetentionDuty, duties, rest_sec
+from workers.maintenance import (
+    Duty,
+    Maintenance,
+    MaintenanceOptions,
+    RetentionDuty,
+    duties,
+    follower_duties,
+    rest_sec,
+)
+from workers.threads import clock
 from workers.webhook_sender import WebhookOptions
 
 
@@ -39,9 +50,9 @@ def test_late_statistics_rest_less_and_then_not_at_all():
     assert rest_sec(0.1, 60.0) == rest_sec(0.1, 3600.0) == 0.0
 
 
-def new_maintenance(queue: QueueFixture, *entries: Duty) -> Maintenance:
+def new_maintenance(queue: QueueFixture, *entries: Duty, followed: Sequence[Duty] = ()) -> Maintenance:
     session = queue.new_session(application_name="dataloader-maintenance")
-    return Maintenance(session, queue.new_session(), entries, on_crash=pytest.fail)
+    return Maintenance(session, queue.new_session(), entries, on_crash=pytest.fail, follower_duties=followed)
 
 
 def leader_connections(queue: QueueFixture) -> int:
@@ -156,6 +167,51 @@ def test_follower_keeps_no_connection_open(queue):
     run_steps(second, 2)
 
     assert leader_connections(queue) == 1
+
+
+def add_forgotten_job(queue: QueueFixture, key: str) -> UUID:
+    """A job that is blocked although its key is free."""
+    holder = queue.enqueue_and_claim(key, queue=key)
+    job_id = queue.enqueue(key, queue=key)
+    assert queue.claim(queue=key) == []
+    queue.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(holder.id))
+    assert queue.wait_state(job_id) == "blocked"
+    return job_id
+
+
+def test_next_leader_repairs_blocked_jobs_after_a_death(queue):
+    first = new_maintenance(queue, duty(queue, "blocked"))
+    second = new_maintenance(queue, duty(queue, "blocked"))
+    first.run_once()
+    second.run_once()
+    assert first.is_leader
+    job_id = add_forgotten_job(queue, "k")
+
+    first.close()  # as the server does it when the process is gone
+    eventually(lambda: lock_is_free(queue))
+    second.run_once()
+
+    assert second.is_leader
+    assert queue.wait_state(job_id) == "ready"
+
+
+def test_follower_repairs_blocked_jobs_of_frozen_leader(queue, monkeypatch):
+    frozen = new_maintenance(queue, duty(queue, "blocked"))
+    frozen.run_once()
+    follower = new_maintenance(queue, followed=follower_duties(queue.new_session(), MaintenanceOptions(), Pipelines()))
+    earlier = add_forgotten_job(queue, "k")
+    follower.run_once()
+    assert queue.wait_state(earlier) == "ready"
+
+    later = add_forgotten_job(queue, "l")
+    follower.run_once()
+    assert queue.wait_state(later) == "blocked"  # a moment ago it has looked
+    later_on = clock() + 31.0
+    monkeypatch.setattr(maintenance, "clock", lambda: later_on)
+    follower.run_once()
+
+    assert queue.wait_state(later) == "ready"
+    assert not follower.is_leader
 
 
 def test_one_pool_of_two_runs_bulk_and_statistics(worker_pools: WorkerPoolFixture):
@@ -310,6 +366,22 @@ def test_queues_with_waiting_jobs_are_notified(queue):
     duty(queue, "notify-waiting").run()
 
     assert sorted(listener.payloads()) == ["x", "y"]
+
+
+def test_queue_whose_processes_do_not_listen_is_not_notified(queue):
+    listener = queue.listener()
+    for name, modes in (("off", ["off"]), ("mixed", ["off", "listening"]), ("dead", ["off"])):
+        for mode in modes:
+            info = WorkerInfo(uuid4(), name, "1", (name,), ("t",), 1)
+            WorkerLiveness(queue.session).beat(info, heartbeat_sec=10)
+            queue.sql("UPDATE dl_workers SET listener = %s WHERE worker_id = %s", mode, str(info.id))
+        queue.enqueue(queue=name)
+    queue.sql("UPDATE dl_workers SET seen_at = now() - interval '1 hour' WHERE name = 'dead'")
+    listener.payloads()
+
+    duty(queue, "notify-waiting").run()
+
+    assert sorted(listener.payloads()) == ["dead", "mixed"]
 
 
 def test_old_alerts_are_deleted(queue):

@@ -21,10 +21,12 @@ from app.queue.job import Status
 from tests.support.waiting import eventually
 from tests.support.webhook_receiver import OK, WebhookReceiver, drip, drop_connection, hang, respond_with
 from tests.support.worker_pool_fixture import WorkerPoolFixture
+from workers.metrics import PoolCounters
 from workers.webhook_sender import (
     RETRY_DELAYS_SEC,
     PostResult,
     WebhookOptions,
+    WebhookSender,
     next_delivery_state,
     send_post,
     sign_message,
@@ -60,6 +62,24 @@ def until(hooks: Webhooks, state: DeliveryState, count: int = 1) -> None:
 def delivered_count(pool) -> float:
     samples = [sample for metric in pool.counters.collect() for sample in metric.samples]
     return float(next(s.value for s in samples if s.labels == {"outcome": "delivered"}))
+
+
+@pytest.mark.parametrize(("is_notified", "pause_sec"), [(True, 30.0), (False, 5.0)])
+def test_sender_without_deliveries_polls_less_if_notified(hooks, is_notified, pause_sec):
+    sender = WebhookSender(
+        hooks, options(), on_crash=pytest.fail, counters=PoolCounters(), is_notified=lambda: is_notified
+    )
+
+    assert sender.run_once() == pause_sec
+
+
+def test_sender_returns_when_a_pause_of_a_receiver_ends(worker_pools, hooks):
+    hooks.add("https://198.51.100.1/hook")
+    worker_pools.queue_fixture.settle(worker_pools.queue_fixture.enqueue_and_claim())
+    worker_pools.queue_fixture.sql("UPDATE dl_webhooks SET paused_until = now() + interval '7 s'")
+    sender = WebhookSender(hooks, options(), on_crash=pytest.fail, counters=PoolCounters(), is_notified=lambda: True)
+
+    assert 5.0 < sender.run_once() <= 7.0
 
 
 def test_finished_job_is_delivered_signed(worker_pools, hooks, verify):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from app.queue.job import Status
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers import worker_control
+from workers.listener import ListenState
 from workers.pool import WorkerPool
 from workers.queue_buffer import QueueLimits
 
@@ -82,6 +84,27 @@ def test_drained_worker_claims_nothing_until_resumed(worker_pools, queues):
     assert worker_pools.queue_fixture.status(second) is Status.QUEUED
     queues.drain_worker(pool.id, draining=False)
     worker_pools.wait_for_status(second, Status.SUCCEEDED)
+
+
+def test_idle_process_reports_less_while_it_is_notified(worker_pools, queues, monkeypatch):
+    """Until something changes: a job, the state of its listener, a request."""
+    pool = worker_pools.pool(start=False, heartbeat_sec=10.0)
+    control, now, calls = pool._worker_control, [1000.0], list[float]()
+
+    def report(*_: object, **__: object) -> tuple[dict[str, Any], bool]:
+        calls.append(now[0] - 1000)
+        return {}, False
+
+    monkeypatch.setattr(control._queues, "report_and_fetch", report)
+    monkeypatch.setattr(worker_control, "clock", lambda: now[0])
+    control._listen_state = lambda: ListenState.DISCONNECTED if now[0] < 1010 else ListenState.LISTENING
+    for second in range(80):
+        now[0] = 1000.0 + second
+        if second == 45:
+            control.sync_now()
+        control.run_once()
+
+    assert calls == [0, 5, 35, 45, 75]
 
 
 def test_worker_reports_age_of_progress(worker_pools, queues):

@@ -21,9 +21,11 @@ def deaths(queue_db: QueueFixture) -> WorkerLiveness:
 
 @pytest.fixture
 def beat(deaths: WorkerLiveness) -> Callable[..., BeatResult]:
-    def beats(worker: UUID, facts: HostFacts = HERE, heartbeat_sec: float = 10) -> BeatResult:
+    def beats(
+        worker: UUID, facts: HostFacts = HERE, heartbeat_sec: float = 10, watched: int | None = None
+    ) -> BeatResult:
         info = WorkerInfo(worker, f"host:{facts.pid}", "1", ("q",), ("t", "apart"), 1)
-        return deaths.beat(info, facts, heartbeat_sec=heartbeat_sec)
+        return deaths.beat(info, facts, heartbeat_sec=heartbeat_sec, watched=watched)
 
     return beats
 
@@ -40,6 +42,20 @@ def claim_again(queue_db: QueueFixture, worker: UUID | None, task: str = "t") ->
 
 def reap(queue_db: QueueFixture, run: ClaimedJob, worker: UUID | None) -> list[ReapedJob]:
     return queue_db.queue.reap([(run.id, run.run_id, run.lock_key)], pause_sec=5.0, worker_id=worker)
+
+
+def test_beat_with_a_limit_names_the_next_processes_in_turn(beat: Callable[..., BeatResult]):
+    """So each process of a host is watched by as many others, and by none of another host."""
+    beat(UUID(int=3), HostFacts("another boot", "pid:[1]", "time:[2]", 1, 1))
+    ids = [UUID(int=n) for n in (1, 2, 4, 5, 6)]
+    for worker in ids:
+        beat(worker)
+
+    watched = {worker: [other.id for other in beat(worker, watched=3).others] for worker in ids}
+
+    for n, worker in enumerate(ids):
+        assert set(watched[worker]) == {ids[(n + step) % 5] for step in (1, 2, 3)}
+    assert {other.id for other in beat(ids[0]).others} == set(ids[1:])
 
 
 def test_beat_names_processes_of_its_host_and_its_name(beat: Callable[..., BeatResult]):
@@ -80,7 +96,7 @@ def test_first_beat_is_announced_once(queue_db: QueueFixture, beat: Callable[...
     listener, worker = queue_db.listener("dl_control"), uuid4()
     beat(worker)
     beat(worker)
-    assert listener.payloads() == ["started boot"]
+    assert listener.payloads() == [f"started boot {worker}"]
 
 
 def test_proof_takes_only_runs_of_the_dead_process(queue_db: QueueFixture):

@@ -1,0 +1,76 @@
+"""How the LISTEN connection proves that notifications arrive, and that idle ones notify no process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from app.db.connection import Row, Session
+from tests.support.queue_fixture import QueueFixture
+from workers.listener import Listener, ListenState
+from workers.threads import WakeupPipe
+
+
+@pytest.fixture
+def queue_db(dsn: str) -> Iterator[QueueFixture]:
+    fixture = QueueFixture(dsn)
+    yield fixture
+    fixture.close()
+
+
+@pytest.fixture
+def wakeup() -> Iterator[WakeupPipe]:
+    made = WakeupPipe()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def session(queue_db: QueueFixture) -> Session:
+    return queue_db.new_session()
+
+
+@pytest.fixture
+def listener(session: Session) -> Listener:
+    return Listener(session, self_test_interval_sec=0.0)
+
+
+def test_self_tests_of_an_idle_listener_notify_no_process(session, listener, wakeup, monkeypatch):
+    sent: list[str] = []
+    execute = session.execute_raw
+
+    def record(sql: str) -> list[Row]:
+        sent.append(sql)
+        rows: list[Row] = execute(sql)
+        return rows
+
+    monkeypatch.setattr(session, "execute_raw", record)
+    for _ in range(4):
+        listener.listen(0.0, wakeup)
+
+    assert listener.state is ListenState.LISTENING
+    assert [sql for sql in sent if "pg_notify" in sql] == [f"SELECT pg_notify('{listener._channel}', '')"]
+    assert len([sql for sql in sent if "pg_listening_channels" in sql]) == 3
+
+
+def test_session_that_stopped_listening_is_found_and_replaced(queue_db, session, listener, wakeup):
+    """As behind a pooler that gives each transaction another session."""
+    assert listener.listen(0.0, wakeup).reconnected
+    session.execute_raw("UNLISTEN *")
+
+    listener.listen(0.0, wakeup)
+    assert listener.state.value == "unresponsive"
+
+    listener._next_connect_at = 0.0
+    assert listener.listen(0.0, wakeup).reconnected
+    queue_db.enqueue(queue="x")
+    assert listener.listen(5.0, wakeup).queues == {"x"}
+    assert listener.state.value == "listening"
+
+
+def test_notification_that_comes_with_a_self_test_is_returned(queue_db, listener, wakeup):
+    listener.listen(0.0, wakeup)
+    queue_db.enqueue(queue="x")
+
+    assert listener.listen(5.0, wakeup).queues == {"x"}
