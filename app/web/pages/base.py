@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -32,6 +34,9 @@ ACTION_RESPONSES = {303: "Redirect to the changed resource; without a session to
 REFUSED_FORM_RESPONSES = ACTION_RESPONSES | {422: "The page of the form, with a message at each refused field."}
 _Choice = TypeVar("_Choice", bound=str)
 FormText = Annotated[str, Field(max_length=1000)]
+# Ages, and durations so far: the texts of <time> and of the macro `counting`.
+_COUNTING = re.compile(r"(<time\b[^>]*>|<span data-counting>)[^<]*")
+_COUNTING_PERIOD_SEC = 10.0  # in which a page whose data does not change is sent again for its ages
 _FRAGMENT_HEADER = "HX-Request"
 UNAVAILABLE_ERRORS = (DatabaseUnavailable, SchemaError)
 _RETRY_AFTER_SEC = 2
@@ -211,7 +216,7 @@ class PageRenderer:
             Status=Status,
             **values,
         )
-        version = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        version = _version_of(text)
         if is_fragment and request.headers.get(SEEN_HEADER) == version:
             return Response(status=HTTPStatus.NO_CONTENT)
         return Response(text, status=status, content_type="text/html; charset=utf-8", headers={VERSION_HEADER: version})
@@ -220,6 +225,13 @@ class PageRenderer:
         """Answer a form action that failed, with the reason and a link back."""
         status = HTTPStatus.SERVICE_UNAVAILABLE if isinstance(error, UNAVAILABLE_ERRORS) else HTTPStatus.CONFLICT
         return self.render("action_failed.html", status=status, reason=str(error), back_url=back_url)
+
+
+def _version_of(text: str) -> str:
+    """Identify what a page shows. Texts that count on with the clock change it only every `_COUNTING_PERIOD_SEC`."""
+    lasting, count = _COUNTING.subn(r"\1", text)
+    period = int(time.time() / _COUNTING_PERIOD_SEC) if count else 0
+    return hashlib.blake2b(f"{period}\n{lasting}".encode(), digest_size=8).hexdigest()
 
 
 def _form_of(action: str) -> FormState:

@@ -89,6 +89,14 @@ class Formatter:
         left_sec = (moment - datetime.now(UTC)).total_seconds()
         return self.duration(left_sec) if left_sec >= 1 else "now"
 
+    @classmethod
+    def counting(cls, seconds: float | timedelta | None) -> str:
+        """A duration that still grows, in whole seconds: with tenths every refresh of a page would change it."""
+        if seconds is None:
+            return ""
+        exact = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+        return f"{max(0, int(exact))} s" if exact < 10 else cls.duration(exact)  # noqa: PLR2004 - as in `duration`
+
     @staticmethod
     def duration(seconds: float | timedelta | None) -> str:
         """At most two units: `3 h 20 min`."""
@@ -137,7 +145,10 @@ class Formatter:
         return f"{rate:,.0f}/{unit}".replace(",", " ") if rate >= 10 else f"{rate:.1f}/{unit}"  # noqa: PLR2004
 
     def elapsed(self, start: datetime | None, end: datetime | None = None) -> str:
-        return "" if start is None else self.duration((end or datetime.now(UTC)) - start)
+        """From the start to the end, or so far."""
+        if start is None:
+            return ""
+        return self.counting(datetime.now(UTC) - start) if end is None else self.duration(end - start)
 
     @staticmethod
     def short_id(job_id: UUID | str) -> str:

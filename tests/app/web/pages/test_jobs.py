@@ -7,8 +7,9 @@ from html import unescape
 
 import pytest
 
-from app.web.pages import state_counts
+from app.web.pages import base, state_counts
 from app.web.pages.jobs import PAGE_SIZE
+from tests.support import eventually
 from tests.support.remedies import execute_sql
 
 INSERT = """
@@ -51,7 +52,7 @@ def test_page_says_how_old_its_counts_are_until_an_action(client, trigger, monke
     job_id = trigger()
 
     assert "Counted" not in client.get("/jobs").text
-    assert re.search(r"Counted \d+ ms ago\.", client.get("/jobs?status=failed").text)
+    assert re.search(r"Counted <span data-counting>\d+ s</span> ago\.", client.get("/jobs?status=failed").text)
 
     client.post("/jobs/bulk", data={"row": f"cancel {job_id}"})
     assert "Counted" not in client.get("/jobs").text
@@ -63,3 +64,31 @@ def test_act_on_a_row_returns_to_the_filter_alone(client, trigger):
     response = client.post("/jobs/bulk", data=sent)
 
     assert (response.status_code, response.headers["Location"]) == (303, "/jobs?status=queued&text=a+b")
+
+
+def test_refresh_of_waiting_jobs_is_empty_while_only_ages_change(client, trigger, monkeypatch):
+    monkeypatch.setattr(base, "_COUNTING_PERIOD_SEC", 1e9)
+    job_id = trigger()
+    trigger(available_at="2099-01-01T00:00:00Z")
+    fragment = {"HX-Request": "true"}
+    first = client.get("/jobs", headers=fragment)
+
+    eventually(lambda: _ages(client.get("/jobs").text) != _ages(first.text), 5)
+    seen = fragment | {base.SEEN_HEADER: first.headers[base.VERSION_HEADER]}
+    assert client.get("/jobs", headers=seen).status_code == 204
+
+    client.post(f"/jobs/{job_id}/cancel")
+    assert client.get("/jobs", headers=seen).status_code == 200
+
+
+def test_refresh_sends_ages_again_after_a_period(client, trigger, monkeypatch):
+    monkeypatch.setattr(base, "_COUNTING_PERIOD_SEC", 1e-3)
+    trigger()
+    first = client.get("/jobs", headers={"HX-Request": "true"})
+
+    seen = {"HX-Request": "true", base.SEEN_HEADER: first.headers[base.VERSION_HEADER]}
+    assert client.get("/jobs", headers=seen).status_code == 200
+
+
+def _ages(text: str) -> list[str]:
+    return re.findall(r"(?:<time [^>]*>|<span data-counting>)([^<]*)", text)
