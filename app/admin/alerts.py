@@ -154,6 +154,11 @@ class Alerts:
             raise AlertNotFound(alert_id)
         return from_row(FiredAlert, rows[0])
 
+    def unacknowledge(self, alert_id: UUID) -> None:
+        """Take an acknowledgement back. Raises AlertNotFound if the alert does not fire."""
+        if not self._execute("unacknowledge_alert", {"alert_id": str(alert_id)}):
+            raise AlertNotFound(alert_id)
+
     def firing_hours(self) -> dict[UUID, list[int]]:
         """Of each rule the hours of the last day in which it fired, as hours before now."""
         return {as_uuid(row[0]): row[1] for row in self._execute("alert_hours")}

@@ -58,6 +58,12 @@ UPDATE dl_alerts
 RETURNING alert_id, rule_id, kind, name, subject, queue, task, value, detail, started_at, seen_at, ended_at, sent_at,
           acknowledged_at, acknowledged_by;
 
+-- name: unacknowledge_alert
+-- No row: there is no such alert, or it is resolved.
+UPDATE dl_alerts SET acknowledged_at = NULL, acknowledged_by = NULL
+ WHERE alert_id = %(alert_id)s::uuid AND ended_at IS NULL
+RETURNING alert_id;
+
 -- name: alert_hours
 -- Of each rule the hours of the last day in which an alert fired or began, as hours before now.
 SELECT a.rule_id, array_agg(DISTINCT h.hour ORDER BY h.hour)

@@ -51,6 +51,7 @@ from app.web.options import WebOptions
 from app.web.pages import create_pages
 from app.web.pages.problems import ProblemCounter
 from app.web.pages.shell import shell_values
+from app.web.pages.undo import ActHistory, create_undo_page, describe_act
 from app.web.standby_reads import MAX_LAG_KEY
 from app.web.trigger_request import trigger_request_model
 from pipelines.contract import Pipelines
@@ -87,6 +88,8 @@ def create_app(
     app.context_processor(lambda: {"actor": request.environ.get(ACTOR), "csrf_token": csrf_token()})
     counter = ProblemCounter(queue.executor)
     app.context_processor(lambda: shell_values(options, counter))
+    history = ActHistory(queue, pipelines, options)
+    app.context_processor(lambda: {"last_act": history.shown_act, "describe_act": describe_act})
     app.jinja_env.filters["urlencode"] = quote_in_template
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
 
@@ -128,6 +131,7 @@ def create_app(
         create_metrics_blueprint(registry),
         create_feedback_blueprint(request_metrics),
         *create_pages(queue, pipelines, options),
+        create_undo_page(history, options),
         create_audit_blueprint(executor),
         create_login_blueprint(authenticator, AuditLog(executor)),
     ]

@@ -182,7 +182,7 @@ def test_queue_is_paused_limited_and_resumed(seen: OpenPage):
 
     row.get_by_role("button", name="Pause").click()
     expect(row).to_contain_text("paused")
-    row.get_by_role("button", name="Resume").click()
+    page.locator("#done").get_by_role("button", name="Undo").click()
     expect(row.get_by_role("button", name="Pause")).to_be_visible()
 
     row.get_by_role("link", name="nobody", exact=True).click()
@@ -230,6 +230,9 @@ def test_essential_pages_work_without_scripts(seen: OpenPage, client: Client):
     page = window.go(f"/jobs/{made['job_id']}")
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("#state")).to_have_text("canceled")
+    page.get_by_role("status").get_by_role("button", name="Undo").click()
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#done")).to_contain_text("Undone.")
 
 
 def test_missing_resource_renders_an_error_page(browser, service: RunningService):

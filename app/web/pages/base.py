@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.admin.api_keys import Scope
 from app.errors import BulkNotFound, DatabaseUnavailable, DataloaderError, JobNotFound, SchemaError
 from app.queue.job import Status
-from app.web.auth.guard import CSRF_FIELD, current_actor
+from app.web.auth.guard import AUTHENTICATOR, CSRF_FIELD, REQUEST_ID, Authenticator, current_actor
 from app.web.json_io import FieldError, InvalidJson, parse
 from app.web.links import current_url, page_path
 from app.web.options import WebOptions
@@ -29,6 +29,7 @@ from app.web.problems import InvalidRequest
 from app.web.routing import HTML, ApiBlueprint, Handler
 from app.web.standby_reads import data_age_sec
 
+ACT_COOKIE, _ACT_COOKIE_SEC = "dl_act", 60  # the request of the last act, until a page has shown it
 SEEN_HEADER, VERSION_HEADER = "X-Seen", "X-Version"  # of the live part that the browser has, and of the response
 ACTION_RESPONSES = {303: "Redirect to the changed resource; without a session to /login.", 409: "Why it failed."}
 REFUSED_FORM_RESPONSES = ACTION_RESPONSES | {422: "The page of the form, with a message at each refused field."}
@@ -173,7 +174,7 @@ class PageRenderer:
                     raise
                 except (DataloaderError, InvalidForm) as error:
                     return refuse(kwargs, error)
-                return response or redirect_to(page_path(page_url, kwargs))
+                return _remember_act(response or redirect_to(page_path(page_url, kwargs)))
 
             post = self.blueprint.post(
                 path,
@@ -219,7 +220,11 @@ class PageRenderer:
         version = _version_of(text)
         if is_fragment and request.headers.get(SEEN_HEADER) == version:
             return Response(status=HTTPStatus.NO_CONTENT)
-        return Response(text, status=status, content_type="text/html; charset=utf-8", headers={VERSION_HEADER: version})
+        response = Response(text, status=status, content_type="text/html; charset=utf-8")
+        response.headers[VERSION_HEADER] = version
+        if g.get("is_act_shown"):
+            response.delete_cookie(ACT_COOKIE)
+        return response
 
     def render_failure(self, error: Exception, *, back_url: str) -> Response:
         """Answer a form action that failed, with the reason and a link back."""
@@ -248,6 +253,17 @@ def _form_field(path: str) -> str:
 def redirect_to(path: str) -> Response:
     """Redirect to a page by GET after an action, so that reloading repeats nothing."""
     return Response(status=HTTPStatus.SEE_OTHER, headers={"Location": path}, content_type="text/html; charset=utf-8")
+
+
+def _remember_act(response: Response) -> Response:
+    """Let the next page of the browser show the act, which its request identifies in the audit."""
+    if response.status_code == HTTPStatus.SEE_OTHER and can_operate():
+        authenticator: Authenticator = request.environ[AUTHENTICATOR]
+        response.set_cookie(
+            ACT_COOKIE, request.environ[REQUEST_ID], max_age=_ACT_COOKIE_SEC, httponly=True, samesite="Lax",
+            secure=authenticator.is_https(request.environ),
+        )  # fmt: skip
+    return response
 
 
 def safe_path(path: str) -> str:

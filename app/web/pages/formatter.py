@@ -45,6 +45,11 @@ class Formatter:
     def pattern(self, moment: datetime, pattern: str) -> str:
         return moment.astimezone(self._zone).strftime(pattern)
 
+    @staticmethod
+    def parse(moment: str) -> datetime:
+        """A time of JSON."""
+        return datetime.fromisoformat(moment)
+
     def clock(self, moment: datetime | None) -> str:
         """The time of day, with the date before it unless that is today."""
         if moment is None:

@@ -52,6 +52,22 @@
     }
     show();
   };
+  // What was deleted last can be put back at its place, until the page is left.
+  const offerUndo = (views, name) => {
+    const undo = document.createElement("button");
+    undo.type = "button";
+    undo.className = "sm";
+    undo.textContent = "Undo";
+    undo.addEventListener("click", () => store(views));
+    const text = document.createElement("span");
+    text.setAttribute("role", "status");
+    text.textContent = `Deleted ${name}.`;
+    const row = document.createElement("li");
+    row.append(text, undo);
+    list.append(row);
+    list.hidden = false;
+    undo.focus();
+  };
   const item = (view) => {
     const link = document.createElement("a");
     link.className = "btn";
@@ -62,7 +78,11 @@
     remove.className = "sm quiet";
     remove.textContent = "Delete";
     remove.setAttribute("aria-label", `Delete the view ${view.name}`);
-    remove.addEventListener("click", () => store(load().filter((other) => other.name !== view.name)));
+    remove.addEventListener("click", () => {
+      const views = load();
+      store(views.filter((other) => other.name !== view.name));
+      offerUndo(views, view.name);
+    });
     const row = document.createElement("li");
     row.append(link, remove);
     return row;

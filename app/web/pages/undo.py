@@ -1,0 +1,322 @@
+"""Undo of acts: after an act its page shows what has changed, and a form that writes the old values back.
+
+The old values are those that the audit recorded with the request of the act. They are written by the classes that every
+act uses, so that the audit shows both, and only while the values are still those that the act wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from flask import Response, g, request
+from pydantic import Field
+
+from app.admin.alerts import Alerts
+from app.admin.audit import AuditEntry, AuditLog
+from app.admin.breakers import Breakers, BreakerState
+from app.admin.edits import JobEditor
+from app.admin.job_search import JobSearch
+from app.admin.limits import Limits
+from app.admin.queues import Queues, QueueState
+from app.queue.job import Status
+from app.queue.jobs import JobQueue
+from app.web.auth.guard import ACTOR, current_actor
+from app.web.options import WebOptions
+from app.web.pages.base import (
+    ACT_COOKIE,
+    UNAVAILABLE_ERRORS,
+    FormModel,
+    FormText,
+    InvalidForm,
+    PageRenderer,
+    can_operate,
+    redirect_to,
+    safe_path,
+)
+from app.web.routing import ApiBlueprint
+from app.web.schedule_changes import ScheduleEditor
+from pipelines.contract import Pipelines
+
+_NEWEST_READ = 1_000  # entries of the audit in which those of an act are looked for
+_MAX_ENTRIES = 50  # of one act
+_MAX_EVENTS = 20
+_MAX_ALERTS = 500
+_UNDO_ACTION = "undo_act"
+_QUEUE_FIELDS = frozenset({"state", "concurrency", "per_worker", "fair", "share", "note"})
+_LIMIT_FIELDS = ("concurrency", "rate", "per_sec", "burst", "note")
+_PAUSE_FIELDS = frozenset({"paused_at", "paused_by", "paused_reason"})
+_MUTE_FIELDS = frozenset({"muted_until", "muted_by"})
+_RULE_FIELDS = frozenset({"active", "threshold", "window_sec", "min_runs"})
+_BREAKER_NUMBERS = ("failures", "window_sec", "resume_sec")
+_DERIVED = frozenset({"failed_in_row", "opened_at", "probe_at", "is_declared"})  # of a breaker, by what was set
+
+
+class UndoForm(FormModel):
+    """The act to undo."""
+
+    act: FormText = Field(min_length=1, description="The id of its request.")
+    next: FormText = Field("/", description="The page to return to.")
+
+
+@dataclass(frozen=True)
+class Act:
+    """What a request has changed."""
+
+    request_id: str
+    entries: list[AuditEntry]
+    can_undo: bool
+
+    @property
+    def is_undo(self) -> bool:
+        return self.entries[0].action == _UNDO_ACTION
+
+
+class ActHistory:
+    """Finds the acts of callers, and undoes them."""
+
+    def __init__(self, queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> None:
+        source = queue.executor
+        self._audit, self._queues, self._limits, self._alerts = (
+            AuditLog(source), Queues(source), Limits(source), Alerts(source)
+        )  # fmt: skip
+        self._breakers, self._jobs, self._queue = Breakers(source), JobSearch(source), queue
+        self._editor, self._schedules = JobEditor(source), ScheduleEditor(source, pipelines, options)
+
+    def shown_act(self) -> Act | None:
+        """The act from which the browser comes, once: its cookie goes with the answer."""
+        request_id = request.cookies.get(ACT_COOKIE)
+        if not request_id or ACTOR not in request.environ or not can_operate() or g.get("refused_form") is not None:
+            return None
+        g.is_act_shown = True
+        try:
+            return self.act(request_id)
+        except UNAVAILABLE_ERRORS:  # the page says so itself
+            return None
+
+    def act(self, request_id: str) -> Act | None:
+        """What the caller has changed by this request, if that is among the newest entries of the audit."""
+        after = self._audit.newest_id() - _NEWEST_READ
+        found = self._audit.entries(request_id=request_id, after=after, limit=_MAX_ENTRIES)
+        actor = current_actor()
+        entries = [
+            entry for entry in found if entry.actor == actor.name and entry.key_id == actor.key_id and _is_change(entry)
+        ]
+        if not entries:
+            return None
+        can_undo = all(_can_undo(entry) for entry in entries) and entries[0].action != _UNDO_ACTION
+        return Act(request_id, entries, can_undo)
+
+    def undo(self, request_id: str) -> None:
+        """Write the old values back. Raises InvalidForm if something has changed since."""
+        act = self.act(request_id)
+        if act is None or not act.can_undo:
+            raise InvalidForm("This act cannot be undone: it is too old, not yours, or has no inverse.")
+        for entry in act.entries:
+            if not self._is_unchanged(entry):
+                raise InvalidForm(f"Nothing was undone: {entry.subject} {entry.subject_id} has changed since.")
+        for entry in act.entries:
+            self._restore(entry)
+
+    def _is_unchanged(self, entry: AuditEntry) -> bool:
+        """Whether the values are those that the act wrote."""
+        current = self._current(entry)
+        if entry.after is None:
+            return current is None
+        if entry.subject == "job" and "status" not in entry.after:
+            return current is not None and _has_values(current, self._last_edit(entry)[1])
+        known = {name: value for name, value in entry.after.items() if name not in _DERIVED}
+        return current is not None and _has_values(current, known)
+
+    def _current(self, entry: AuditEntry) -> Any:
+        """What there is now; None: it does not exist."""
+        name = str(entry.subject_id)
+
+        def first(found: Iterator[Any]) -> Any:
+            return next(found, None)
+
+        read: dict[str, Callable[[], Any]] = {
+            "queue": lambda: self._queues.settings().get(name),
+            "limit": lambda: first(limit for limit in self._limits.statuses() if limit.setting == limit.name == name),
+            "breaker": lambda: first(breaker for breaker in self._breakers.statuses() if breaker.task == name),
+            "schedule": lambda: self._schedules.get(name),
+            "worker": lambda: self._queues.worker(UUID(name)),
+            "alert": lambda: first(a for a in self._alerts.all(limit=_MAX_ALERTS) if str(a.alert_id) == name),
+            "alert_rule": lambda: self._alerts.rule(UUID(name)),
+            "job": lambda: self._jobs.get_with_version(UUID(name)).job,
+        }
+        return read[entry.subject]()
+
+    def _restore(self, entry: AuditEntry) -> None:
+        name, actor = str(entry.subject_id), current_actor().name
+        before: Mapping[str, Any] = entry.before or {}
+        match entry.subject:
+            case "queue":
+                self._restore_queue(entry, name)
+            case "limit":
+                self._restore_limit(entry, name)
+            case "breaker":
+                self._restore_breaker(entry, name)
+            case "schedule" if before.get("paused_at") is None:
+                self._schedules.resume(name, catch_up=False)
+            case "schedule":
+                self._schedules.pause(name, before.get("paused_reason"))
+            case "worker":
+                self._queues.drain_worker(UUID(name), draining=bool(before["draining"]))
+            case "alert":
+                self._alerts.unacknowledge(UUID(name))
+            case "alert_rule" if "muted_until" in before:
+                self._alerts.mute(UUID(name), mute_sec=_seconds_until(before["muted_until"]), muted_by=actor)
+            case "alert_rule":
+                self._alerts.change(UUID(name), **before)
+            case "job" if "status" in before:
+                self._queue.retry(UUID(name))
+            case "job":
+                self._editor.edit(UUID(name), _parsed(self._last_edit(entry)[0]))
+
+    def _restore_queue(self, entry: AuditEntry, name: str) -> None:
+        old = {"state": "open", **dict.fromkeys(entry.after)} if entry.before is None else entry.before
+        values: dict[str, Any] = {f: old[f] for f in _QUEUE_FIELDS & old.keys() if old[f] is not None}
+        removed = [field for field in ("concurrency", "per_worker", "fair", "share") if field in old]
+        if "state" in old:
+            values["state"] = QueueState(old["state"] or "open")
+        remove = [field for field in removed if old[field] is None]
+        self._queues.change_settings(name, **values, remove=remove, changed_by=current_actor().name)
+
+    def _restore_limit(self, entry: AuditEntry, name: str) -> None:
+        if entry.before is None:
+            self._limits.delete(name)
+            return
+        current = self._current(entry)
+        values = {field: getattr(current, field, None) for field in _LIMIT_FIELDS}
+        values |= {field: entry.before[field] for field in _LIMIT_FIELDS if field in entry.before}
+        self._limits.set(name, **values, changed_by=current_actor().name)
+
+    def _restore_breaker(self, entry: AuditEntry, task: str) -> None:
+        if entry.before is None:
+            self._breakers.delete(task)
+            return
+        old = entry.before
+        numbers: dict[str, Any] = {}
+        if any(field in old for field in _BREAKER_NUMBERS):
+            current = self._current(entry)
+            numbers = {field: old.get(field, getattr(current, field, None)) for field in _BREAKER_NUMBERS}
+        state: dict[str, Any] = {}
+        if "state" in old or "reason" in old:
+            was_closed = old.get("state", BreakerState.OPEN) == BreakerState.CLOSED
+            state = {"state": BreakerState.CLOSED if was_closed else BreakerState.OPEN, "reason": old.get("reason")}
+        self._breakers.set(task, **numbers, **state, changed_by=current_actor().name)
+
+    def _last_edit(self, entry: AuditEntry) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The values before and after the last edit of a job; of args the audit has only the names."""
+        events = self._jobs.last_events(UUID(str(entry.subject_id)), limit=_MAX_EVENTS)
+        edits = [event.payload for event in events if event.kind == "edited"]
+        if not edits:
+            raise InvalidForm("Nothing was undone: the old values are not known any more.")
+        return edits[-1]["before"], edits[-1]["after"]
+
+
+def create_undo_page(history: ActHistory, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("undo_page", options)
+
+    @pages.action("/undo", form=UndoForm, page_url="/")
+    def undo_act(form: UndoForm) -> Response:
+        """Undo an act of the caller: write the values before it back, if they are unchanged since."""
+        history.undo(form.act)
+        return redirect_to(safe_path(form.next))
+
+    return pages.blueprint
+
+
+def describe_act(act: Act) -> Iterator[tuple[str, str, list[tuple[str, Any, Any]]]]:
+    """Of each entry: the subject, its name, and what has changed, with the values before and after."""
+    for entry in act.entries:
+        changes = [
+            (name, (entry.before or {}).get(name), value)
+            for name, value in (entry.after or {}).items()
+            if name in _SHOWN.get(entry.subject, ()) and entry.before is not None
+        ]
+        yield entry.subject.replace("_", " "), str(entry.subject_id), changes
+
+
+_UNDOABLE = {
+    "schedule": (_PAUSE_FIELDS,),
+    "worker": (frozenset({"draining"}),),
+    "alert": (frozenset({"acknowledged_at", "acknowledged_by"}),),
+    "alert_rule": (_MUTE_FIELDS, _RULE_FIELDS),
+}
+_SHOWN = {
+    "queue": _QUEUE_FIELDS,
+    "limit": frozenset(_LIMIT_FIELDS),
+    "breaker": frozenset({*_BREAKER_NUMBERS, "state", "reason"}),
+    "schedule": frozenset({"paused_at", "paused_reason"}),
+    "worker": frozenset({"draining"}),
+    "alert": frozenset({"acknowledged_at"}),
+    "alert_rule": _RULE_FIELDS | {"muted_until"},
+    "job": frozenset({"status", "priority", "available_at", "max_attempts"}),
+}
+
+
+def _is_change(entry: AuditEntry) -> bool:
+    """Whether an entry is worth a message: a new job, for one, has its own page."""
+    return entry.subject in _SHOWN
+
+
+def _can_undo(entry: AuditEntry) -> bool:
+    """Whether the values before an act are known, and can be written back."""
+    before, after = entry.before, entry.after
+    changed = frozenset({*(before or ()), *(after or ())})
+    if entry.subject == "limit":
+        return not str(entry.subject_id).startswith("backfill:")
+    if entry.subject == "queue":
+        return after is not None and not changed & {"fair_key", "weight"}
+    if entry.subject == "breaker":
+        return before is None or all(before[field] is not None for field in _BREAKER_NUMBERS if field in before)
+    if before is None or after is None:
+        return False
+    if entry.subject == "job":
+        if "status" in after:
+            return bool(before["status"] == Status.QUEUED and after["status"] == Status.CANCELED)
+        return "cancel_requested" not in changed
+    return any(changed <= fields for fields in _UNDOABLE[entry.subject])
+
+
+def _has_values(current: Any, values: Mapping[str, Any]) -> bool:
+    return all(
+        _plain(getattr(current, name)) == _plain(value) for name, value in values.items() if hasattr(current, name)
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A value as it is compared: of a row or of JSON."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, str) and value[4:5] == "-":
+        try:
+            return datetime.fromisoformat(value).astimezone(UTC)
+        except ValueError:
+            return value
+    return value
+
+
+def _parsed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of an event as an edit takes them."""
+    return {
+        name: datetime.fromisoformat(value) if name == "available_at" and isinstance(value, str) else value
+        for name, value in values.items()
+    }
+
+
+def _seconds_until(moment: Any) -> float:
+    """Of a mute that is written back; 0: there was none, or it is over."""
+    if not isinstance(moment, str):
+        return 0.0
+    return max(0.0, (datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds())

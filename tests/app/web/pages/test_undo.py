@@ -1,0 +1,181 @@
+"""The message after an act, and its undo."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+
+from app.admin.alerts import Alerts, RuleKind
+from app.admin.audit import AuditLog
+from app.admin.breakers import Breakers
+from app.admin.limits import Limits
+from app.admin.queues import Queues
+from app.admin.schedules import Schedules
+from tests.support.remedies import execute_sql
+
+
+@pytest.fixture
+def source(queue, dsn):
+    tables = ("dl_queues", "dl_limits", "dl_breakers", "dl_schedules", "dl_alerts", "dl_alert_rules")
+    execute_sql(dsn, *(f"DELETE FROM {table}" for table in tables))
+    return queue.executor
+
+
+@pytest.fixture
+def act(client):
+    """Submit a form; return the note on the page to which it leads."""
+
+    def submit(path: str, **fields: str) -> str:
+        answer = client.post(path, data=fields)
+        assert answer.status_code == 303, answer.text
+        page = client.get(answer.location).text
+        note = re.search(r'<div class="note info done".*?</div>\s*(?:<form.*?</form>)?</div>', page, re.DOTALL)
+        return "" if note is None else " ".join(unescape(note[0]).split())
+
+    return submit
+
+
+@pytest.fixture
+def undo(client):
+    """Press the button of a note; return the answer."""
+
+    def press(note: str):
+        fields = dict(re.findall(r'name="(act|next)" value="([^"]*)"', note))
+        assert fields, note
+        return client.post("/undo", data=fields)
+
+    return press
+
+
+def test_pause_of_a_queue_is_undone_once(client, source, act, undo):
+    note = act("/queues/etl/state", state="paused", note="moving")
+
+    assert "Queue" in note
+    assert "Done" not in client.get("/queues/etl").text  # shown once
+    answer = undo(note)
+    assert answer.location == "/queues/etl"
+    assert Queues(source).settings()["etl"].state == "open"
+    assert "Undone." in client.get(answer.location).text
+
+    again = undo(note)
+    assert again.status_code == 409
+    assert "has changed since" in again.text
+    actions = [entry.action for entry in AuditLog(source).entries(subject="queue", subject_id="etl")]
+    assert actions == ["undo_act", "submit_queue_action"]
+
+
+def test_undo_of_changed_settings_writes_the_old_ones(client, source, act, undo):
+    act("/queues/etl/settings", concurrency="4", fair="args.tenant")
+    note = act("/queues/etl/settings", concurrency="9", per_worker="2")
+
+    assert "concurrency 4 → 9" in note
+    undo(note)
+
+    settings = Queues(source).settings()["etl"]
+    assert (settings.concurrency, settings.per_worker, settings.fair) == (4, None, "args.tenant")
+
+
+def test_undo_of_a_limit_deletes_restores_and_remakes_it(source, act, undo):
+    limits = Limits(source)
+    made = act("/limits", name="crm", concurrency="3", note="three slots")
+    changed = act("/limits", name="crm", concurrency="5")
+
+    undo(changed)
+    assert (limits.status("crm").concurrency, limits.status("crm").note) == (3, "three slots")
+    deleted = act("/limits", name="crm", action="delete")
+    undo(deleted)
+    assert (limits.status("crm").concurrency, limits.status("crm").note) == (3, "three slots")
+    undo(made)
+    assert [status for status in limits.statuses() if status.setting == "crm"] == []
+
+
+def test_undo_is_refused_after_another_change(source, act, undo):
+    note = act("/limits", name="crm", concurrency="3")
+    Limits(source).set("crm", concurrency=8)
+
+    answer = undo(note)
+
+    assert answer.status_code == 409
+    assert "limit crm has changed since" in answer.text
+    assert Limits(source).status("crm").concurrency == 8
+
+
+def test_pause_of_a_task_and_its_resume_are_undone(source, act, undo):
+    breakers = Breakers(source)
+    act("/tasks/noop/act", action="breaker", failures="3")
+    paused = act("/tasks/noop/act", action="pause", reason="moving")
+    undo(paused)
+    assert breakers.status("noop").state == "closed"
+
+    act("/breakers", task="noop", action="pause", reason="again")
+    resumed = act("/breakers", task="noop", action="resume")
+    undo(resumed)
+    assert (breakers.status("noop").state, breakers.status("noop").reason) == ("open", "again")
+    changed = act("/tasks/noop/act", action="breaker", failures="7")
+    undo(changed)
+    assert breakers.status("noop").failures == 3
+
+
+def test_pause_of_a_schedule_and_its_resume_are_undone(client, source, act, undo):
+    client.put("/api/v1/schedules/nightly", json={"expression": "0 3 * * *", "task": "noop", "queue": "etl"})
+    schedules = Schedules(source)
+
+    undo(act("/schedules/nightly/act", action="pause", reason="source moves"))
+    assert schedules.get("nightly").paused_at is None
+    act("/schedules/nightly/act", action="pause", reason="source moves")
+    undo(act("/schedules/nightly/act", action="resume"))
+    assert schedules.get("nightly").paused_reason == "source moves"
+
+
+def test_acknowledgement_and_mute_of_an_alert_are_undone(source, act, undo, trigger):
+    alerts = Alerts(source)
+    rule = alerts.add(name="old queue", kind=RuleKind.QUEUE_AGE, threshold=0.0, queue="etl")
+    trigger()
+    alerts.check(interval_sec=1)
+    (alert,) = alerts.all()
+
+    undo(act("/alerts", action="acknowledge", **{f"alert-{alert.alert_id}": "yes"}))
+    assert alerts.all()[0].acknowledged_at is None
+    undo(act(f"/alerts/rules/{rule.rule_id}", action="mute", mute_sec="1h"))
+    assert not alerts.rule(rule.rule_id).is_muted
+    undo(act(f"/alerts/rules/{rule.rule_id}", action="off"))
+    assert alerts.rule(rule.rule_id).active
+
+
+def test_edit_of_a_waiting_job_is_undone_with_its_args(client, source, act, undo, trigger, queue):
+    job_id = trigger(args={"day": 1, "password": "s3cretword"}, priority=5, available_at="2099-01-01T00:00:00Z")
+    version = re.search(r'name="version" value="([^"]+)"', client.get(f"/jobs/{job_id}/edit").text)
+    assert version
+
+    note = act(f"/jobs/{job_id}/edit", version=version[1], priority="9", args='{"day": 2, "password": "***"}')
+    assert "priority 5 → 9" in note
+    undo(note)
+    moved = act(f"/jobs/{job_id}/start")
+    undo(moved)
+
+    job = client.get(f"/api/v1/jobs/{job_id}").json
+    assert (job["priority"], job["available_at"][:4]) == (5, "2099")
+    assert queue.get(job["job_id"]).args == {"day": 1, "password": "s3cretword"}
+
+
+def test_cancel_of_a_waiting_job_is_undone_and_a_retry_is_not(source, client, act, undo, trigger):
+    job_id = trigger()
+
+    undo(act(f"/jobs/{job_id}/cancel"))
+    assert client.get(f"/api/v1/jobs/{job_id}").json["status"] == "queued"
+    act("/jobs/bulk", row=f"cancel {job_id}")
+    retried = act(f"/jobs/{job_id}/retry")
+    assert "There is no undo." in retried
+
+
+def test_act_of_another_caller_is_not_undone(client, source, dsn, act, undo):
+    note = act("/limits", name="crm", concurrency="3")
+    execute_sql(dsn, "UPDATE dl_audit SET actor = 'another key'")
+
+    refused = undo(note)
+
+    assert refused.status_code == 409
+    assert "cannot be undone" in refused.text
+    assert Limits(source).status("crm").concurrency == 3
