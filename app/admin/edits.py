@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from app.admin.job_search import JobSearch
+from app.admin.job_detail import JobReader
 from app.db.encoding import array, validate_json, validate_texts
 from app.db.statements import Executor
 from app.errors import JobChanged, JobNotFound, NotDeletable, NotEditable
@@ -27,7 +27,7 @@ class JobEditor:
 
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
-        self._job_search = JobSearch(executor)
+        self._reader = JobReader(executor)
 
     def edit(self, job_id: UUID, changes: Mapping[str, Any], *, if_version: str | None = None) -> None:
         """Change the named columns. None in time_limit_sec and retry selects the task's default; in others it changes
@@ -39,7 +39,7 @@ class JobEditor:
             parameters[name] = None if value is None else validate_json(name, dict(value))
         parameters["clear"] = array(name for name in _CLEARABLE if name in changes and changes[name] is None)
         for _ in range(_MAX_CONFLICT_RETRIES):
-            found = self._job_search.get_with_version(job_id)
+            found = self._reader.get_with_version(job_id)
             if if_version is not None and found.version != if_version:
                 raise JobChanged(job_id)
             if found.job.status is not Status.QUEUED:
@@ -52,7 +52,7 @@ class JobEditor:
         """Raises JobNotFound, JobChanged, and NotDeletable if the job is not finished."""
         if self._execute("delete_job", {"job_id": str(job_id), "version": if_version}):
             return
-        found = self._job_search.get_with_version(job_id)
+        found = self._reader.get_with_version(job_id)
         if not found.job.status.final:
             raise NotDeletable(job_id, found.job.status)
         if if_version is not None and found.version != if_version:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from app.admin.backfills import Backfills, BackfillState
 from app.admin.breakers import Breakers, BreakerState
-from app.admin.job_search import JobSearch
+from app.admin.job_detail import JobReader
 from app.admin.limits import Limits
 from app.admin.queues import Queues
 from app.admin.reasons import MAX_LISTED, ExplanationReason, ReasonCode
@@ -62,14 +62,14 @@ class JobExplainer:
 
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
-        self._job_search, self._statistics, self._limits = JobSearch(executor), Statistics(executor), Limits(executor)
+        self._reader, self._statistics, self._limits = JobReader(executor), Statistics(executor), Limits(executor)
         self._offloads = Offloads(executor.execute)
         self._graphs, self._breakers = Graphs(executor), Breakers(executor)
         self._schedules, self._backfills, self._queues = Schedules(executor), Backfills(executor), Queues(executor)
 
     def explain(self, job_id: UUID) -> JobExplanation:
         """Raises JobNotFound."""
-        job = self._job_search.get_with_version(job_id).job
+        job = self._reader.get_with_version(job_id).job
         if job.status is Status.QUEUED:
             rows = self._execute("waiting_facts", {"job_id": str(job_id), "max_ahead": MAX_COUNTED_AHEAD})
             if rows:
@@ -83,8 +83,8 @@ class JobExplainer:
             if rows:  # else it has just ended
                 reasons = list(running_reasons(from_row(RunningFacts, rows[0]), self._typical_duration(job)))
                 return JobExplanation(job.id, job.status, reasons, None, True, None)
-            job = self._job_search.get_with_version(job_id).job
-        ended = ended_reason(job, self._job_search.attempts(job_id))
+            job = self._reader.get_with_version(job_id).job
+        ended = ended_reason(job, self._reader.attempts(job_id))
         return JobExplanation(job.id, job.status, [ended], None, True, None)
 
     def explain_task(self, task: str) -> TaskExplanation:

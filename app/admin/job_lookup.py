@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from uuid import UUID
 
-from app.admin.job_search import RelatedJob
+from app.admin.job_detail import RelatedJob
 from app.db.encoding import from_row
 from app.db.statements import Executor
 

@@ -1,4 +1,4 @@
-"""Search for jobs: lists by filter, counts, and the details of one job.
+"""Search for jobs: lists and counts by filter.
 
 A request never scans a table of ten million rows: a list is read window by window within a time budget, and says how
 far it has scanned.
@@ -14,13 +14,10 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID
 
-from app.admin.data_quality import CheckResult, DataQuality, JobDataset
 from app.admin.statistics import SAMPLED_PAGES, UNSUCCESSFUL
 from app.db.encoding import array, as_uuid, from_row, validate_text
 from app.db.statements import Executor
-from app.errors import JobNotFound
-from app.queue.job import Job, JobEvent, Status
-from app.queue.jobs import JobQueue
+from app.queue.job import Status
 
 Sort = Literal["-created_at", "created_at", "priority", "available_at", "-available_at", "started_at", "-started_at"]
 
@@ -32,16 +29,11 @@ MAX_ACTIVE_SEARCHED = 500  # likewise, if args and errors are searched
 ACTIVE = frozenset({Status.QUEUED, Status.RUNNING})
 MAX_KEYED = 5_000  # jobs of a lock key or a list of ids that are listed in any order
 MAX_JOB_IDS = 500  # in a filter
-MAX_ATTEMPTS_SHOWN = 200
 # The first window of a search; later ones grow as the time budget allows.
 _FIRST_WINDOW_ROWS = 1_000
 _FIRST_TEXT_WINDOW_ROWS = 200  # if args and errors are searched
 FIRST_COUNT_WINDOW_ROWS = 5_000
 _MAX_WINDOW_ROWS = 50_000
-_MAX_FOLLOW_UPS_SHOWN = 100
-_ATTEMPT_EVENT_FIELDS = {
-    "status", "attempt", "run_id", "error", "reason", "pause_sec", "traceback", "error_fingerprint",
-}  # fmt: skip
 _MIN_TIME, _MAX_TIME = "-infinity", "infinity"
 _MIN_ID, _MAX_ID = UUID(int=0), UUID(int=2**128 - 1)
 
@@ -173,97 +165,12 @@ class JobPage:
     matching: MatchCount | None = None  # the number of all matching jobs, if the page determined it
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptRecord:
-    """An attempt of a job, from its events. `outcome` is the kind of the event that ended it; null while it runs."""
-
-    attempt: int
-    run_id: UUID | None
-    worker: str | None
-    started_at: datetime
-    finished_at: datetime | None
-    outcome: str | None
-    reason: str | None
-    error: str | None
-    traceback: str | None  # its end, if it is long
-    error_fingerprint: str | None
-    retry_in_sec: float | None
-    event_fields: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class RelatedJob:
-    """Another job related to this one. `since`: when it was created, or locked the key."""
-
-    job_id: UUID
-    queue: str
-    task: str
-    status: Status
-    since: datetime
-
-
-@dataclass(frozen=True)
-class VersionedJob:
-    """A job with the version of its row, another one after every change."""
-
-    job: Job
-    version: str
-    wait_state: str
-    unknown_task: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobDetail(JobSummary):
-    """A job with its attempts and related jobs. `wait_state`: where a queued job waits: scheduled, ready, blocked,
-    waiting (for other jobs of its graph) or limited, which is by the limit `waits_on`. `skipped`: it was canceled
-    because a parent did not end as it asked. `logical_at` is the time it is for, and
-    `interval_start` to `interval_end` the data it is to load. `unknown_task`: it is deferred, since no live worker
-    knows its task. `lock_holder`: the job that has its lock key while it waits. `checks`: the data checks of its
-    attempts, `datasets`: what its runs updated and read, `links`: addresses by name, as its task reported them."""
-
-    args: dict[str, Any]
-    lease_ttl_sec: int
-    lease_expires_at: datetime | None
-    run_id: UUID | None
-    result: Any
-    traceback: str | None
-    live_key: str | None
-    time_limit_sec: int | None
-    limits: dict[str, int] | None
-    waits_on: str | None
-    graph_id: UUID | None
-    graph_key: str | None
-    need: str | None
-    skipped: bool | None
-    fair_key: str | None
-    expires_at: datetime | None
-    error_fingerprint: str | None
-    schedule_id: UUID | None
-    backfill_id: UUID | None
-    logical_at: datetime | None
-    interval_start: datetime | None
-    interval_end: datetime | None
-    retry: dict[str, Any] | None
-    parent_id: UUID | None
-    crashes: int
-    checkpoint: Any
-    version: str
-    attempts: list[AttemptRecord]
-    parent: RelatedJob | None
-    follow_up_jobs: list[RelatedJob]
-    lock_holder: RelatedJob | None
-    checks: list[CheckResult]
-    datasets: list[JobDataset]
-    links: dict[str, str]
-
-
 class JobSearch:
-    """Reads lists, counts and details of jobs within bounded time."""
+    """Reads lists and counts of jobs within bounded time."""
 
     def __init__(self, executor: Executor, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._execute = executor.execute
-        self._job_queue, self._schema = JobQueue(executor), executor.schema
-        self._quality = DataQuality(executor)
+        self._schema = executor.schema
         self._clock = clock
 
     def page(
@@ -397,13 +304,6 @@ class JobSearch:
         sampled: int = self._execute("count_matching_sample", parameters)[0][0]
         return round(sampled * 100 / percent)
 
-    def by_id(self, job_id: UUID) -> RelatedJob | None:
-        return next(iter(self._related_jobs("linked_job", job_id)), None)
-
-    def by_idempotency_key(self, idempotency_key: str) -> RelatedJob | None:
-        rows = self._execute("job_of_idempotency_key", {"idempotency_key": idempotency_key})
-        return from_row(RelatedJob, rows[0]) if rows else None
-
     def has_lock_key(self, lock_key: str) -> bool:
         """Whether any job, of whatever age, has the key."""
         return bool(self._execute("has_lock_key", {"lock_key": lock_key})[0][0])
@@ -417,47 +317,6 @@ class JobSearch:
         rows = self._execute("attempt_starts", {"job_ids": array(job.job_id for job in jobs)})
         return {as_uuid(row[0]): row[1] for row in rows}
 
-    def get_with_version(self, job_id: UUID) -> VersionedJob:
-        """Raises JobNotFound. If the job changes between the two reads, the version is the older one."""
-        rows = self._execute("row_version", {"job_id": str(job_id)})
-        job = self._job_queue.get(job_id) if rows else None
-        if job is None:
-            raise JobNotFound(job_id)
-        return VersionedJob(job, *rows[0])
-
-    def detail(self, job_id: UUID) -> JobDetail:
-        """Raises JobNotFound."""
-        found = self.get_with_version(job_id)
-        job = found.job
-        attempts = self.attempts(job_id)
-        values = vars(job) | vars(found) | {"job_id": job.id, "duration_ms": _duration_ms(attempts)}
-        parents = [] if job.parent_id is None else self._related_jobs("linked_job", job.parent_id)
-        is_queued = job.status is Status.QUEUED
-        lock_holders = self._related_jobs("key_holder", job_id, lock_key=job.lock_key) if is_queued else []
-        return JobDetail(
-            **{name: value for name, value in values.items() if name in JobDetail.__dataclass_fields__},
-            attempts=attempts,
-            parent=next(iter(parents), None),
-            follow_up_jobs=self._related_jobs("children", job_id, limit=_MAX_FOLLOW_UPS_SHOWN),
-            lock_holder=next(iter(lock_holders), None),
-            checks=self._quality.checks_of_job(job_id),
-            datasets=self._quality.datasets_of_job(job_id),
-            links=_links_in(job.progress),
-        )
-
-    def _related_jobs(self, statement: str, job_id: UUID, **parameters: Any) -> list[RelatedJob]:
-        return [from_row(RelatedJob, row) for row in self._execute(statement, parameters | {"job_id": str(job_id)})]
-
-    def attempts(self, job_id: UUID) -> list[AttemptRecord]:
-        """The last attempts of a job, oldest first."""
-        rows = self._execute("attempt_events", {"job_id": str(job_id), "limit": 2 * MAX_ATTEMPTS_SHOWN})
-        return _pair_attempt_events([from_row(JobEvent, row) for row in rows])
-
-    def last_events(self, job_id: UUID, *, limit: int) -> list[JobEvent]:
-        """The job's last events, oldest first."""
-        rows = self._execute("last_events", {"job_id": str(job_id), "limit": limit})
-        return [from_row(JobEvent, row) for row in rows]
-
 
 class NotSortable(Exception):
     """Only queued and running jobs can be sorted by anything but creation time."""
@@ -469,13 +328,6 @@ class TooManyActiveJobs(NotSortable):
     """Too many jobs are queued and running to sort them by anything but creation time."""
 
     message = "more than five thousand jobs are queued and running; sort by created_at, or select a queue"
-
-
-def _duration_ms(attempts: Sequence[AttemptRecord]) -> int | None:
-    if not attempts:
-        return None
-    end = attempts[-1].finished_at or datetime.now(UTC)
-    return max(0, round((end - attempts[-1].started_at).total_seconds() * 1000))
 
 
 def _array_items(text: str) -> list[str]:
@@ -491,16 +343,6 @@ def _sorted_page(rows: Sequence[tuple[Any, ...]], limit: int) -> JobPage | None:
     jobs = [from_row(JobSummary, row[4:], duration_ms=None) for row in rows if row[4] is not None]
     last = Cursor(rows[-1][3], jobs[-1].job_id, is_active=True) if jobs and len(jobs) == limit else None
     return JobPage(jobs, last, scanned, None, MatchCount(matching_count, True, scanned))
-
-
-def _links_in(progress: dict[str, Any]) -> dict[str, str]:
-    """The links that a job reported. Others write progress too: only web addresses may become links of a page."""
-    links = progress.get("links")
-    if not isinstance(links, dict):
-        return {}
-    return {
-        n: url for n, url in links.items() if isinstance(url, str) and url.lower().startswith(("http://", "https://"))
-    }
 
 
 def first_window(job_filter: Filter, *, newest_first: bool, after: Cursor | None) -> dict[str, Any]:
@@ -520,32 +362,3 @@ def first_window(job_filter: Filter, *, newest_first: bool, after: Cursor | None
         "unsuccessful_only": job_filter.status is not None and job_filter.status <= UNSUCCESSFUL,
         "filter": job_filter.to_json(),
     }
-
-
-def _pair_attempt_events(events: Iterable[JobEvent]) -> list[AttemptRecord]:
-    """Pair each `picked` event with the event that ended the attempt."""
-    pairs: list[tuple[JobEvent, JobEvent | None]] = []
-    for event in events:
-        if event.kind == "picked":
-            pairs.append((event, None))
-        elif pairs and pairs[-1][1] is None and event.kind not in ("cancel_requested", "stop_pending"):
-            pairs[-1] = (pairs[-1][0], event)
-    return [_attempt_from_events(started, ended) for started, ended in pairs]
-
-
-def _attempt_from_events(started: JobEvent, ended: JobEvent | None) -> AttemptRecord:
-    run_id, payload = started.payload.get("run_id"), {} if ended is None else ended.payload
-    return AttemptRecord(
-        attempt=int(started.payload.get("attempt", 0)),
-        run_id=UUID(run_id) if run_id else None,
-        worker=started.payload.get("worker"),
-        started_at=started.ts,
-        finished_at=None if ended is None else ended.ts,
-        outcome=None if ended is None else ended.kind,
-        reason=payload.get("reason"),
-        error=payload.get("error"),
-        traceback=payload.get("traceback"),
-        error_fingerprint=payload.get("error_fingerprint"),
-        retry_in_sec=payload.get("pause_sec"),
-        event_fields={name: value for name, value in payload.items() if name not in _ATTEMPT_EVENT_FIELDS},
-    )

@@ -224,9 +224,6 @@ SELECT size.scanned > %(max_jobs)s::int AS too_many, size.scanned, (SELECT count
   FROM size LEFT JOIN (page JOIN dl_jobs f USING (job_id)) ON true
  ORDER BY page.key, page.job_id;
 
--- name: job_of_idempotency_key
-SELECT job_id, queue, task, status::text, created_at FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s::text;
-
 -- name: has_lock_key
 SELECT EXISTS (SELECT FROM dl_jobs WHERE lock_key = %(lock_key)s::text ORDER BY lock_key, job_id LIMIT 1);
 
@@ -283,38 +280,3 @@ SELECT (SELECT created_at FROM window_end), (SELECT job_id FROM window_end), cou
 SELECT count(*)
   FROM dl_jobs j TABLESAMPLE SYSTEM (%(percent)s::float4) REPEATABLE (20)
  WHERE dl_job_matches(j, %(filter)s::jsonb);
-
--- name: row_version
--- The version of a job's row: it differs after every change.
-SELECT xmin::text, wait_state::text, unknown_task FROM dl_jobs WHERE job_id = %(job_id)s::uuid;
-
--- name: linked_job
-SELECT job_id, queue, task, status::text, created_at FROM dl_jobs WHERE job_id = %(job_id)s::uuid;
-
--- name: last_events
-SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text
-  FROM (SELECT * FROM dl_job_events WHERE job_id = %(job_id)s::uuid ORDER BY event_id DESC LIMIT %(limit)s::int) latest
- ORDER BY event_id;
-
--- name: attempt_events
--- The last `limit` events that start or end an attempt, oldest first.
-SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text
-  FROM (SELECT *
-          FROM dl_job_events
-         WHERE job_id = %(job_id)s::uuid AND kind NOT IN ('queued', 'heartbeat', 'edited', 'cloned')
-         ORDER BY event_id DESC
-         LIMIT %(limit)s::int) latest
- ORDER BY event_id;
-
--- name: children
-SELECT job_id, queue, task, status::text, created_at
-  FROM dl_jobs
- WHERE parent_id = %(job_id)s::uuid
- ORDER BY created_at
- LIMIT %(limit)s::int;
-
--- name: key_holder
--- The running job, other than this one, that has the lock key.
-SELECT h.job_id, h.queue, h.task, h.status::text, coalesce(h.started_at, h.created_at)
-  FROM dl_jobs h
- WHERE h.lock_key = %(lock_key)s::text AND h.status = 'running' AND h.job_id <> %(job_id)s::uuid;

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from app.admin.job_search import AttemptRecord
+from app.admin.job_detail import AttemptRecord
 from app.admin.reasons import ExplanationReason, ReasonCode, format_duration, format_elapsed
 from app.admin.statistics import PeriodStatistics
 from app.queue.job import Job, Status

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
 from app.admin.edits import CLONED_FIELDS, JobEditor
-from app.admin.job_search import JobDetail, JobSearch
+from app.admin.job_detail import JobDetail, JobReader
 from app.queue.job import Job, NewJob
 from app.queue.jobs import JobQueue
 from app.web.api.job_list import detail_response
@@ -80,7 +80,7 @@ class JobDeleted:
 
 def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     blueprint = ApiBlueprint("job_edits", "/api/v1", problems=DATABASE_PROBLEMS)
-    editor, search = JobEditor(queue.executor), JobSearch(queue.executor)
+    editor, reader = JobEditor(queue.executor), JobReader(queue.executor)
 
     @blueprint.patch(
         "/jobs/<job:job_id>",
@@ -96,11 +96,11 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
         With `If-Match`, the job's `ETag`, nothing is changed if the job has changed since. An `edited` event records
         the values before and after. A repeated trigger with the job's idempotency key still finds it.
         """
-        job = search.get_with_version(parse_job_id(job_id)).job
+        job = reader.get_with_version(parse_job_id(job_id)).job
         _validate_edit(body, job, pipelines, options)
         editor.edit(job.id, {name: vars(body)[name] for name in body.model_fields_set}, if_version=if_match_version())
         audit_action("job.edited", job_id=job.id, fields=sorted(body.model_fields_set))
-        return detail_response(search, job.id)
+        return detail_response(reader, job.id)
 
     @blueprint.post(
         "/jobs/<job:job_id>/clone",
@@ -114,7 +114,7 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
 
         Its idempotency key, its live key and its parent are not copied.
         """
-        original = search.get_with_version(parse_job_id(job_id)).job
+        original = reader.get_with_version(parse_job_id(job_id)).job
         changes = {name: value for name, value in vars(body).items() if value is not None}
         new_job = NewJob(**{**{name: getattr(original, name) for name in CLONED_FIELDS}, **changes})
         current_actor().require_trigger(new_job.task, new_job.queue)

@@ -15,13 +15,13 @@ from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
 from app.admin.explain import JobExplainer, JobExplanation, TaskExplanation
+from app.admin.job_detail import JobDetail, JobReader
 from app.admin.job_rows import JobRows
 from app.admin.job_search import (
     MAX_JOB_IDS,
     SUMMARY_FIELDS,
     Cursor,
     Filter,
-    JobDetail,
     JobPage,
     JobSearch,
     JobSummary,
@@ -158,7 +158,8 @@ class JobList:
 
 def create_job_list_blueprint(executor: Executor) -> ApiBlueprint:
     blueprint = ApiBlueprint("job_list", "/api/v1", problems=DATABASE_PROBLEMS)
-    search, rows, explainer, queue = JobSearch(executor), JobRows(executor), JobExplainer(executor), JobQueue(executor)
+    search, reader, rows = JobSearch(executor), JobReader(executor), JobRows(executor)
+    explainer, queue = JobExplainer(executor), JobQueue(executor)
     job_problems = (ProblemCode.JOB_NOT_FOUND,)
 
     @blueprint.get("/jobs", query=JobsQuery, response=JobList, scope=Scope.READ, standby=True)
@@ -181,14 +182,14 @@ def create_job_list_blueprint(executor: Executor) -> ApiBlueprint:
     @blueprint.get("/jobs/<job:job_id>", response=JobDetail, problems=job_problems, scope=Scope.READ)
     def get_job(job_id: str) -> VersionedResponse:
         """Get a job with its attempts and related jobs. Its `ETag` is what `If-Match` takes when the job is edited."""
-        return detail_response(search, parse_job_id(job_id))
+        return detail_response(reader, parse_job_id(job_id))
 
     @blueprint.get(
         "/jobs/<job:job_id>/events", query=EventsQuery, response=JobEvents, problems=job_problems, scope=Scope.READ
     )
     def list_job_events(query: EventsQuery, job_id: str) -> JobEvents:
         """List a job's events, oldest first. To continue after a full page, send the last `event_id` as `after`."""
-        job = search.get_with_version(parse_job_id(job_id)).job
+        job = reader.get_with_version(parse_job_id(job_id)).job
         events = queue.events(job.id, after=query.after, limit=query.limit)
         return JobEvents(job.id, [replace(event, payload=mask_secret_fields(event.payload)) for event in events])
 
@@ -210,8 +211,8 @@ def create_job_list_blueprint(executor: Executor) -> ApiBlueprint:
     return blueprint
 
 
-def detail_response(search: JobSearch, job_id: UUID) -> VersionedResponse:
-    detail = search.detail(job_id)
+def detail_response(reader: JobReader, job_id: UUID) -> VersionedResponse:
+    detail = reader.detail(job_id)
     return VersionedResponse(replace(detail, **_masked_values(detail, _MASKED_FIELDS)), detail.version)
 
 

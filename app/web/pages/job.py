@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from app.admin.api_keys import Scope
 from app.admin.edits import CLONED_FIELDS, JobEditor
 from app.admin.explain import JobExplainer, JobExplanation
-from app.admin.job_search import JobDetail, JobSearch
+from app.admin.job_detail import JobDetail, JobReader
 from app.admin.reasons import ExplanationReason, ReasonCode
 from app.db.statements import Executor
 from app.log.masking import mask_secret_fields, unmask
@@ -91,15 +91,15 @@ class LogPageQuery(FormModel):
 
 def create_job_page(queue: JobQueue, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("job_page", options)
-    search, explainer, editor = JobSearch(queue.executor), JobExplainer(queue.executor), JobEditor(queue.executor)
+    reader, explainer, editor = JobReader(queue.executor), JobExplainer(queue.executor), JobEditor(queue.executor)
     log_search, graphs = JobLogSearch(queue.executor), Graphs(queue.executor)
 
     @pages.page("/jobs/<job:job_id>", standby=False, problems=_NOT_FOUND)
     def show_job(job_id: str) -> Response:
         """Show a job with its attempts, log and events."""
         parsed_id = parse_job_id(job_id)
-        job, explanation = search.detail(parsed_id), explainer.explain(parsed_id)
-        events, summary = search.last_events(parsed_id, limit=MAX_EVENTS), log_search.summary(parsed_id)
+        job, explanation = reader.detail(parsed_id), explainer.explain(parsed_id)
+        events, summary = reader.last_events(parsed_id, limit=MAX_EVENTS), log_search.summary(parsed_id)
         formatter = pages.formatter
         started_at = job.attempts[-1].started_at if job.attempts else job.started_at
         is_in_graph = job.graph_id is not None
@@ -159,19 +159,19 @@ def create_job_page(queue: JobQueue, options: WebOptions) -> ApiBlueprint:
 
 def create_job_forms(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("job_forms", options)
-    search, editor = JobSearch(queue.executor), JobEditor(queue.executor)
+    reader, editor = JobReader(queue.executor), JobEditor(queue.executor)
     request_model, apply_defaults = trigger_request_model(options, pipelines), apply_task_defaults(pipelines)
 
     @pages.page("/jobs/<job:job_id>/edit", standby=False, problems=_NOT_FOUND, scope=Scope.OPERATE)
     def show_edit_form(job_id: str) -> Response:
         """Show the form that changes a queued job."""
-        job = search.detail(parse_job_id(job_id))
+        job = reader.detail(parse_job_id(job_id))
         return pages.render("job_edit.html", job=job, args=mask_secret_fields(job.args))
 
     @pages.page("/jobs/<job:job_id>/clone", standby=False, problems=_NOT_FOUND, scope=Scope.OPERATE)
     def show_clone_form(job_id: str) -> Response:
         """Show the form that creates a job like this one."""
-        job = search.detail(parse_job_id(job_id))
+        job = reader.detail(parse_job_id(job_id))
         return pages.render("job_clone.html", job=job, args=mask_secret_fields(job.args))
 
     @pages.action(
@@ -180,7 +180,7 @@ def create_job_forms(queue: JobQueue, pipelines: Pipelines, options: WebOptions)
     def submit_job_edit(form: EditForm, job_id: str) -> None:
         """Change this queued job."""
         parsed_id = parse_job_id(job_id)
-        original = search.get_with_version(parsed_id).job
+        original = reader.get_with_version(parsed_id).job
         changes = parse_fields(
             {
                 "priority": lambda: parse_priority(form.priority),
@@ -197,7 +197,7 @@ def create_job_forms(queue: JobQueue, pipelines: Pipelines, options: WebOptions)
     )
     def submit_job_clone(form: CloneForm, job_id: str) -> Response:
         """Create a job like this one, with other args."""
-        original = search.get_with_version(parse_job_id(job_id)).job
+        original = reader.get_with_version(parse_job_id(job_id)).job
         current_actor().require_trigger(original.task, form.queue or original.queue)
         changes = {
             "queue": form.queue,
@@ -226,12 +226,12 @@ def create_job_forms(queue: JobQueue, pipelines: Pipelines, options: WebOptions)
 
 def create_log_page(executor: Executor, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("log_page", options)
-    search, log_search = JobSearch(executor), JobLogSearch(executor)
+    reader, log_search = JobReader(executor), JobLogSearch(executor)
 
     @pages.page("/jobs/<job:job_id>/log", query=LogPageQuery, problems=_NOT_FOUND)
     def show_job_log(query: LogPageQuery, job_id: str) -> Response:
         """Show and search the full log of a job."""
-        job = search.get_with_version(parse_job_id(job_id)).job
+        job = reader.get_with_version(parse_job_id(job_id)).job
         attempt = int(query.attempt) if query.attempt else None
         log_filter = LogFilter(text=query.search or None, levels=levels_from(query.level), attempt=attempt)
         page = log_search.page(job.id, log_filter, after=query.after, before=query.before, limit=PAGE_LINES)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.admin.job_search import AttemptRecord, JobDetail
+from app.admin.job_detail import AttemptRecord, JobDetail
 from app.log.masking import mask_secret_fields
 from app.queue.job_logs import LogSummary
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from app.admin.job_search import JobDetail
+from app.admin.job_detail import JobDetail
 from app.queue.job import Status
 from app.web.pages.job_attempts import attempt_anchors, attempt_state
 

@@ -11,6 +11,7 @@ from flask import Response
 from pydantic import Field
 
 from app.admin.api_keys import Scope
+from app.admin.job_detail import JobReader
 from app.admin.job_lookup import JobLookup
 from app.admin.job_search import JobSearch
 from app.admin.queues import Queues
@@ -67,7 +68,7 @@ class Names:
 
 def create_search_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("search_page", options)
-    lookup, search = JobLookup(source), JobSearch(source)
+    lookup, reader, search = JobLookup(source), JobReader(source), JobSearch(source)
     queues, statistics, schedules = Queues(source), Statistics(source), Schedules(source)
 
     def read_names() -> Names:
@@ -83,7 +84,7 @@ def create_search_page(source: Executor, pipelines: Pipelines, options: WebOptio
         ]
         if jobs:
             return jobs
-        by_key = search.by_idempotency_key(text)
+        by_key = reader.by_idempotency_key(text)
         matches = [] if by_key is None else [Match("idempotency key", text, f"/jobs/{by_key.job_id}")]
         matches += read_names().matches(text)
         if search.has_lock_key(text):

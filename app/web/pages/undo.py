@@ -20,7 +20,7 @@ from app.admin.alerts import Alerts
 from app.admin.audit import AuditEntry, AuditLog
 from app.admin.breakers import Breakers, BreakerState
 from app.admin.edits import JobEditor
-from app.admin.job_search import JobSearch
+from app.admin.job_detail import JobReader
 from app.admin.limits import Limits
 from app.admin.queues import Queues, QueueState
 from app.queue.job import Status
@@ -84,7 +84,7 @@ class ActHistory:
         self._audit, self._queues, self._limits, self._alerts = (
             AuditLog(source), Queues(source), Limits(source), Alerts(source)
         )  # fmt: skip
-        self._breakers, self._jobs, self._queue = Breakers(source), JobSearch(source), queue
+        self._breakers, self._jobs, self._queue = Breakers(source), JobReader(source), queue
         self._editor, self._schedules = JobEditor(source), ScheduleEditor(source, pipelines, options)
 
     def shown_act(self) -> Act | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.admin.data_quality import DataQuality
+from app.admin.job_detail import JobReader
 from app.admin.job_search import Filter, JobSearch
 from app.db.statements import statements
 from app.errors import DatasetNotFound
@@ -106,7 +107,7 @@ def test_jobs_that_succeeded_with_warnings_are_found(queue_db: QueueFixture):
     assert [job.job_id for job in search.page(Filter(warnings=False)).jobs] == [run.id, passed]
     assert search.count(Filter(warnings=True)).jobs == 1
     assert Filter.from_json(Filter(warnings=False).to_json()) == Filter(warnings=False)
-    detail = search.detail(run.id)
+    detail = JobReader(queue_db.session).detail(run.id)
     assert (detail.warnings, [result.outcome for result in detail.checks]) == (None, ["failed", "warned"])
 
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 
 from app.admin.edits import JobEditor
-from app.admin.job_search import JobSearch
+from app.admin.job_detail import JobReader
 from app.errors import JobChanged, JobNotFound, NotDeletable, NotEditable
 from app.queue.job import NewJob, Status
 from tests.support.queue_fixture import QueueFixture
@@ -58,14 +58,14 @@ def test_edit_of_available_at_delays_or_readies_job(queue_db, edits):
 
 def test_only_the_version_that_was_seen_is_changed(queue_db, edits):
     job_id = queue_db.enqueue("k")
-    search = JobSearch(queue_db.session)
-    seen = search.get_with_version(job_id).version
+    reader = JobReader(queue_db.session)
+    seen = reader.get_with_version(job_id).version
 
     edits.edit(job_id, {"priority": 1}, if_version=seen)
 
     with pytest.raises(JobChanged):
         edits.edit(job_id, {"priority": 2}, if_version=seen)
-    edits.edit(job_id, {"priority": 2}, if_version=search.get_with_version(job_id).version)
+    edits.edit(job_id, {"priority": 2}, if_version=reader.get_with_version(job_id).version)
     assert queue_db.job(job_id).priority == 2
 
 

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from app.admin import job_rows
+from app.admin.job_detail import JobReader
 from app.admin.job_rows import STATES, JobRows
 from app.admin.job_search import Filter, JobSearch
 from app.queue.job import Status
@@ -43,7 +44,7 @@ def test_duration_is_of_the_last_attempt_to_its_end_or_so_far(queue_db, rows):
     queue_db.settle(run)
     shift_events(queue_db, timedelta(hours=1))
     assert durations()[0] == pytest.approx(60_000, abs=30_000)
-    assert JobSearch(queue_db.session).detail(run.id).duration_ms == durations()[0]
+    assert JobReader(queue_db.session).detail(run.id).duration_ms == durations()[0]
 
 
 def test_states_of_a_search_are_counted(queue_db, rows, monkeypatch):

@@ -10,8 +10,7 @@ import pytest
 from app.admin import job_search
 from app.admin.job_search import Cursor, Filter, JobSearch, NotSortable, TooManyActiveJobs
 from app.db.statements import statements
-from app.errors import JobNotFound
-from app.queue.job import ReleaseReason, Settlement, Status
+from app.queue.job import Status
 from tests.support.queue_fixture import QueueFixture
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -125,15 +124,9 @@ def test_a_lock_key_of_very_many_jobs_is_searched_in_windows(queue_db, looking, 
         looking.page(Filter(lock_key="key"), sort="priority")
 
 
-def test_one_job_is_looked_up_by_id_or_key(queue_db, looking):
-    job_id = queue_db.enqueue("a key", idempotency_key="i")
+def test_lock_key_of_any_job_is_known(queue_db, looking):
+    queue_db.enqueue("a key")
 
-    by_id, by_key = looking.by_id(job_id), looking.by_idempotency_key("i")
-
-    assert by_id is not None
-    assert by_id.job_id == job_id
-    assert by_key == by_id
-    assert looking.by_id(uuid4()) is looking.by_idempotency_key("other") is None
     assert looking.has_lock_key("a key")
     assert not looking.has_lock_key("a")
 
@@ -188,65 +181,6 @@ def test_count_beyond_time_budget_is_marked_estimate(queue_db, looking, monkeypa
     assert result.scanned == 500
     assert 1000 < result.jobs < 3000
     assert looking.count(Filter(task="odd"), time_budget_sec=60).jobs == 2000
-
-
-def test_each_attempt_keeps_its_traceback(queue_db, looking):
-    run = queue_db.enqueue_and_claim("k", max_attempts=2)
-    text = "Traceback (most recent call last):\n" + "x" * 20_000 + "\nValueError: one"
-    one = Settlement(Status.QUEUED, error="ValueError: one", traceback=text, error_fingerprint="aaaa")
-    queue_db.queue.settle([(run, one)])
-    (again,) = queue_db.claim()
-    queue_db.settle(again, Status.SUCCEEDED)
-
-    first, second = looking.detail(run.id).attempts
-
-    assert first.traceback == text[-16_000:]
-    assert (first.error, first.error_fingerprint) == ("ValueError: one", "aaaa")
-    assert (second.traceback, second.error_fingerprint) == (None, None)
-    assert first.event_fields == {}
-
-
-def test_detail_has_attempts_related_jobs_and_lock_holder(queue_db, looking):
-    run = queue_db.enqueue_and_claim("k", max_attempts=3)
-    queue_db.settle(run, Status.QUEUED, retry_in_sec=0)
-    (again,) = queue_db.claim()
-    waiting = queue_db.enqueue("k", parent_id=run.id)
-    queue_db.claim_once()
-
-    story = looking.detail(run.id)
-    child = looking.detail(waiting)
-
-    assert [(a.attempt, a.outcome, a.reason, a.error) for a in story.attempts] == [
-        (1, "requeue", "error", "it broke"),
-        (2, None, None, None),
-    ]
-    assert [c.job_id for c in story.follow_up_jobs] == [waiting]
-    assert child.parent is not None
-    assert child.parent.job_id == run.id
-    assert child.lock_holder is not None
-    assert child.lock_holder.job_id == run.id
-    queue_db.release(again, ReleaseReason.SHUTDOWN)
-    assert [a.outcome for a in looking.detail(run.id).attempts] == ["requeue", "requeue"]
-    with pytest.raises(JobNotFound):
-        looking.detail(uuid4())
-
-
-def test_a_journal_is_read_in_pages(queue_db, looking):
-    run = queue_db.enqueue_and_claim("k")
-    queue_db.settle(run)
-    every = queue_db.queue.events(run.id)
-
-    assert [event.kind for event in every] == ["queued", "picked", "done"]
-    assert queue_db.queue.events(run.id, after=every[0].event_id, limit=1) == [every[1]]
-
-
-def test_version_changes_with_the_row(queue_db, looking):
-    job_id = queue_db.enqueue("a")
-    before = looking.get_with_version(job_id).version
-
-    queue_db.queue.cancel(job_id)
-
-    assert looking.get_with_version(job_id).version != before
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from app.admin import statistics as module
 from app.admin.audit import AuditLog
 from app.admin.explain import JobExplainer
 from app.admin.failures import Failures
+from app.admin.job_detail import JobReader
 from app.admin.job_rows import JobRows
 from app.admin.job_search import Cursor, Filter, JobSearch
 from app.admin.queues import Queues
@@ -97,6 +98,7 @@ def planned(own_queue_db: QueueFixture) -> Iterator[Planned]:
 
 def questions(source: Planned, job: Any) -> Iterator[tuple[str, Callable[[], object]]]:
     lists, rollups, audit, output = JobSearch(source), Statistics(source), AuditLog(source), JobLogSearch(source)  # type: ignore[arg-type]
+    reader = JobReader(source)  # type: ignore[arg-type]
     middle = Cursor(MIDDLE, job, is_active=False)
     for wanted in (
         Filter(),
@@ -124,9 +126,9 @@ def questions(source: Planned, job: Any) -> Iterator[tuple[str, Callable[[], obj
     )
     for wanted in (Filter(), Filter(queue="q1"), Filter(status=FAILED, text="nothing"), Filter(lock_key="k7")):
         yield f"states of {wanted}", lambda w=wanted: rows.count_states(w)  # type: ignore[misc]
-    yield "keys", lambda: (lists.by_id(job), lists.by_idempotency_key("i"), lists.has_lock_key("k9"))
+    yield "keys", lambda: (reader.by_idempotency_key("i"), lists.has_lock_key("k9"))
     yield "by priority", lambda: lists.page(Filter(status=QUEUED), sort="priority")
-    yield "one job", lambda: (lists.detail(job), lists.last_events(job, limit=50))
+    yield "one job", lambda: (reader.detail(job), reader.last_events(job, limit=50))
     yield "running jobs", lambda: lists.stalled(min_sec=60)
     yield "why", lambda: JobExplainer(source).explain(job)  # type: ignore[arg-type]
     yield (

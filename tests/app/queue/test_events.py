@@ -117,3 +117,12 @@ def test_a_place_with_too_many_gaps_is_the_first_of_them(queue_db, monkeypatch):
     assert EventReader(queue_db.session, after="9~4-5").cursor == "9~4-5"
     with pytest.raises(ValueError, match="no cursor"):
         EventReader(queue_db.session, after="9~4,7")
+
+
+def test_events_of_a_job_are_read_in_pages(queue_db):
+    run = queue_db.enqueue_and_claim("k")
+    queue_db.settle(run)
+    every = queue_db.queue.events(run.id)
+
+    assert [event.kind for event in every] == ["queued", "picked", "done"]
+    assert queue_db.queue.events(run.id, after=every[0].event_id, limit=1) == [every[1]]

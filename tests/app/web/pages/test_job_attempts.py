@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.admin.job_search import AttemptRecord
+from app.admin.job_detail import AttemptRecord
 from app.queue.job_logs import LogSummary
 from app.web.pages.job_attempts import attempt_anchors, attempt_cards, attempt_state
 

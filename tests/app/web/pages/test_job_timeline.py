@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from app.admin.job_search import AttemptRecord
+from app.admin.job_detail import AttemptRecord
 from app.queue.job import Status
 from app.web.pages.job_timeline import MAX_ATTEMPTS_DRAWN, build_timeline
 
