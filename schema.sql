@@ -483,6 +483,8 @@ CREATE TABLE dl_workers (
     lock_file        text,                                -- locked by the process and by its children
     child_tasks      text[]      NOT NULL DEFAULT '{}',   -- tasks that run in a child process
     schedules        text[]      NOT NULL DEFAULT '{}',   -- schedules that its tasks declare
+    labels           jsonb       NOT NULL DEFAULT '{}',   -- of the process, such as {"gpu": true}
+    unserved_tasks   jsonb       NOT NULL DEFAULT '{}',   -- task -> the labels that it requires and the process lacks
     worker_name      text,                                -- DL_WORKER_NAME, which at most one process holds
     incarnation      bigint,                              -- how many processes held the name so far
     superseded_by    uuid,                                -- the process that took over its name

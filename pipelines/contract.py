@@ -76,6 +76,7 @@ class Pipelines:
         argv: Sequence[str] | None = None,
         python: str | None = None,
         cwd: str | None = None,
+        requires: Mapping[str, bool | str] | None = None,
     ) -> Callable[[F], F]:
         """Register a callable as a task. The decorator returns the callable unchanged.
 
@@ -108,6 +109,7 @@ class Pipelines:
             argv=argv,
             python=python,
             cwd=cwd,
+            requires=requires,
         )
 
         def decorate(call: F) -> F:
@@ -175,6 +177,10 @@ class Pipelines:
         """The limits of the tasks that have some."""
         return {task.name: dict(task.options.limits) for task in self if task.options.limits}
 
+    def declared_requirements(self) -> dict[str, dict[str, bool | str]]:
+        """The labels that workers need for the tasks that require some."""
+        return {task.name: dict(task.options.requires) for task in self if task.options.requires}
+
     def declared_breakers(self) -> list[dict[str, Any]]:
         """The breakers of the tasks that have one."""
         return [
@@ -228,6 +234,7 @@ def _make_options(
     rules: Mapping[ErrorMatcher, Rule] | None = None,
     limits: Mapping[str, int] | None = None,
     argv: Sequence[str] | None = None,
+    requires: Mapping[str, bool | str] | None = None,
     **options: Any,
 ) -> TaskOptions:
     if isinstance(argv, str):
@@ -236,6 +243,7 @@ def _make_options(
         rules=_merge_rules(no_retry, rules),
         limits=limits or {},
         argv=None if argv is None else tuple(argv),
+        requires={} if requires is None else requires,
         **options,
     )
 

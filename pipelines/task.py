@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,6 +33,9 @@ Isolation = Literal["thread", "process"]
 DEFAULT_QUEUE = "etl.default"  # of jobs by schedules and backfills; WORKERS_JSON serves it by default
 
 _INT4_MAX = 2_147_483_647
+_MAX_LABELS = 20
+# As in app.config.values, which reads the labels of a worker.
+_LABEL_NAME, _LABEL_VALUE = re.compile(r"[a-z][a-z0-9_.-]{0,62}"), re.compile(r"(?!true$|false$)[A-Za-z0-9_.:/-]{1,63}")
 _POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -71,6 +75,7 @@ class TaskOptions:
     argv: tuple[str, ...] | None = None  # its command line
     python: str | None = None  # an interpreter of its own
     cwd: str | None = None  # the folder in which that one runs
+    requires: Mapping[str, bool | str] = field(default_factory=dict)  # labels of a worker; False: it has not this one
 
     def __post_init__(self) -> None:
         isolation: object = self.isolation
@@ -93,6 +98,7 @@ class TaskOptions:
             if self.isolation != "process":
                 raise ValueError("argv belongs to a whole process: it needs isolation='process'")
         self._check_interpreter()
+        _check_requirements(self.requires)
         for name in ("queue", "lock_key"):
             text = getattr(self, name)
             if text is not None and (not isinstance(text, str) or not text.strip() or not text.isprintable()):
@@ -120,6 +126,18 @@ class TaskOptions:
     @cached_property
     def lock_key_template(self) -> Template | None:
         return None if self.lock_key is None else Template(self.lock_key)
+
+
+def _check_requirements(requires: Any) -> None:
+    if not isinstance(requires, Mapping):
+        raise TypeError(f'requires maps labels to values, such as {{"gpu": True, "spot": False}}, not {requires!r}')
+    if len(requires) > _MAX_LABELS:
+        raise ValueError(f"a task requires at most {_MAX_LABELS} labels, not {len(requires)}")
+    for name, value in requires.items():
+        if not isinstance(name, str) or not _LABEL_NAME.fullmatch(name):
+            raise ValueError(f"a label has 1 to 63 of a-z, 0-9, _ . and -, and begins with a letter: not {name!r}")
+        if not isinstance(value, bool) and not (isinstance(value, str) and _LABEL_VALUE.fullmatch(value)):
+            raise ValueError(f"label {name!r} is True, False or a text of 1 to 63 characters, not {value!r}")
 
 
 def _check_argv(argv: object, description: str) -> None:

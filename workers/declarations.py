@@ -9,6 +9,7 @@ from app import log
 from app.admin.breakers import Breakers
 from app.admin.schedules import Schedules
 from app.db.statements import Executor
+from app.queue.labels import split_tasks
 from app.queue.workers import WorkerInfo
 from pipelines.contract import Pipelines
 from workers.pool_options import PoolOptions
@@ -18,15 +19,18 @@ _log = log.get(__name__)
 
 def describe_worker(worker_id: UUID, name: str, pipelines: Pipelines, options: PoolOptions) -> WorkerInfo:
     """Return what the process registers. It claims jobs of the tasks that this names."""
+    served, unserved = split_tasks(pipelines.names, pipelines.declared_requirements(), options.labels)
     return WorkerInfo(
         worker_id,
         name,
         options.version,
         tuple(options.queues),
-        pipelines.names,
+        served,
         sum(options.queues.values()),
         queue_threads=dict(options.queues),
         schedules=tuple(declared["name"] for declared in declared_schedules(pipelines)),
+        labels=options.labels or {},
+        unserved_tasks=unserved,
     )
 
 

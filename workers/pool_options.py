@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from app.db.statements import Executor
 from app.queue.jobs import JobLimits
+from app.queue.labels import Labels
 from app.tracing import Tracer
 from pipelines.executors import Engines
 from pipelines.retry import Policy
@@ -38,6 +39,7 @@ class PoolOptions:
     memory_high_percent: float = 0.0  # of used memory, above which one job runs at a time; 0: it is not watched
     version: str = "0"
     worker_name: str | None = None  # that at most one process has
+    labels: Labels | None = field(default_factory=dict)  # None: it serves tasks whatever they require
     targets: Mapping[str, str] = field(default_factory=dict)
     limits: JobLimits = field(default_factory=JobLimits)
     attempts: AttemptSettings = field(default_factory=AttemptSettings)  # the pool adds what it makes itself

@@ -11,7 +11,7 @@ from app.admin.backfills import Backfills, BackfillState
 from app.admin.breakers import Breakers, BreakerState
 from app.admin.job_detail import JobReader
 from app.admin.limits import Limits
-from app.admin.queues import Queues
+from app.admin.queues import Queues, find_requirements
 from app.admin.reasons import MAX_LISTED, ExplanationReason, ReasonCode
 from app.admin.run_reasons import RunningFacts, ended_reason, running_reasons
 from app.admin.schedules import Schedules
@@ -24,6 +24,7 @@ from app.admin.wait_reasons import (
     TurnFacts,
     WaitingFacts,
     engine_reason,
+    labels_reason,
     limit_reason,
     parents_reason,
     start_estimate,
@@ -100,9 +101,13 @@ class JobExplainer:
         for backfill in self._backfills.newest(task=task, is_open=True):
             if backfill.state is BackfillState.PAUSED:
                 yield backfill_reason(backfill)
-        if not any(task in worker.tasks for worker in self._queues.live_workers()):
-            message = f"No live worker knows the task {task!r}."
-            yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, {"task": task})
+        workers = self._queues.live_workers()
+        if not any(task in worker.tasks for worker in workers):
+            if (requires := find_requirements(task, workers)) is not None:
+                yield labels_reason(task, requires, [worker.labels for worker in workers])
+            else:
+                message = f"No live worker knows the task {task!r}."
+                yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, {"task": task})
         yield from (reason for reason in schedules if is_next(reason))
 
     def _wait_reason(self, job: Job) -> ExplanationReason:

@@ -15,6 +15,7 @@ from app.admin.statistics import JobCounts, PeriodStatistics, Statistics
 from app.db.encoding import array, from_row, validate_json, validate_texts
 from app.db.statements import Executor
 from app.errors import WorkerNotFound
+from app.queue.labels import Labels
 
 MAX_QUEUES = 500
 FAIR_RULE = re.compile(r"partition_key|producer|args(\.[^.]+)+")
@@ -89,7 +90,8 @@ _LISTENERS_IN_ORDER = (None, "listening", "relayed", "off")
 class WorkerStatus:
     """A worker process as it registered itself. `alive`: its last heartbeat is less than three intervals old;
     `listener` says whether it receives notifications or polls; `queue_threads` has the threads of each queue;
-    `stopping`: it is shutting down; `would_lose_sec`: how long its jobs without a checkpoint have run so far."""
+    `stopping`: it is shutting down; `would_lose_sec`: how long its jobs without a checkpoint have run so far;
+    `unserved_tasks`: the tasks that it knows and leaves to others, with the labels that they require."""
 
     worker_id: UUID
     name: str
@@ -109,6 +111,8 @@ class WorkerStatus:
     queue_threads: dict[str, int]
     stopping: bool
     would_lose_sec: float = 0.0
+    labels: dict[str, bool | str] = field(default_factory=dict)
+    unserved_tasks: dict[str, dict[str, bool | str]] = field(default_factory=dict)
 
     @property
     def host(self) -> str:
@@ -152,6 +156,13 @@ class LiveWorker:
     queues: frozenset[str]
     tasks: frozenset[str]
     can_claim: bool = True  # neither drained nor shutting down
+    labels: dict[str, bool | str] = field(default_factory=dict)
+    unserved_tasks: dict[str, dict[str, bool | str]] = field(default_factory=dict)  # what they require
+
+
+def find_requirements(task: str, workers: Iterable[LiveWorker]) -> Labels | None:
+    """Return what the task requires, if one of these workers leaves it to others; None otherwise."""
+    return next((worker.unserved_tasks[task] for worker in workers if task in worker.unserved_tasks), None)
 
 
 class Queues:

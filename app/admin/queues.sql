@@ -140,7 +140,8 @@ WITH running AS MATERIALIZED (
 )
 SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, cardinality(jobs.running) AS busy, w.started_at, w.seen_at,
        w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND w.dead_at IS NULL AS alive, w.draining, w.listener,
-       w.rss_bytes, jobs.running, w.pid, w.queue_threads::text, w.stopping, jobs.would_lose_sec
+       w.rss_bytes, jobs.running, w.pid, w.queue_threads::text, w.stopping, jobs.would_lose_sec, w.labels::text,
+       w.unserved_tasks::text
   FROM dl_workers w
        CROSS JOIN LATERAL (SELECT ARRAY(SELECT (to_jsonb(r) - 'worker' - 'loss_sec')::text FROM running r WHERE r.worker = w.name
                                          ORDER BY r.started_at) AS running,
@@ -150,8 +151,8 @@ SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, cardinality
  LIMIT 1000;
 
 -- name: live_workers
--- The distinct sets of queues and tasks that live worker processes serve.
-SELECT DISTINCT queues, tasks, NOT draining AND NOT stopping AS claims
+-- The distinct sets of queues and tasks that live worker processes serve, and their labels.
+SELECT DISTINCT queues, tasks, NOT draining AND NOT stopping AS claims, labels::text, unserved_tasks::text
   FROM dl_workers
  WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec);
 

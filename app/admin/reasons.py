@@ -18,6 +18,7 @@ class ReasonCode(StrEnum):
     QUEUE_AT_LIMIT = "queue_at_limit"
     NO_WORKER = "no_worker"
     TASK_UNKNOWN = "task_unknown"
+    LABELS_MISSING = "labels_missing"
     WORKERS_DRAINING = "workers_draining"
     NOT_DUE = "not_due"
     KEY_BUSY = "key_busy"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,6 +13,7 @@ from app.admin.reasons import MAX_LISTED, ExplanationReason, ReasonCode, format_
 from app.admin.statistics import PeriodStatistics
 from app.queue.graphs import ParentJob
 from app.queue.job import Job
+from app.queue.labels import Labels, describe_missing
 from app.queue.offloads import Offload
 from app.wording import format_count, format_utc
 
@@ -66,6 +67,8 @@ class WaitingFacts:
     waits_on: str | None  # the limit of a limited job
     weight: int | None  # of the job in it
     limited_ahead: int
+    requires: dict[str, bool | str] | None  # of the task, if a live worker of the queue leaves it to others
+    labels: tuple[dict[str, bool | str], ...]  # of the live workers of the queue
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,9 @@ TRANSIENT = (  # reasons that end without an operator
 def waiting_reasons(job: Job, waiting: WaitingFacts, turn: TurnFacts | None) -> Iterator[ExplanationReason]:
     due = format_utc(waiting.available_at)
     yield from _queue_reasons(waiting)
+    if waiting.unknown_task and waiting.requires is not None and waiting.knowing_workers == 0:
+        yield labels_reason(waiting.task, waiting.requires, waiting.labels, queue=waiting.queue)
+        return
     if waiting.unknown_task:
         message = (
             f"The job is deferred because no live worker of queue {waiting.queue!r} knows the task {waiting.task!r}. "
@@ -136,6 +142,8 @@ def _worker_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
         message = f"No live worker serves queue {waiting.queue!r}{other}."
         details = {"queue": waiting.queue, "workers_anywhere": elsewhere}
         yield ExplanationReason(ReasonCode.NO_WORKER, message, details)
+    elif knowing == 0 and waiting.requires is not None:
+        yield labels_reason(task, waiting.requires, waiting.labels, queue=waiting.queue)
     elif knowing == 0:
         message = f"None of the {waiting.workers} live workers of queue {waiting.queue!r} knows the task {task!r}."
         details = {"task": task, "workers": waiting.workers}
@@ -147,6 +155,14 @@ def _worker_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
         message = f"{workers} claims jobs: {states}."
         details = {"queue": waiting.queue, "workers": knowing, "stopping": waiting.stopping_workers}
         yield ExplanationReason(ReasonCode.WORKERS_DRAINING, message, details)
+
+
+def labels_reason(
+    task: str, requires: Labels, labels_of_workers: Sequence[Labels], *, queue: str | None = None
+) -> ExplanationReason:
+    message = describe_missing(task, requires, labels_of_workers, queue=queue)
+    details = {"task": task, "requires": dict(requires)} | ({} if queue is None else {"queue": queue})
+    return ExplanationReason(ReasonCode.LABELS_MISSING, f"{message[0].upper()}{message[1:]}.", details)
 
 
 def _lock_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:

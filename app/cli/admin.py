@@ -23,6 +23,7 @@ from app.cli.parsing import (
 )
 from app.cli.service_options import RemoteService, remote_command
 from app.cli.tables import Table
+from app.queue.labels import format_labels
 from app.wording import format_count
 
 _BULK_OPERATIONS = Table(
@@ -46,12 +47,13 @@ _QUEUES = Table(
 
 
 _WORKERS = Table(
-    "worker=name, id=worker_id, state, busy, memory, version, listener, queues",
+    "worker=name, id=worker_id, state, busy, memory, version, listener, queues, labels",
     {
         "state": lambda worker: "gone" if not worker["alive"] else "draining" if worker["draining"] else "alive",
         "busy": lambda worker: f"{worker['busy']}/{worker['threads']}",
         "memory": lambda worker: worker["rss_bytes"] and f"{worker['rss_bytes'] / 2**20:.0f} MB",
         "queues": lambda worker: ", ".join(worker["queues"]),
+        "labels": lambda worker: format_labels(worker["labels"]),
     },
     uncut="worker, id, state, busy",
     empty_message="No workers.",

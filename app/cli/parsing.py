@@ -203,3 +203,19 @@ def filter_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def parse_queue(raw: str) -> dict[str, Any]:
+    """Parse QUEUE:THREADS."""
+    queue, _, threads = raw.rpartition(":")
+    if not queue or not threads.isdecimal():
+        raise ValueError(f"{raw!r} is not QUEUE:THREADS, such as etl.default:2")
+    return {"queue": queue, "concurrency": int(threads)}
+
+
+def parse_label(raw: str) -> tuple[str, bool | str]:
+    """Parse NAME, NAME=true, NAME=false or NAME=TEXT."""
+    name, equals, value = raw.partition("=")
+    if not name or (equals and not value):
+        raise ValueError(f"{raw!r} is neither NAME nor NAME=VALUE, such as gpu or zone=north")
+    return name, {"": True, "true": True, "false": False}.get(value, value)

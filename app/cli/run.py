@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from types import FrameType
 from typing import Any, Self
@@ -191,7 +192,7 @@ def _run_as_job(
 ) -> Settlement:
     service.database.prepare()
     own_queue = f"run.{uuid4()}"  # no other process claims from it
-    options = service.pool_options({own_queue: 1})
+    options = replace(service.pool_options({own_queue: 1}), labels=None)  # it runs here, whatever the task requires
     session = Session(
         options.dsn, application_name="dataloader-run", schema=options.schema,
         connect_timeout_sec=options.connect_timeout_sec,

@@ -28,9 +28,12 @@ from app.cli.parsing import (
     args_options,
     json_option,
     option_type,
+    parse_label,
+    parse_queue,
     without_none,
 )
 from app.cli.tables import Table
+from app.queue.labels import format_labels
 from app.runtime.startup import Startup, last_error
 from app.wording import format_count
 from dataloader._address import DEFAULT_URL
@@ -43,15 +46,7 @@ if TYPE_CHECKING:
 _ANY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
 _MARKS = {"ok": ("ok", "green"), "info": ("note", "cyan"), "warning": ("warning", "yellow"), "error": ("ERROR", "red")}
 _SETTINGS = Table("variable, value, source, default", uncut="variable, source")
-_TASKS = Table("task, kind, module")
-
-
-def parse_queue(raw: str) -> dict[str, Any]:
-    """Parse QUEUE:THREADS."""
-    queue, _, threads = raw.rpartition(":")
-    if not queue or not threads.isdecimal():
-        raise ValueError(f"{raw!r} is not QUEUE:THREADS, such as etl.default:2")
-    return {"queue": queue, "concurrency": int(threads)}
+_TASKS = Table("task, kind, module, requires", {"requires": lambda task: format_labels(task["requires"])})
 
 
 def _load_settings(*, loads_pipelines: bool = False, **overrides: Any) -> Settings:
@@ -100,6 +95,9 @@ def dev(*, host: str | None, port: int | None) -> None:
 @click.option("--queue", "queues", type=option_type(parse_queue), multiple=True, metavar="QUEUE:THREADS",
               help="A queue to work on and its number of threads; may be repeated.  [WORKERS_JSON]")  # fmt: skip
 @click.option("--workers-json", metavar="JSON", help="Override WORKERS_JSON.")
+@click.option("--label", "labels", type=option_type(parse_label), multiple=True, metavar="NAME[=VALUE]",
+              help="A label of this process, such as gpu or spot=true, which tasks may require; may be repeated. "
+              "Replaces those of WORKERS_JSON.")  # fmt: skip
 @click.option("--max-jobs", type=POSITIVE, metavar="COUNT", help="Start so many jobs, and exit when they have ended.")
 @click.option("--exit-when-idle", type=DURATION, help="Exit when no job has run for so long.")
 @click.option("--preemption-notice", metavar="SOURCE",
@@ -111,6 +109,7 @@ def worker(
     *,
     queues: tuple[dict[str, Any], ...],
     workers_json: str | None,
+    labels: tuple[tuple[str, bool | str], ...],
     max_jobs: int | None,
     exit_when_idle: float | None,
     preemption_notice: str | None,
@@ -136,6 +135,12 @@ def worker(
             raise click.UsageError(f"{raw} is not what --queue or --workers-json can be: {errors[0].remedy}")
         workers = parsed.workers
     settings = _load_settings(loads_pipelines=True, workers=workers)
+    if labels:
+        entries = [{**entry.to_dict(), "labels": dict(labels)} for entry in settings.workers]
+        parsed, errors = parse_settings({"WORKERS_JSON": json.dumps(entries)})
+        if errors:
+            raise click.UsageError(f"--label: {errors[0].remedy.partition('; ')[0]}")
+        settings = settings.model_copy(update={"workers": parsed.workers})
     lifetime = Lifetime(max_jobs=max_jobs, max_idle_sec=exit_when_idle, notice=notice)
     code = commands.run_worker(
         settings, banner=lambda startup: click.echo(worker_banner(settings, startup)), lifetime=lifetime
@@ -278,7 +283,10 @@ def tasks(*, as_json: bool) -> None:
     settings = _load_settings()
     sys.path.append(str(Path.cwd()))  # as for the service: the packages may be in the working directory
     failures = contract.load_tasks(settings.pipelines, settings.tasks)
-    items = [{"task": t.name, "kind": t.kind.value, "module": t.call.__module__} for t in contract.registry]
+    items = [
+        {"task": t.name, "kind": t.kind.value, "module": t.call.__module__, "requires": dict(t.options.requires)}
+        for t in contract.registry
+    ]
     _TASKS.print({"tasks": items, "failures": failures}, "tasks", as_json=as_json)
     for module, trace in ({} if as_json else failures).items():
         click.echo(f"Error: {module} cannot be imported; its tasks are missing.\n{trace}", err=True)

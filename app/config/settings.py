@@ -132,9 +132,10 @@ class Settings(BaseSettings):
         "WORKERS_JSON", (QueueWorkers("etl.default", 2),), "The queues of this process, each with its number of "
         "threads; [] for none. `poll` says how often idle ones look for jobs without a notification, such as "
         '`"poll": {"kind": "exponential", "min_sec": 1, "max_sec": 60, "jitter": 0.2}`; '
-        "docs/operations.md has the kinds. `shutdown_grace_sec` is a queue's own DL_SHUTDOWN_GRACE_SEC.",
-        f"a JSON list of objects with queue and concurrency (1 to {values.MAX_CONCURRENCY}), if wanted with poll and "
-        "shutdown_grace_sec",
+        "docs/operations.md has the kinds. `shutdown_grace_sec` is a queue's own DL_SHUTDOWN_GRACE_SEC. "
+        '`"labels": {"gpu": true}` are labels of the process, which tasks may require: docs/scaling.md.',
+        f"a JSON list of objects with queue and concurrency (1 to {values.MAX_CONCURRENCY}), if wanted with poll, "
+        "shutdown_grace_sec and labels",
     )  # fmt: skip
     pipelines: values.Packages = setting(
         "DL_PIPELINES", ("pipelines",), "The packages whose modules register tasks.",
@@ -392,6 +393,11 @@ class Settings(BaseSettings):
     def grace_by_queue(self) -> dict[str, float]:
         """The grace of the queues that have their own."""
         return {w.queue: w.shutdown_grace_sec for w in self.workers if w.shutdown_grace_sec is not None}
+
+    @property
+    def worker_labels(self) -> dict[str, bool | str]:
+        """The labels of this process, which its queues share."""
+        return {name: value for w in self.workers for name, value in (w.labels or {}).items()}
 
     @property
     def longest_grace_sec(self) -> float:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
-from app.config.values import Text, matching, parse_json
+from app.config.values import Labels, Text, matching, parse_json
 
 _CALLABLE = r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*|\.[^\W\d]\w*)(\.[^\W\d]\w*)*"
 _SECRET_NAME = re.compile(r"pass|pwd|secret|token|key|credential|dsn", re.IGNORECASE)
@@ -39,6 +39,7 @@ class _TaskOptions(TypedDict, total=False):
     memory_mb: _Count
     cpu_sec: _Count
     connection_check: bool
+    requires: Labels
 
 
 class _CallOptions(_TaskOptions, total=False):

@@ -238,6 +238,19 @@ _Poll = Annotated[
 ]
 
 
+def _check_labels(labels: dict[str, Any]) -> dict[str, Any]:
+    for name, value in labels.items():
+        if not re.fullmatch(r"[a-z][a-z0-9_.-]{0,62}", name):
+            raise ValueError(f"a label has 1 to 63 of a-z, 0-9, _ . and -, and begins with a letter: not {name[:64]!r}")
+        is_text = isinstance(value, str) and re.fullmatch(r"(?!true$|false$)[A-Za-z0-9_.:/-]{1,63}", value)
+        if not isinstance(value, bool) and not is_text:
+            raise ValueError(f"label {name!r} is true, false or a text of 1 to 63 letters, digits and _.:/-")
+    return labels
+
+
+Labels = Annotated[dict[str, Any], Field(max_length=20), AfterValidator(_check_labels)]
+
+
 @dataclass(frozen=True)
 class QueueWorkers:
     """How many threads of this process work on a queue, how often they look for jobs without a notification, and for
@@ -249,6 +262,7 @@ class QueueWorkers:
     concurrency: Annotated[int, Field(strict=True, ge=1, le=MAX_CONCURRENCY)]
     poll: _Poll | None = None
     shutdown_grace_sec: Annotated[float, Field(ge=0, le=MAX_QUEUE_GRACE_SEC)] | None = None  # None: as all others
+    labels: Labels | None = None  # of the process, together with those of the other queues
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -258,6 +272,10 @@ def _check_queues(workers: tuple[QueueWorkers, ...]) -> tuple[QueueWorkers, ...]
     queues = [entry.queue for entry in workers]
     if repeated := [queue for queue in dict.fromkeys(queues) if queues.count(queue) > 1]:
         raise ValueError(f"queue {', '.join(map(repr, repeated))} is named twice")
+    labels: dict[str, bool | str] = {}
+    for name, value in ((name, value) for entry in workers for name, value in (entry.labels or {}).items()):
+        if labels.setdefault(name, value) != value:
+            raise ValueError(f"label {name!r} has two values: labels belong to the process, not to one of its queues")
     return workers
 
 

@@ -115,7 +115,7 @@ SELECT 'slot', slot_name, '', CASE WHEN active THEN 'active' ELSE 'inactive' END
 -- name: doctor_queue
 -- Jobs that no worker will claim, and attempts that run too long. Each list is limited.
 WITH RECURSIVE live AS MATERIALIZED (
-    SELECT name, queues, tasks, schedules FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
+    SELECT name, queues, tasks, schedules, labels, unserved_tasks FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
 ), queues AS (
     (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
     UNION ALL
@@ -144,7 +144,14 @@ SELECT jsonb_build_object(
                                       WHERE NOT EXISTS (SELECT FROM live WHERE queues.queue = ANY (live.queues))),
            'tasks_without_worker', (SELECT coalesce(jsonb_agg(DISTINCT task), '[]')
                                       FROM (SELECT queue, task FROM waiting UNION SELECT queue, task FROM unknown_tasks) w
-                                     WHERE NOT EXISTS (SELECT FROM live WHERE w.queue = ANY (live.queues) AND w.task = ANY (live.tasks))),
+                                     WHERE NOT EXISTS (SELECT FROM live WHERE w.queue = ANY (live.queues)
+                                                          AND (w.task = ANY (live.tasks) OR live.unserved_tasks ? w.task))),
+           'labels_without_worker', (SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(w.queue, w.task, live.unserved_tasks -> w.task)), '[]')
+                                       FROM (SELECT queue, task FROM waiting UNION SELECT queue, task FROM unknown_tasks) w
+                                            JOIN live ON w.queue = ANY (live.queues) AND live.unserved_tasks ? w.task
+                                      WHERE NOT EXISTS (SELECT FROM live WHERE w.queue = ANY (live.queues) AND w.task = ANY (live.tasks))),
+           'labels', (SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(queue, labels)), '[]')
+                        FROM live CROSS JOIN LATERAL unnest(queues) q (queue)),
            'expired', (SELECT coalesce(jsonb_agg(jsonb_build_array(job_id, worker, round(extract(epoch FROM clock_timestamp() - lease_expires_at)))), '[]')
                          FROM (SELECT job_id, worker, lease_expires_at FROM dl_jobs
                                 WHERE status = 'running' AND lease_expires_at < clock_timestamp() - interval '2 minutes' LIMIT 50) e),

@@ -9,6 +9,7 @@ from typing import Any
 
 from app.doctor.facts import TableStats, Transaction
 from app.doctor.findings import Finding, error, info, ok, warning
+from app.queue.labels import describe_missing, format_labels
 from app.wording import format_count
 
 LONG_TRANSACTION_SEC = 300.0
@@ -91,7 +92,15 @@ def _format_age(transaction: Transaction) -> str:
 
 
 def check_queue(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    checks = (_check_workers, _check_running, _check_lock_keys, _check_worker_names, _check_schedules, _check_alerting)
+    checks = (
+        _check_workers,
+        _check_labels,
+        _check_running,
+        _check_lock_keys,
+        _check_worker_names,
+        _check_schedules,
+        _check_alerting,
+    )
     findings = [finding for check in checks for finding in check(facts)]
     yield from findings
     if not findings:
@@ -138,6 +147,22 @@ def _check_workers(facts: Mapping[str, Any]) -> Iterator[Finding]:
             "add its package to DL_PIPELINES of a worker, and restart that; `dataloader tasks` lists the known tasks;"
             " if the trigger misspelt a task: dataloader bulk cancel --task NAME",
             tasks=tasks,
+        )
+
+
+def _check_labels(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    waiting = facts["labels_without_worker"]
+    if waiting:
+        queue, task, requires = waiting[0]
+        labels = [label_set for of_queue, label_set in facts["labels"] if of_queue == queue]
+        more = f"; the same of {format_count(len(waiting) - 1, 'other task')}" if len(waiting) > 1 else ""
+        options = [f"--label {shlex.quote(format_labels({name: value}))}" for name, value in requires.items() if value]
+        yield error(
+            "labels_without_worker",
+            f"{describe_missing(task, requires, labels, queue=queue)}; jobs wait{more}",
+            " ".join(["dataloader worker", f"--queue {shlex.quote(f'{queue}:1')}", *options])
+            + ", on a machine that is what its labels say",
+            tasks=sorted({name for _, name, _ in waiting}),
         )
 
 

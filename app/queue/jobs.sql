@@ -219,7 +219,12 @@ WITH unknown AS (
        FOR NO KEY UPDATE SKIP LOCKED
 ), deferred AS (
     UPDATE dl_jobs j
-       SET wait_state = 'scheduled', waits_on = NULL, unknown_task = true, error = 'no live worker knows the task ' || quote_literal(left(j.task, 200)),
+       SET wait_state = 'scheduled', waits_on = NULL, unknown_task = true, 
+           error = CASE WHEN EXISTS (SELECT FROM dl_workers w
+                                      WHERE j.queue = ANY (w.queues) AND w.unserved_tasks ? j.task
+                                        AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec))
+                        THEN 'no live worker has the labels that are required by the task ' ELSE 'no live worker knows the task ' END
+                   || quote_literal(left(j.task, 200)),
            available_at = clock_timestamp() + least(interval '10 minutes',
                                                     greatest(interval '5 seconds', (clock_timestamp() - j.created_at) / 2))
       FROM unknown

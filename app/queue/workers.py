@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from app.db.encoding import array, from_row
+from app.db.encoding import array, from_row, validate_json
 from app.db.statements import Executor
+from app.queue.labels import Labels
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class WorkerInfo:
     threads: int
     queue_threads: Mapping[str, int] = field(default_factory=dict)  # how many of its threads run jobs of each queue
     schedules: tuple[str, ...] = ()  # that its tasks declare
+    labels: Labels = field(default_factory=dict)
+    unserved_tasks: Mapping[str, Labels] = field(default_factory=dict)  # what the tasks require that others serve
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class WorkerLiveness:
             "tasks": array(info.tasks),
             "schedules": array(info.schedules),
             "queue_threads": json.dumps(dict(info.queue_threads)),
+            "labels": json.dumps(dict(info.labels)),
+            "unserved_tasks": validate_json("unserved_tasks", info.unserved_tasks),
             "heartbeat_sec": heartbeat_sec,
             **vars(facts),
             "child_tasks": array(facts.child_tasks),

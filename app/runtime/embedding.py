@@ -32,19 +32,22 @@ class Workers:
         packages: Sequence[str] = (),
         dsn: str | None = None,
         settings: Mapping[str, str] | None = None,
+        labels: Mapping[str, bool | str] | None = None,
     ) -> None:
         """`pool` has `getconn()` and `putconn(connection)`, and psycopg2 connections to the queue's database. `queues`
         has the number of threads of each queue, and `packages` those to import for their tasks.
 
         `dsn` is where the workers' own connections lead, by default where those of the pool do. `settings` are those
-        of docs/configuration.md, such as `{"DL_HEARTBEAT_SEC": "5"}`, and count before the environment. Raises
-        ConfigError.
+        of docs/configuration.md, such as `{"DL_HEARTBEAT_SEC": "5"}`, and count before the environment. `labels` are
+        what tasks may require of a process. Raises ConfigError.
         """
         handed_in = CallersPool(pool)
         overrides = {
             **dict.fromkeys(_SEPARATE_SETTINGS, ""),
             "DL_DB_DSN": handed_in.dsn() if dsn is None else dsn,
-            "WORKERS_JSON": json.dumps([{"queue": name, "concurrency": n} for name, n in queues.items()]),
+            "WORKERS_JSON": json.dumps(
+                [{"queue": name, "concurrency": n, "labels": dict(labels or {})} for name, n in queues.items()]
+            ),
             "DL_PIPELINES": ",".join(packages),
             **(settings or {}),
         }

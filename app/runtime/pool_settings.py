@@ -55,6 +55,7 @@ def pool_options(
         memory_high_percent=settings.memory_high,
         version=version(),
         worker_name=settings.worker_name,
+        labels=settings.worker_labels,
         targets=targets,
         attempts=AttemptSettings(
             stop_step_sec=settings.stop_step_sec,

@@ -135,6 +135,7 @@ class Service:
             environment=settings.environment,
             timezone=settings.timezone,
             queues=tuple(worker.queue for worker in settings.workers),
+            worker_labels=settings.worker_labels,
             default_lease_ttl_sec=settings.default_lease_ttl_sec,
             heartbeat_sec=settings.heartbeat_sec,
             max_waiters=max(1, settings.http_threads // 2),

@@ -14,6 +14,7 @@ from app.admin.audit import AuditLog
 from app.admin.queues import LiveWorker, Queues
 from app.db.pool import Pool
 from app.queue.jobs import JobQueue
+from app.queue.labels import split_tasks
 from app.tracing import Tracer
 from app.web.api.alerts import create_alerts_blueprint
 from app.web.api.audit import create_audit_blueprint
@@ -102,7 +103,7 @@ def create_app(
     app.wsgi_app = RequestMiddleware(app.wsgi_app, request_metrics, authenticator)  # type: ignore[method-assign]
 
     executor, closing = queue.executor, closing or threading.Event()
-    own_worker = None if probe is None else LiveWorker(frozenset(options.queues), frozenset(pipelines.names))
+    own_worker = None if probe is None else _own_worker(options, pipelines)
     trigger_model = trigger_request_model(options, pipelines)
     queue_settings = QueueSettingsCache(Queues(executor), own_worker)
     watcher, check_readiness = JobWatcher(options.max_waiters, closing), ReadinessCheck(queue, options, probe, pool)
@@ -148,3 +149,10 @@ def _make_authenticator(keys: ApiKeys | None, options: WebOptions) -> Authentica
     if keys is not None:
         key_cache, sessions = KeyCache(keys), Sessions(keys.signing_secret)
     return Authenticator(key_cache, sessions, auth_disabled=options.auth_disabled, proxies=proxies)
+
+
+def _own_worker(options: WebOptions, pipelines: Pipelines) -> LiveWorker:
+    """What the workers of this process serve."""
+    served, unserved = split_tasks(pipelines.names, pipelines.declared_requirements(), options.worker_labels)
+    labels = dict(options.worker_labels)
+    return LiveWorker(frozenset(options.queues), frozenset(served), labels=labels, unserved_tasks=unserved)

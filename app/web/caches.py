@@ -16,8 +16,9 @@ from typing import Generic, TypeVar
 
 from app import log
 from app.admin.api_keys import TOKEN_PATTERN, ActiveKey, ActiveKeys, ApiKeys, key_digest
-from app.admin.queues import LiveWorker, Queues, QueueSettings, QueueState
+from app.admin.queues import LiveWorker, Queues, QueueSettings, QueueState, find_requirements
 from app.errors import DatabaseUnavailable, DataloaderError, QueueDraining, SchemaMissing
+from app.queue.labels import describe_missing
 
 T = TypeVar("T")
 
@@ -256,7 +257,10 @@ def run_warnings(
     if not serving:
         names = frozenset(name for worker in workers for name in worker.queues if can_see_queue(name))
         found.append(f"no live worker serves queue {queue!r}{_suggestion(queue, names)}")
-    if not any(task in worker.tasks for worker in workers):
+    requires = None if knowing else find_requirements(task, serving)
+    if requires is not None:
+        found.append(describe_missing(task, requires, [worker.labels for worker in serving], queue=queue))
+    elif not any(task in worker.tasks for worker in workers):
         names = frozenset(name for worker in serving or workers for name in worker.tasks if can_see_task(name))
         found.append(f"no live worker knows {task!r}{_suggestion(task, names)}")
     elif serving and not knowing:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.admin.retention import RetentionPeriods
+from app.queue.labels import Labels
 
 MAX_BATCH_BYTES = 4_194_304  # the largest body of any request
 
@@ -25,6 +26,7 @@ class WebOptions:
     environment: str = "production"
     timezone: str = "Europe/Moscow"  # of the dashboard; the API uses UTC
     queues: tuple[str, ...] = ()  # registered queues: the only label values of queue metrics
+    worker_labels: Labels = field(default_factory=dict)  # of the workers of this process
     max_body_bytes: int = 1_048_576
     max_batch_bytes: int = MAX_BATCH_BYTES
     default_lease_ttl_sec: int = 60

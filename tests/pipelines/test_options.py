@@ -65,12 +65,14 @@ def test_options_of_the_author_are_kept(known):
     options = task_of(
         known, args=SCHEMA, retry=Fixed(5), no_retry=[ValueError], rules={"40001": "retry"}, time_limit=60,
         isolation="process", interrupt=True, queue="etl", lock_key="k", memory_mb=512, cpu_sec=60,
+        requires={"gpu": True, "zone": "north"},
     ).options  # fmt: skip
 
     assert (options.retry, options.time_limit, options.isolation, options.interrupt) == (Fixed(5), 60, "process", True)
     assert (options.queue, options.lock_key, options.memory_mb, options.cpu_sec) == ("etl", "k", 512, 60)
     assert options.rules.entries == ((ValueError, RetryAction.FAIL), ("40001", "retry"))
     assert options.args == SCHEMA
+    assert known.declared_requirements() == {"t": {"gpu": True, "zone": "north"}}
 
 
 @pytest.mark.parametrize(
@@ -101,6 +103,11 @@ def test_options_of_the_author_are_kept(known):
         ({"rules": {"X": "never"}}, "not a rule"),
         ({"partitions": {"unit": "day", "start": "2024-01-01"}}, "partitions are slices such as Daily"),
         ({"partitions": Daily}, "partitions are slices such as Daily"),
+        ({"requires": ["gpu"]}, "requires maps labels to values"),
+        ({"requires": {"Gpu": True}}, "a label has 1 to 63 of a-z"),
+        ({"requires": {"gpu": 1}}, "label 'gpu' is True, False or a text"),
+        ({"requires": {"gpu": "true"}}, "label 'gpu' is True, False or a text"),
+        ({"requires": {f"l{n}": True for n in range(21)}}, "at most 20 labels"),
     ],
 )
 def test_invalid_options_are_refused_at_registration(known, wrong, why):

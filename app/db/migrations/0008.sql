@@ -56,3 +56,9 @@ CREATE INDEX dl_offloads_ended_idx ON dl_offloads (ended_at) WHERE ended_at IS N
 
 -- Schedules: the calendar reads the first firings of each day.
 CREATE INDEX dl_firings_fire_idx ON dl_firings (fire_at);
+
+-- Workers: labels, and the tasks that a process leaves to others for want of them.
+
+ALTER TABLE dl_workers
+    ADD COLUMN labels jsonb NOT NULL DEFAULT '{}',
+    ADD COLUMN unserved_tasks jsonb NOT NULL DEFAULT '{}';

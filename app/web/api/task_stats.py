@@ -33,6 +33,7 @@ class TaskOptions:
     cpu_sec: int | None
     connection_check: bool
     argv: list[str] | None
+    requires: dict[str, bool | str]
 
     @classmethod
     def from_task(cls, task: Task) -> TaskOptions:
@@ -42,6 +43,7 @@ class TaskOptions:
             "rules": {_exception_name(exception): rule for exception, rule in options.rules.entries},
             "time_limit_sec": options.time_limit,
             "argv": None if options.argv is None else list(options.argv),
+            "requires": dict(options.requires),
         }
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 

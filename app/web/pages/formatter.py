@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from app.queue.labels import Labels, format_labels
 from app.wording import format_count, format_utc, replace_utc_times
 
 _UUID_PATTERN = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
@@ -178,6 +179,10 @@ class Formatter:
     @staticmethod
     def percent(value: float | None) -> str:
         return "" if value is None else f"{value * 100:.1f} %" if 0 < value < 0.1 else f"{value * 100:.0f} %"  # noqa: PLR2004
+
+    @staticmethod
+    def labels(labels: Labels) -> str:
+        return format_labels(labels)
 
     @staticmethod
     def byte_size(value: float | None) -> str:

@@ -89,6 +89,12 @@ def deferred(queue_db: QueueFixture) -> UUID:
     return job_id
 
 
+def labels_missing(queue_db: QueueFixture) -> UUID:
+    job_id = task_unknown(queue_db)
+    queue_db.sql('UPDATE dl_workers SET unserved_tasks = \'{"t": {"gpu": true}}\'')
+    return job_id
+
+
 def drained(queue_db: QueueFixture) -> UUID:
     Queues(queue_db.session).drain_worker(worker(queue_db), draining=True)
     return queue_db.enqueue()
@@ -263,6 +269,7 @@ CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
     (ReasonCode.NO_WORKER, lambda queue_db: queue_db.enqueue()),
     (ReasonCode.TASK_UNKNOWN, task_unknown),
     (ReasonCode.TASK_UNKNOWN, deferred),
+    (ReasonCode.LABELS_MISSING, labels_missing),
     (ReasonCode.WORKERS_DRAINING, drained),
     (ReasonCode.NOT_DUE, not_due),
     (ReasonCode.KEY_BUSY, key_busy),

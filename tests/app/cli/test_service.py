@@ -96,6 +96,20 @@ def test_worker_takes_queues_one_by_one_or_as_json(run, wiring):
     assert "q × 4 threads" in shown.stdout
 
 
+def test_worker_takes_labels_on_the_command_line(run, wiring, monkeypatch):
+    monkeypatch.setenv("WORKERS_JSON", '[{"queue": "a", "concurrency": 1, "labels": {"gpu": true}}]')
+    run("worker")
+    run("worker", "--label", "spot=true", "--label", "zone=north", "--label", "big")
+    wrong = run("worker", "--label", "No")
+
+    assert [settings.worker_labels for _, settings, _ in wiring.calls] == [
+        {"gpu": True},
+        {"spot": True, "zone": "north", "big": True},
+    ]
+    assert (wrong.exit_code, "a label has 1 to 63" in wrong.stderr) == (2, True)
+    assert run("worker", "--label", "gpu=").exit_code == 2
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -219,7 +233,9 @@ def test_tasks_lists_what_the_packages_register(run, company):
 
     assert shown.exit_code == 0
     assert "company.good" in shown.stdout
-    assert {"task": "company.good", "kind": "function", "module": "company_loads.good"} in result["tasks"]
+    assert {"task": "company.good", "kind": "function", "module": "company_loads.good", "requires": {}} in result[
+        "tasks"
+    ]
 
 
 def test_packages_without_tasks_are_an_empty_list(run, company):

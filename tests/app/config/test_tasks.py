@@ -31,6 +31,7 @@ EVERYTHING = {
         "partitions": {"unit": "day", "start": "2024-01-01"},
         "memory_mb": 512,
         "cpu_sec": 60,
+        "requires": {"gpu": True, "zone": "north"},
     },
     "old": {"call": "app.loads:rates", "python": "/srv/legacy/bin/python", "cwd": "/srv/legacy", "argv": ["x"]},
     "legacy": {**LEGACY, "queue": "etl", "time_limit": 60},

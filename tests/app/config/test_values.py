@@ -166,6 +166,14 @@ def test_an_empty_list_means_no_workers_here():
         ('[{"queue": "%s", "concurrency": 1}]' % ("q" * 201), "entry 1.queue: expected 1 to 200 printable"),
         ('[{"queue": "a", "concurrency": 1, "threads": 2}]', "entry 1.threads: Unexpected keyword"),
         ('[{"queue": "a", "concurrency": 1}, {"queue": "a", "concurrency": 2}]', "queue 'a' is named twice"),
+        ('[{"queue": "a", "concurrency": 1, "labels": {"No": true}}]', "entry 1.labels: a label has 1 to 63 of a-z"),
+        ('[{"queue": "a", "concurrency": 1, "labels": {"gpu": 1}}]', "label 'gpu' is true, false or a text"),
+        ('[{"queue": "a", "concurrency": 1, "labels": {"gpu": "true"}}]', "label 'gpu' is true, false or a text"),
+        (
+            '[{"queue": "a", "concurrency": 1, "labels": {"x": true}},'
+            ' {"queue": "b", "concurrency": 1, "labels": {"x": "y"}}]',
+            "label 'x' has two values",
+        ),
     ],
 )
 def test_other_workers_are_refused(text, result):

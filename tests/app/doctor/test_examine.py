@@ -197,6 +197,23 @@ def test_what_waits_in_vain_is_found(own_queue_db: QueueFixture, examined):
     assert "queue" not in found
 
 
+def test_labels_that_no_worker_has_are_named(own_queue_db: QueueFixture, examined):
+    own_queue_db.sql(
+        "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec, unserved_tasks)"
+        " VALUES (gen_random_uuid(), 'a:1', '0', '{q}', '{t}', 1, 3600, '{\"train\": {\"gpu\": true}}')"
+    )
+    own_queue_db.insert("k", queue="q", task="train")
+    own_queue_db.promote()
+
+    (found,) = [
+        one for one in examined(own_queue_db.dsn) if one.check in ("labels_without_worker", "tasks_without_worker")
+    ]
+
+    assert found.check == "labels_without_worker"
+    assert "no live worker of queue 'q' has gpu=true (task 'train' requires gpu=true)" in found.message
+    assert found.remedy.startswith("dataloader worker --queue q:1 --label gpu=true")
+
+
 def test_hosts_with_many_listeners_are_named(own_queue_db: QueueFixture, examined):
     def add_workers(count: int, host: str, state: str) -> None:
         own_queue_db.sql(

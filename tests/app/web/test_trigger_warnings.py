@@ -57,6 +57,16 @@ def test_warnings_name_unserved_queue_and_task(queue, task, expected):
     assert run_warnings(queue, task, [WORKER, OTHER], None) == expected
 
 
+def test_warning_names_labels_that_no_worker_has():
+    plain = LiveWorker(frozenset({"etl"}), frozenset({"noop"}), unserved_tasks={"train": {"gpu": True}})
+    on_gpu = LiveWorker(frozenset({"etl"}), frozenset({"noop", "train"}), labels={"gpu": True})
+
+    assert run_warnings("etl", "train", [plain], None) == [
+        "no live worker of queue 'etl' has gpu=true (task 'train' requires gpu=true)"
+    ]
+    assert run_warnings("etl", "train", [plain, on_gpu], None) == []
+
+
 def test_suggestion_among_thousands_of_names_compares_few(monkeypatch: pytest.MonkeyPatch):
     compared: list[int] = []
     find = get_close_matches

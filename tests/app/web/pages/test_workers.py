@@ -57,6 +57,29 @@ def test_worker_that_lost_notifications_is_a_warning(client, process_id, dsn, li
     assert (f"no notifications ({listener})" in client.get("/workers").text) is is_problem
 
 
+def test_labels_and_unserved_tasks_are_shown(client, process_id, pool):
+    info = WorkerInfo(
+        uuid4(),
+        "host-2:78",
+        "1",
+        ("etl",),
+        ("noop",),
+        1,
+        labels={"spot": True},
+        unserved_tasks={"train": {"gpu": True}},
+    )
+    WorkerLiveness(pool).beat(info, heartbeat_sec=60)
+
+    page = client.get("/workers").text
+    workers = {found["name"]: found for found in client.get("/api/v1/workers").json["workers"]}
+
+    assert "spot=true" in page
+    assert "not train, which requires gpu=true" in page
+    assert workers["host-2:78"]["labels"] == {"spot": True}
+    assert workers["host-2:78"]["unserved_tasks"] == {"train": {"gpu": True}}
+    assert workers["host-1:77"]["labels"] == {}
+
+
 def test_worker_is_drained_and_resumed_by_form(client, process_id, pool):
     client.post(f"/workers/{process_id}", data={"draining": "yes"})
     assert Queues(pool).worker(process_id).draining
