@@ -92,34 +92,41 @@ def edit_statements(text: str, edits: Sequence[StatementEdit]) -> str:
 # ── what is broken in Python ────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _replace(owner: Any, name: str, value: Any) -> Any:
+    """Replace what `owner` has under the name, and return it."""
+    if not hasattr(owner, name):
+        raise LookupError(f"{owner.__name__} has no {name}: mend the mutant")
+    replaced = getattr(owner, name)
+    setattr(owner, name, value)
+    return replaced
+
+
 def _never_expire_lease() -> None:
     from workers.attempt import Lease
 
-    Lease.is_trusted = lambda self, now: True  # type: ignore[method-assign]
+    _replace(Lease, "is_trusted", lambda self, now: True)
 
 
 def _check_lease_once() -> None:
     from workers.reaper import Reaper
 
-    look = Reaper._check_leases
-
     def reap_at_once(self: Reaper, now: float) -> None:
-        self._heartbeat_sec = -3600.0  # the answer, from which it is counted, comes after the look began
-        look(self, now)
+        self._heartbeat_sec = -3600.0  # the answer, from which it is counted, comes after the check began
+        check(self, now)
 
-    Reaper._check_leases = reap_at_once  # type: ignore[method-assign]
+    check = _replace(Reaper, "_check_leases", reap_at_once)
 
 
 def _never_repair_blocked() -> None:
     from workers.maintenance import BlockedJobsDuty
 
-    BlockedJobsDuty.run = lambda self: None  # type: ignore[method-assign]
+    _replace(BlockedJobsDuty, "run", lambda self: None)
 
 
 def _ignore_cancels() -> None:
     from workers.pool import WorkerPool
 
-    WorkerPool._on_control = lambda self, command: None  # type: ignore[method-assign]
+    _replace(WorkerPool, "_on_control", lambda self, command: None)
 
 
 def _random_follow_up_keys() -> None:
@@ -127,34 +134,34 @@ def _random_follow_up_keys() -> None:
 
     from workers.follow_ups import FollowUps
 
-    FollowUps.make_key = lambda self, task, args, queue: f"{uuid4()}"  # type: ignore[method-assign]
+    _replace(FollowUps, "make_key", lambda self, task, args, queue: f"{uuid4()}")
 
 
 def _never_reap() -> None:
     from workers.reaper import Reaper
 
-    Reaper._check_leases = lambda self, now: None  # type: ignore[method-assign]
+    _replace(Reaper, "_check_leases", lambda self, now: None)
 
 
 def _keep_dead_sessions() -> None:
-    from app.queue import attempt_sessions as room
+    from app.queue import attempt_sessions
 
     def report_only(reports: Any, target: str, *_: Any) -> None:
-        reports[target] = room.ServerSessions(target, is_reached=True)
+        reports[target] = attempt_sessions.ServerSessions(target, is_reached=True)
 
-    room._end_sessions_on = report_only  # type: ignore[assignment]  # it takes what it does not need as one
+    _replace(attempt_sessions, "_end_sessions_on", report_only)
 
 
 def _prove_by_pid_alone() -> None:
     from workers.process_identity import Identity
 
-    Identity.shares_host = lambda self, other: True  # type: ignore[method-assign]
+    _replace(Identity, "shares_host", lambda self, other: True)
 
 
 def _never_sweep_limits() -> None:
     from workers.maintenance import LimitsDuty
 
-    LimitsDuty.run = lambda self: None  # type: ignore[method-assign]
+    _replace(LimitsDuty, "run", lambda self: None)
 
 
 def _count_times_from_now() -> None:
@@ -162,13 +169,10 @@ def _count_times_from_now() -> None:
 
     from workers import schedules
 
-    room: Any = schedules
-    plan = room.plan_firings
-
     def forgetful(timing: Any, *, last_at: Any, now: Any, **rules: Any) -> Any:
         return plan(timing, last_at=max(last_at, now - timedelta(seconds=1.2)), now=now, **rules)
 
-    room.plan_firings = forgetful
+    plan = _replace(schedules, "plan_firings", forgetful)
 
 
 def _fire_in_two_transactions() -> None:
@@ -176,38 +180,35 @@ def _fire_in_two_transactions() -> None:
 
     from app.admin.schedules import Schedules
 
-    fire = Schedules.fire
-
     def account_first(self: Schedules, batch: Any) -> Any:
         fire(self, [item | {"firings": [], "updates": []} for item in batch])
         time.sleep(0.4)
         return fire(self, [item | {"read_last_at": item["last_at"]} for item in batch])
 
-    Schedules.fire = account_first  # type: ignore[method-assign]
+    fire = _replace(Schedules, "fire", account_first)
 
 
 def _fire_from_every_process() -> None:
     from workers import maintenance, schedules
-
-    process: Any = maintenance
-    process._FOLLOW_INTERVAL_SEC = process.LATE_SEC = 0.0
-    room: Any = schedules
-    request = room.scheduled_job
 
     def without_key(*arguments: Any, **more: Any) -> Any:
         made = request(*arguments, **more)
         made.pop("idempotency_key")
         return made
 
-    room.scheduled_job = without_key
+    _replace(maintenance, "_FOLLOW_INTERVAL_SEC", 0.0)
+    _replace(maintenance, "LATE_SEC", 0.0)
+    request = _replace(schedules, "scheduled_job", without_key)
 
 
 def _make_backfills_from_every_process() -> None:
     from app.admin.queues import Queues
 
-    acquire = Queues.acquire_maintenance_lock
-    Queues.is_maintenance_lock_held = lambda self: False  # type: ignore[method-assign]
-    Queues.acquire_maintenance_lock = lambda self: acquire(self) or True  # type: ignore[method-assign]
+    def acquire_nothing(self: Queues) -> bool:
+        return acquire(self) or True
+
+    _replace(Queues, "is_maintenance_lock_held", lambda self: False)
+    acquire = _replace(Queues, "acquire_maintenance_lock", acquire_nothing)
 
 
 # ── the mutants ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -351,7 +352,7 @@ MUTANTS: Mapping[str, Mutant] = {
             "containers",
             edits=[
                 StatementEdit(
-                    "register_worker", r"w\.boot_id = %\(boot_id\)s::text AND w\.pid_namespace[^\n]*\n[^\n]*", "true"
+                    "register_worker", r"n\.boot_id = %\(boot_id\)s::text AND n\.pid_namespace[^\n]*\n[^\n]*", "true"
                 ),
             ],
             patch=_prove_by_pid_alone,

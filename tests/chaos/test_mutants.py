@@ -60,6 +60,20 @@ def test_a_mutant_changes_the_functions_it_names(mutant, dsn):
     assert sum(before[function] != after[function] for function in before) == len(mutant.functions)
 
 
+def test_every_patch_replaces_what_the_code_has(tmp_path):
+    code = "from tests.chaos.mutants import MUTANTS\nfor mutant in MUTANTS.values(): mutant.patch()\nprint('patched')"
+    with Process([sys.executable, "-c", code], output=tmp_path / "out", env={"PYTHONPATH": "."}) as process:
+        process.wait_for_line("patched")
+
+
+def test_every_change_of_the_schema_finds_its_object(dsn):
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        for mutant in MUTANTS.values():
+            for change in mutant.schema_changes:
+                cursor.execute(change)
+            connection.rollback()
+
+
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda mutant: mutant.name)
 def test_a_mutant_has_a_scene_and_rules_that_there_are(mutant):
     assert mutant.scene in SCENES
