@@ -26,7 +26,7 @@ from app.queue.job import WAIT_STATES, Status
 
 FINAL_STATES = (Status.SUCCEEDED, Status.FAILED, Status.LOST, Status.CANCELED)
 STATES = ("ready", "running", "scheduled", "blocked", "waiting", "limited", *(status.value for status in FINAL_STATES))
-_TIME_BUDGET_SEC = 0.01  # of each of two scans
+_TIME_BUDGET_SEC = 0.005  # of each of two scans
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ PERIODS: Mapping[Period, tuple[int, timedelta]] = {
     "24h": (900, timedelta(hours=24)),
     "7d": (3600, timedelta(days=7)),
 }
+# Totals of a period read the spans of the second length that begin in it, and those of the first before them.
+_LONG_SPANS_SEC = {60: 900, 900: 3600, 3600: 3600}
 _DEPTH_INTERVAL_MIN: Mapping[Period, int] = {"1h": 1, "24h": 5, "7d": 15}
 _FIRST_BUCKET_SEC = 0.005  # upper bound of the first bucket; each further one is larger by the square root of two
 MAX_FULL_SCAN_PAGES = 1_000  # 8 MB: scanned in a few milliseconds; beyond it counts may be estimates
@@ -282,7 +284,8 @@ class Statistics:
 
     def last_minutes(self, minutes: int) -> dict[str, PeriodStatistics]:
         """The statistics of the last minutes by queue."""
-        parameters = {"span": 60, "period_sec": minutes * 60.0, "by_task": False, "queue": None, "task": None}
+        parameters = {"span": 60, "long_span": 60, "period_sec": minutes * 60.0}
+        parameters |= {"by_task": False, "queue": None, "task": None}
         totals = _group_by_first(self._execute("statistics_totals", parameters))
         return {name: _statistics_from_rows(rows) for name, rows in totals.items()}
 
@@ -318,7 +321,8 @@ class Statistics:
 
     def _totals(self, period: Period, *, task: str | None = None, **parameters: Any) -> dict[str, PeriodStatistics]:
         bucket_sec, length = PERIODS[period]
-        parameters |= {"span": bucket_sec, "period_sec": length.total_seconds(), "task": task}
+        spans = {"span": bucket_sec, "long_span": _LONG_SPANS_SEC[bucket_sec]}
+        parameters |= {**spans, "period_sec": length.total_seconds(), "task": task}
         totals = _group_by_first(self._execute("statistics_totals", parameters))
         return {name: _statistics_from_rows(rows) for name, rows in totals.items()}
 

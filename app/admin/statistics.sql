@@ -199,19 +199,33 @@ SELECT started_at, measure, array_agg(bucket), array_agg(n), sum(sec)
  ORDER BY started_at;
 
 -- name: statistics_totals
--- Statistics of the last `period_sec` seconds, by queue or by task. The spans are listed one by one, so that the index is
--- used for a single queue too.
+-- Statistics of the last `period_sec` seconds, by queue or by task: of the long spans that begin in the period, the last of which
+-- is still growing, and of the short ones before the first of these. Spans are listed one by one, so that the index is used for a
+-- single queue too.
+WITH period AS (
+    SELECT s.first, date_bin(make_interval(secs => %(long_span)s::int), s.first - interval '1 microsecond', '2000-01-01T00:00Z')
+                    + make_interval(secs => %(long_span)s::int) AS first_long
+      FROM (SELECT date_bin(make_interval(secs => %(span)s::int), clock_timestamp() - make_interval(secs => %(period_sec)s::float8),
+                            '2000-01-01T00:00Z') + make_interval(secs => %(span)s::int) AS first) s
+)
 SELECT name, measure, array_agg(bucket), array_agg(n), sum(sec)
   FROM (SELECT CASE WHEN %(by_task)s::bool THEN task ELSE queue END AS name, measure, bucket, sum(count)::bigint AS n,
                sum(total_sec) AS sec
-          FROM dl_statistics
-         WHERE span_sec = %(span)s::int
-           AND started_at = ANY (ARRAY(SELECT generate_series(
-                   date_bin(make_interval(secs => %(span)s::int), clock_timestamp() - make_interval(secs => %(period_sec)s::float8),
-                            '2000-01-01T00:00Z') + make_interval(secs => %(span)s::int),
-                   clock_timestamp(), make_interval(secs => %(span)s::int))))
-           AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-           AND (%(task)s::text IS NULL OR task = %(task)s::text)
+          FROM (SELECT queue, task, measure, bucket, count, total_sec
+                  FROM dl_statistics
+                 WHERE span_sec = %(span)s::int
+                   AND started_at = ANY (ARRAY(SELECT generate_series(first, first_long - interval '1 microsecond',
+                                                                      make_interval(secs => %(span)s::int)) FROM period))
+                   AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+                   AND (%(task)s::text IS NULL OR task = %(task)s::text)
+                UNION ALL
+                SELECT queue, task, measure, bucket, count, total_sec
+                  FROM dl_statistics
+                 WHERE span_sec = %(long_span)s::int
+                   AND started_at = ANY (ARRAY(SELECT generate_series(first_long, clock_timestamp(),
+                                                                      make_interval(secs => %(long_span)s::int)) FROM period))
+                   AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+                   AND (%(task)s::text IS NULL OR task = %(task)s::text)) spans
          GROUP BY 1, 2, 3) buckets
  GROUP BY name, measure;
 

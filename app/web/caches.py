@@ -81,6 +81,15 @@ class RefreshingValue(Generic[T]):
             with self._lock:
                 self._timed_out = fetch
 
+    def get_recent(self, *, refresh_after_sec: float, max_age_sec: float) -> T | None:
+        """Return a value of at most `max_age_sec`, or None when none comes in time. One that is older than
+        `refresh_after_sec` is replaced in the background."""
+        if self.age_sec > max_age_sec:
+            self.refresh()
+        elif self.age_sec > refresh_after_sec:
+            self.start()
+        return self.value if self.age_sec <= max_age_sec else None
+
     def start(self) -> Future[T] | None:
         """Return the fetch in progress or a new one; None if the last one failed less than `retry_sec` ago."""
         with self._lock:

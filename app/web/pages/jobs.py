@@ -39,6 +39,7 @@ from app.web.routing import ApiBlueprint
 from pipelines.contract import Pipelines
 
 PAGE_SIZE = 50
+_SEARCH_BUDGET_SEC = 0.02  # of a page, which also counts
 _SORT_LABELS: dict[Sort, str] = {
     "-created_at": "newest first",
     "created_at": "oldest first",
@@ -200,7 +201,7 @@ def _job_list(
         after = decode_cursor(query.after, sort) if query.after else None
     except ValueError:
         raise InvalidForm("The position in the list is invalid; start with its first page.") from None
-    page = search.page(job_filter, sort=sort, limit=PAGE_SIZE, after=after)
+    page = search.page(job_filter, sort=sort, limit=PAGE_SIZE, after=after, time_budget_sec=_SEARCH_BUDGET_SEC)
     counts = counter.count(job_filter)
     states = counts.by_state
     details = rows.details(page.jobs)

@@ -161,11 +161,7 @@ class ProblemCounter:
 
     def get(self) -> int | None:
         """Return the number, or None when it cannot be read now."""
-        if self._count.age_sec > _COUNT_MAX_AGE_SEC:
-            self._count.refresh()
-        elif self._count.age_sec > _COUNT_REFRESH_AFTER_SEC:
-            self._count.start()
-        return self._count.value if self._count.age_sec <= _COUNT_MAX_AGE_SEC else None
+        return self._count.get_recent(refresh_after_sec=_COUNT_REFRESH_AFTER_SEC, max_age_sec=_COUNT_MAX_AGE_SEC)
 
 
 def count_open(problems: Iterable[Problem]) -> int:

@@ -19,7 +19,7 @@ from app.web.pages.base import FormModel, PageRenderer
 from app.web.problems import ProblemCode, RequestRejected
 from app.web.routing import ApiBlueprint
 
-_MAX_COUNTED = 20_000  # jobs that the preview of retention counts
+_MAX_COUNTED = 5_000  # jobs that the preview of retention counts
 
 
 class SettingsPageQuery(FormModel):

@@ -26,7 +26,7 @@ from app.web.api.jobs import InvalidJobId, parse_job_id
 from app.web.api.task_stats import TaskInfo
 from app.web.auth.guard import CSRF_FIELD, current_actor
 from app.web.backfill_changes import BackfillEditor
-from app.web.caches import RefreshingValue, RefreshTimeout
+from app.web.caches import RefreshingValue
 from app.web.links import quote_name
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
@@ -48,7 +48,7 @@ _MAX_SCHEDULES_SHOWN = 5
 _SLICES_SHOWN = 366
 _FAILURES_PERIOD_SEC = 7 * 86_400
 _MAX_BREAKER_SEC, _MAX_FAILURES = 31 * 86_400, 1_000_000
-_COUNT_AGE_SEC, _COUNT_TIMEOUT_SEC = 10.0, 3.0
+_COUNT_REFRESH_AFTER_SEC, _COUNT_MAX_AGE_SEC, _COUNT_TIMEOUT_SEC = 10.0, 300.0, 3.0
 
 
 class TasksQuery(FormModel):
@@ -98,14 +98,12 @@ class _TaskReader:
             JobCounts(queue.executor).waiting_by_task,
             name="count-waiting-jobs",
             timeout_sec=_COUNT_TIMEOUT_SEC,
-            max_age_sec=_COUNT_AGE_SEC,
+            retry_sec=_COUNT_TIMEOUT_SEC,
         )
 
     def waiting(self) -> WaitingCounts | None:
         """A recent count of queued jobs by task; None: the database does not answer in time."""
-        with suppress(RefreshTimeout):
-            return self._waiting.get()
-        return self._waiting.value
+        return self._waiting.get_recent(refresh_after_sec=_COUNT_REFRESH_AFTER_SEC, max_age_sec=_COUNT_MAX_AGE_SEC)
 
     def info(self, name: str) -> TaskInfo | None:
         task = self._pipelines.get(name)
