@@ -284,8 +284,8 @@ class Statistics:
 
     def last_minutes(self, minutes: int) -> dict[str, PeriodStatistics]:
         """The statistics of the last minutes by queue."""
-        parameters = {"span": 60, "long_span": 60, "period_sec": minutes * 60.0}
-        parameters |= {"by_task": False, "queue": None, "task": None}
+        filters = {"by_task": False, "queue": None, "task": None}
+        parameters = {"span": 60, "long_span": 60, "period_sec": minutes * 60.0, **filters}
         totals = _group_by_first(self._execute("statistics_totals", parameters))
         return {name: _statistics_from_rows(rows) for name, rows in totals.items()}
 

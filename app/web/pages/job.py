@@ -55,6 +55,7 @@ _PAGE_URL = "/jobs/{job_id}"
 _QUIET_REASONS = frozenset(
     {ReasonCode.RUNNING, ReasonCode.SUCCEEDED, ReasonCode.FAILED, ReasonCode.CANCELED, ReasonCode.LOST}
 )
+_LOG_SEARCH_BUDGET_SEC = 0.02
 _NOT_FOUND = (ProblemCode.JOB_NOT_FOUND,)
 _LineId = Annotated[int | None, Field(ge=0, le=2**63 - 1)]
 
@@ -234,7 +235,14 @@ def create_log_page(executor: Executor, options: WebOptions) -> ApiBlueprint:
         job = reader.get_with_version(parse_job_id(job_id)).job
         attempt = int(query.attempt) if query.attempt else None
         log_filter = LogFilter(text=query.search or None, levels=levels_from(query.level), attempt=attempt)
-        page = log_search.page(job.id, log_filter, after=query.after, before=query.before, limit=PAGE_LINES)
+        page = log_search.page(
+            job.id,
+            log_filter,
+            after=query.after,
+            before=query.before,
+            limit=PAGE_LINES,
+            time_budget_sec=_LOG_SEARCH_BUDGET_SEC,
+        )
         named = (("search", query.search), ("level", query.level), ("attempt", query.attempt))
         filters = {name: value for name, value in named if value}
         return pages.render(

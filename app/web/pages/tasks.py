@@ -18,7 +18,14 @@ from app.admin.breakers import Breakers, BreakerState, BreakerStatus
 from app.admin.data_quality import CheckHistory, DataQuality
 from app.admin.queues import LiveWorker, Queues, QueueState
 from app.admin.schedules import Firing, Schedule
-from app.admin.statistics import MAX_RECENT_RUNS, JobCounts, Statistics, TaskFailureGroup, WaitingCounts
+from app.admin.statistics import (
+    MAX_RECENT_RUNS,
+    JobCounts,
+    PeriodStatistics,
+    Statistics,
+    TaskFailureGroup,
+    WaitingCounts,
+)
 from app.errors import BreakerNotFound
 from app.queue.job import Job
 from app.queue.jobs import JobQueue
@@ -40,6 +47,7 @@ from app.web.pages.start_form import StartForm, StartForms
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schedule_changes import ScheduleDetail, ScheduleEditor
+from app.web.standby_reads import allowing_standby
 from pipelines.contract import Pipelines
 
 _CHECK_RESULTS = 60  # of each data check
@@ -85,6 +93,14 @@ class TaskRow:
         return any(text.casefold() in found.casefold() for found in texts)
 
 
+@dataclass(frozen=True)
+class _TaskCounts:
+    """Queued jobs by task, and the statistics of each task."""
+
+    waiting: WaitingCounts
+    last_week: dict[str, PeriodStatistics]
+
+
 class _TaskReader:
     """Reads what the pages of tasks show."""
 
@@ -94,16 +110,23 @@ class _TaskReader:
         self.schedules = ScheduleEditor(queue.executor, pipelines, options)
         self.backfills = BackfillEditor(queue, pipelines, options)
         self._pipelines = pipelines
-        self._waiting = RefreshingValue(
-            JobCounts(queue.executor).waiting_by_task,
-            name="count-waiting-jobs",
-            timeout_sec=_COUNT_TIMEOUT_SEC,
-            retry_sec=_COUNT_TIMEOUT_SEC,
+        job_counts = JobCounts(queue.executor)
+
+        def count() -> _TaskCounts:
+            with allowing_standby():
+                return _TaskCounts(job_counts.waiting_by_task(), self.statistics.by_task("7d"))
+
+        self._counts = RefreshingValue(
+            count, name="count-tasks", timeout_sec=_COUNT_TIMEOUT_SEC, retry_sec=_COUNT_TIMEOUT_SEC
         )
 
+    def counts(self) -> _TaskCounts | None:
+        """Recent counts, which all requests share; None: the database does not answer in time."""
+        return self._counts.get_recent(refresh_after_sec=_COUNT_REFRESH_AFTER_SEC, max_age_sec=_COUNT_MAX_AGE_SEC)
+
     def waiting(self) -> WaitingCounts | None:
-        """A recent count of queued jobs by task; None: the database does not answer in time."""
-        return self._waiting.get_recent(refresh_after_sec=_COUNT_REFRESH_AFTER_SEC, max_age_sec=_COUNT_MAX_AGE_SEC)
+        counts = self.counts()
+        return None if counts is None else counts.waiting
 
     def info(self, name: str) -> TaskInfo | None:
         task = self._pipelines.get(name)
@@ -115,7 +138,8 @@ class _TaskReader:
         return None
 
     def rows(self, text: str) -> dict[str, Any]:
-        by_task, runs = self.statistics.by_task("7d"), self.statistics.recent_runs()
+        counts, runs = self.counts(), self.statistics.recent_runs()
+        by_task = counts.last_week if counts else {}
         breakers = {status.task: status for status in self.breakers.statuses()}
         schedules: dict[str, list[Schedule]] = {}
         for schedule in self.schedules.schedules.list_by_name():
@@ -127,7 +151,13 @@ class _TaskReader:
             if current_actor().can_see_task(name)
         ]
         shown = [row for row in rows if row.matches(text)]
-        return {"rows": shown, "total": len(rows), "statistics": by_task, "runs": runs, "waiting": self.waiting()}
+        return {
+            "rows": shown,
+            "total": len(rows),
+            "statistics": by_task,
+            "runs": runs,
+            "waiting": counts and counts.waiting,
+        }
 
     def queue(self, name: str, runs: Mapping[str, Any]) -> str:
         """The task's own queue, or else that of its last run."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -46,6 +47,30 @@ def test_each_event_is_counted_once_in_every_span(own_queue_db, rollups):
     assert rollups.by_queue().keys() == {"q"}
     assert rollups.by_task().keys() == {"t"}
     assert [run.outcome for run in rollups.recent_runs()["t"]] == ["lost", "failed", "succeeded", "retried"]
+
+
+def test_totals_count_each_minute_of_the_period_once(own_queue_db, rollups):
+    own_queue_db.sql(
+        """INSERT INTO dl_statistics (span_sec, started_at, queue, task, measure, bucket, count)
+           SELECT span, date_bin(make_interval(secs => span), minute, '2000-01-01T00:00Z'), 'q', 't', 'started', 0,
+                  sum(n)
+             FROM (SELECT n + 1 AS n, date_trunc('minute', now()) - n * interval '1 min' AS minute
+                     FROM generate_series(0, 1600) n) minutes,
+                  unnest(ARRAY[60, 900, 3600]) span
+            GROUP BY 1, 2"""
+    )
+
+    def started(span: int, period: str) -> Any:
+        spans = "span_sec = %s AND started_at > now() - %s::interval"
+        return own_queue_db.fetch_row(f"SELECT sum(count)::int FROM dl_statistics WHERE {spans}", span, period)
+
+    def expected() -> tuple[Any, Any, Any]:
+        return started(60, "1 hour"), started(900, "1 day"), started(60, "5 min")
+
+    before = expected()
+    hour, day = rollups.by_queue("1h")["q"].started, rollups.by_task("24h", queue="q")["t"].started
+    totals = (hour, day, rollups.last_minutes(5)["q"].started)
+    assert all(total in pair for total, *pair in zip(totals, before, expected(), strict=True))
 
 
 def test_batch_answers_how_late_it_is_while_there_are_more(own_queue_db, rollups):

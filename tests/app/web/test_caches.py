@@ -31,6 +31,25 @@ def test_value_is_returned():
     assert make_value(lambda: 7).get() == 7
 
 
+def test_recent_value_is_returned_while_the_next_is_fetched():
+    fetch = HangingFetch()
+    fetch.released.set()
+    value = make_value(fetch)
+    assert value.get_recent(refresh_after_sec=60, max_age_sec=60) == 7
+    assert (value.get_recent(refresh_after_sec=60, max_age_sec=60), fetch.count) == (7, 1)
+
+    fetch.released.clear()
+    assert value.get_recent(refresh_after_sec=0, max_age_sec=60) == 7
+    eventually(lambda: fetch.count == 2)
+    fetch.released.set()
+
+
+def test_no_recent_value_comes_without_an_answer_in_time():
+    fetch = HangingFetch()
+    assert make_value(fetch, timeout_sec=0.01).get_recent(refresh_after_sec=1, max_age_sec=60) is None
+    fetch.released.set()
+
+
 def test_error_is_raised_and_next_get_fetches_again():
     results: Iterator[ValueError | int] = iter([ValueError("no"), 7])
 
