@@ -1,6 +1,6 @@
-"""A model of one PostgreSQL and its workers: cores, the flush of the WAL, claimers, settlers and vacuum.
+"""A model of one PostgreSQL and its workers: cores, the flush of the WAL, a generator, claimers, settlers and vacuum.
 
-What each statement costs is measured (`benchmarks.simulate --measure`); the model has the queues in between.
+What each part costs is measured (`benchmarks.simulate --measure`); the model has the queues in between.
 """
 
 from __future__ import annotations
@@ -8,26 +8,29 @@ from __future__ import annotations
 import json
 import random
 from collections import deque
-from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import simpy
 
-from benchmarks.rounds import quantile
-
-_SLICE_SEC = 0.004  # then another process may have the core
-_VACUUM_EVERY_JOBS = 2_000
-_WARM_UP_SHARE = 0.2
+WARM_UP_SHARE = 0.2
+VACUUM_INTERVAL_SEC = 5.0
+_SLICE_SEC = 0.004  # then another process may have the core, at a tick of a kernel with 250 a second
+_GIL_SLICE_SEC = 0.005  # then another thread of the worker may have the interpreter
+_MAX_BATCH = 500  # outcomes that are settled at once
+_PREFETCH_PER_THREAD, _MAX_PREFETCH = 40, 400
+MAX_BACKLOG, BACKLOG_PAUSE_SEC = 1_000, 0.005  # ready jobs of a load that is as large as possible
 _MIN_KEPT_UP = 0.97  # fewer jobs done than offered: saturated
 
 Process = Generator[Any, Any, None]
+Jobs = list[tuple[float, int]]  # when jobs were due, and how many were due then
 
 
 @dataclass(frozen=True)
 class StatementCost:
-    """CPU of the server for a statement: of the statement, and of each job in it."""
+    """CPU for a group of jobs: of the group, and of each job in it."""
 
     fixed_us: float
     per_job_us: float
@@ -37,12 +40,15 @@ class StatementCost:
 
     @classmethod
     def from_two_sizes(cls, small: tuple[int, float], large: tuple[int, float]) -> StatementCost:
-        """Each is a number of jobs, and the microseconds of a statement with that many."""
+        """Each is a number of jobs, and the microseconds of a group with that many."""
         per_job_us = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
         return cls(max(0.0, small[1] - per_job_us * small[0]), per_job_us)
 
+    def times(self, factor: float) -> StatementCost:
+        return StatementCost(self.fixed_us * factor, self.per_job_us * factor)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Constants:
     """What a machine needs for each part of a job's life, and when that was measured."""
 
@@ -51,148 +57,342 @@ class Constants:
     enqueue: StatementCost
     claim: StatementCost
     settle: StatementCost
+    rest: StatementCost  # of the server: notifications, statistics, the writers of the log
+    python: StatementCost  # of a worker process: for a claim with its settlement, and for each job
+    generator: StatementCost  # of the program that enqueues
     flush_sec: float  # one flush of the WAL
     vacuum_us: float  # of a job
-    python_us: float  # of a job, in the worker
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Constants:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("enqueue", "claim", "settle"):
-            values[name] = StatementCost(**values[name])
-        return cls(**values)
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        costs = {name: StatementCost(**cost) for name, cost in values.items() if isinstance(cost, dict)}
+        return cls(**{**values, **costs})
+
+    def scaled(self, factor: float) -> Constants:
+        """All CPU costs times a factor, but for the vacuum's: statements cost more while others use the same caches."""
+        costs: dict[str, Any] = {
+            name: cost.times(factor) for name, cost in vars(self).items() if isinstance(cost, StatementCost)
+        }
+        return replace(self, **costs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disturbance:
+    """What differs for some seconds. `flush_sec`: None leaves it. `vacuum_jobs`: how many are vacuumed at its begin."""
+
+    begin_sec: float
+    end_sec: float
+    rate_factor: float = 1.0
+    flush_sec: float | None = None
+    vacuum_jobs: int = 0
+
+    def includes(self, at: float) -> bool:
+        return self.begin_sec <= at < self.end_sec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
     """Jobs that arrive in groups at random times, and who does them."""
 
-    jobs_per_sec: float
+    jobs_per_sec: float | None  # None: as many as are done, with a backlog at all times
     group: int  # jobs of a statement that enqueues
     cores: int  # of the server
     seconds: float = 20.0
+    generators: int = 4  # connections that enqueue
     workers: int = 1  # processes
-    max_claim: int = 400
-    shares_cores: bool = False  # workers run on the server's cores
+    threads: int = 8  # of each
+    shares_cores: bool = False  # workers and generators run on the server's cores
+    has_vacuum: bool = True
+    disturbance: Disturbance | None = None
     seed: int = 1
+
+    def rate_at(self, at: float) -> float:
+        assert self.jobs_per_sec, "a closed load has no rate of its own"
+        is_disturbed = self.disturbance is not None and self.disturbance.includes(at)
+        return self.jobs_per_sec * (self.disturbance.rate_factor if is_disturbed and self.disturbance else 1.0)
+
+
+@dataclass(frozen=True)
+class Times:
+    """When jobs were due, when they ended, and how many: one entry for those of a group that ended together."""
+
+    entries: list[tuple[float, float, int]]
+
+    def due_in(self, begin_sec: float, end_sec: float) -> Times:
+        return Times([entry for entry in self.entries if begin_sec <= entry[0] < end_sec])
+
+    @property
+    def count(self) -> int:
+        return sum(count for _, _, count in self.entries)
+
+    @property
+    def mean_ms(self) -> float:
+        return sum((ended - due) * count for due, ended, count in self.entries) / self.count * 1e3
+
+    def quantile_ms(self, percent: float) -> float:
+        """Infinite if there is no job."""
+        rank, seen = self.count * percent / 100, 0
+        for sec, count in sorted((ended - due, count) for due, ended, count in self.entries):
+            seen += count
+            if seen >= rank:
+                return sec * 1e3
+        return float("inf")
 
 
 @dataclass(frozen=True)
 class Result:
+    """`core_share`: of the server's cores that was busy. `commits`: of a job."""
+
+    times: Times = field(repr=False)
     done_per_sec: float
-    p50_ms: float
-    p99_ms: float
-    core_share: float  # of the server's cores that was busy
+    core_share: float
+    commits: float
     is_saturated: bool
+
+    @property
+    def p99_ms(self) -> float:
+        return self.times.quantile_ms(99)
+
+
+def arrival_times(load: Load) -> Iterator[float]:
+    """Yield the times of the groups, in seconds from the beginning: the same for a real load and the model."""
+    rng, at = random.Random(load.seed), 0.0
+    while (at := at + rng.expovariate(load.rate_at(at) / load.group)) < load.seconds:
+        yield at
+
+
+class JobBuffer:
+    """Jobs in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[tuple[float, int]] = deque()
+        self.count = 0
+
+    def put(self, jobs: Jobs) -> None:
+        self._jobs.extend(jobs)
+        self.count += sum(size for _, size in jobs)
+
+    def take(self, max_count: int) -> tuple[Jobs, int]:
+        """Return the first jobs and their number."""
+        taken, left = [], max_count
+        while left and self._jobs:
+            due_at, size = self._jobs.popleft()
+            if size > left:
+                self._jobs.appendleft((due_at, size - left))
+                size = left
+            taken.append((due_at, size))
+            left -= size
+        self.count -= max_count - left
+        return taken, max_count - left
+
+
+class _Cores:
+    """The cores of a machine, which processes use in slices."""
+
+    def __init__(self, env: simpy.Environment, count: int) -> None:
+        self._env, self._resource = env, simpy.Resource(env, count)
+        self.count, self.busy_sec = count, 0.0
+
+    def compute(self, cpu_sec: float) -> Process:
+        while cpu_sec > 0:
+            with self._resource.request() as request:
+                yield request
+                used_sec = min(cpu_sec, _SLICE_SEC)
+                yield self._env.timeout(used_sec)
+            self.busy_sec += used_sec
+            cpu_sec -= used_sec
+
+
+class _Disk:
+    """The WAL: one flush at a time, for all that wait when it begins."""
+
+    def __init__(self, env: simpy.Environment, flush_sec: float, disturbance: Disturbance | None) -> None:
+        self._env, self._flush_sec, self._disturbance = env, flush_sec, disturbance
+        self._waiting: list[simpy.Event] = []
+        self._is_flushing = False
+        self.commit_count = 0
+
+    def commit(self) -> Process:
+        flushed = self._env.event()
+        self.commit_count += 1
+        self._waiting.append(flushed)
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._env.process(self._flush())
+        yield flushed
+
+    def _flush(self) -> Process:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            other, flush_sec = self._disturbance, self._flush_sec
+            if other is not None and other.flush_sec is not None and other.includes(self._env.now):
+                flush_sec = other.flush_sec
+            yield self._env.timeout(flush_sec)
+            for flushed in batch:
+                flushed.succeed()
+        self._is_flushing = False
 
 
 class _Model:
     def __init__(self, constants: Constants, load: Load) -> None:
         self.env = simpy.Environment()
         self.constants, self.load = constants, load
-        self.cores = simpy.Resource(self.env, load.cores)
-        self.ready: deque[float] = deque()  # when each job was created
+        self.server = _Cores(self.env, load.cores)
+        self.clients = self.server if load.shares_cores else None
+        self.disk = _Disk(self.env, constants.flush_sec, load.disturbance)
+        self.generators = simpy.Resource(self.env, load.generators)
+        self.ready = JobBuffer()
         self.idle_workers: deque[simpy.Event] = deque()
-        self.unflushed: list[simpy.Event] = []
-        self.is_flushing = False
-        self.busy_sec = 0.0
-        self.arrived_count = 0
-        self.done: list[tuple[float, float]] = []  # when each job was created, and when it ended
-        self.to_vacuum = 0
+        self.arrived_count = self.to_vacuum = 0
+        self.done: list[tuple[float, float, int]] = []
 
-    def compute(self, cpu_sec: float) -> Process:
-        """Use a core of the server, which others may get in between."""
-        while cpu_sec > 0:
-            with self.cores.request() as request:
-                yield request
-                used_sec = min(cpu_sec, _SLICE_SEC)
-                yield self.env.timeout(used_sec)
-            self.busy_sec += used_sec
-            cpu_sec -= used_sec
+    def run(self) -> None:
+        if self.load.jobs_per_sec is not None:
+            self.env.process(self.arrive())
+        else:
+            for _ in range(self.load.generators):
+                self.env.process(self.fill())
+        for _ in range(self.load.workers):
+            _Worker(self)
+        if self.load.has_vacuum:
+            self.env.process(self.vacuum())
+        if self.load.disturbance is not None and self.load.disturbance.vacuum_jobs:
+            self.env.process(self.catch_up(self.load.disturbance))
+        self.env.run(until=self.load.seconds)
 
-    def commit(self) -> Process:
-        """Wait for a flush of the WAL that begins from now on; one flush is for all that wait."""
-        flushed = self.env.event()
-        self.unflushed.append(flushed)
-        if not self.is_flushing:
-            self.is_flushing = True
-            self.env.process(self._flush())
-        yield flushed
-
-    def _flush(self) -> Process:
-        while self.unflushed:
-            batch, self.unflushed = self.unflushed, []
-            yield self.env.timeout(self.constants.flush_sec)
-            for flushed in batch:
-                flushed.succeed()
-        self.is_flushing = False
+    def use_client(self, cpu_sec: float) -> Process:
+        """Compute in a program that is not the server."""
+        if self.clients is None:
+            yield self.env.timeout(cpu_sec)
+        else:
+            yield from self.clients.compute(cpu_sec)
 
     def arrive(self) -> Process:
-        rng, load = random.Random(self.load.seed), self.load
-        while True:
-            yield self.env.timeout(rng.expovariate(load.jobs_per_sec / load.group))
-            self.arrived_count += load.group
-            self.env.process(self._enqueue())
+        for at in arrival_times(self.load):
+            yield self.env.timeout(at - self.env.now)
+            self.env.process(self.enqueue())
 
-    def _enqueue(self) -> Process:
-        created_at = self.env.now
-        yield from self.compute(self.constants.enqueue.cpu_sec(self.load.group))
-        yield from self.commit()
-        self.ready.extend([created_at] * self.load.group)
+    def fill(self) -> Process:
+        """Enqueue whenever there are few ready jobs."""
+        while True:
+            if self.ready.count < MAX_BACKLOG:
+                yield from self.enqueue()
+            else:
+                yield self.env.timeout(BACKLOG_PAUSE_SEC)
+
+    def enqueue(self) -> Process:
+        due_at, group = self.env.now, self.load.group
+        self.arrived_count += group
+        with self.generators.request() as request:
+            yield request
+            yield from self.use_client(self.constants.generator.cpu_sec(group))
+            yield from self.server.compute(self.constants.enqueue.cpu_sec(group))
+            yield from self.disk.commit()
+        self.ready.put([(due_at, group)])
         while self.idle_workers:
             self.idle_workers.popleft().succeed()
+        yield from self.server.compute(self.constants.rest.cpu_sec(group))
 
-    def work(self) -> Process:
-        """A worker process: it claims and runs jobs, while its settler writes their ends."""
-        settling = simpy.Store(self.env)
-        self.env.process(self._settle(settling))
+    def end(self, jobs: Jobs, count: int) -> None:
+        self.done += [(due_at, self.env.now, size) for due_at, size in jobs]
+        self.to_vacuum += count
+
+    def vacuum(self) -> Process:
         while True:
-            if not self.ready:
+            yield self.env.timeout(VACUUM_INTERVAL_SEC)
+            jobs, self.to_vacuum = self.to_vacuum, 0
+            yield from self.server.compute(self.constants.vacuum_us * jobs / 1e6)
+
+    def catch_up(self, disturbance: Disturbance) -> Process:
+        yield self.env.timeout(disturbance.begin_sec)
+        yield from self.server.compute(self.constants.vacuum_us * disturbance.vacuum_jobs / 1e6)
+
+
+class _Worker:
+    """A worker process: one claim at a time, threads that share an interpreter, and a settler."""
+
+    def __init__(self, model: _Model) -> None:
+        self.model, self.env, self.costs = model, model.env, model.constants
+        self.interpreter = simpy.Resource(self.env, 1)
+        self.max_claim = model.load.threads + min(_MAX_PREFETCH, _PREFETCH_PER_THREAD * model.load.threads)
+        self.buffer, self.ended = JobBuffer(), JobBuffer()
+        self.signals = {name: self.env.event() for name in ("claimed", "started", "ended")}
+        for process in (self.claim(), self.run_jobs(), self.settle()):
+            self.env.process(process)
+
+    def signal(self, name: str) -> None:
+        event, self.signals[name] = self.signals[name], self.env.event()
+        event.succeed()
+
+    def interpret(self, cpu_sec: float) -> Process:
+        """Compute in Python: one thread at a time."""
+        while cpu_sec > 0:
+            with self.interpreter.request() as request:
+                yield request
+                used_sec = min(cpu_sec, _GIL_SLICE_SEC)
+                yield from self.model.use_client(used_sec)
+            cpu_sec -= used_sec
+
+    def claim(self) -> Process:
+        ready = self.model.ready
+        while True:
+            if self.buffer.count > self.max_claim // 2:
+                yield self.signals["started"]
+            elif not ready.count:
                 woken = self.env.event()
-                self.idle_workers.append(woken)
+                self.model.idle_workers.append(woken)
                 yield woken
-                continue
-            claimed = [self.ready.popleft() for _ in range(min(len(self.ready), self.load.max_claim))]
-            yield from self.compute(self.constants.claim.cpu_sec(len(claimed)))
-            yield from self.commit()
-            python_sec = self.constants.python_us * len(claimed) / 1e6
-            if self.load.shares_cores:
-                yield from self.compute(python_sec)
             else:
-                yield self.env.timeout(python_sec)
-            settling.put(claimed)
+                claimed, count = ready.take(self.max_claim - self.buffer.count)
+                yield from self.interpret(self.costs.python.fixed_us / 2e6)
+                yield from self.model.server.compute(self.costs.claim.cpu_sec(count))
+                yield from self.model.disk.commit()
+                self.buffer.put(claimed)
+                self.signal("claimed")
 
-    def _settle(self, settling: simpy.Store) -> Process:
+    def run_jobs(self) -> Process:
+        """All threads together: only one of them computes at a time."""
+        job_sec = self.costs.python.per_job_us / 1e6
+        at_once = max(1, int(_GIL_SLICE_SEC / job_sec)) if job_sec else _MAX_BATCH
+        size = 1  # the settler is woken by the first job that ends
         while True:
-            jobs = list((yield settling.get()))
-            while settling.items:
-                jobs += yield settling.get()
-            yield from self.compute(self.constants.settle.cpu_sec(len(jobs)))
-            self.done += [(created_at, self.env.now) for created_at in jobs]
-            self.to_vacuum += len(jobs)
-            if self.to_vacuum >= _VACUUM_EVERY_JOBS:
-                self.env.process(self.compute(self.constants.vacuum_us * self.to_vacuum / 1e6))
-                self.to_vacuum = 0
-            yield from self.commit()
+            if not self.buffer.count:
+                yield self.signals["claimed"]
+                size = 1
+                continue
+            jobs, count = self.buffer.take(size)
+            size = at_once
+            self.signal("started")
+            yield from self.interpret(job_sec * count)
+            self.ended.put(jobs)
+            self.signal("ended")
+
+    def settle(self) -> Process:
+        while True:
+            if not self.ended.count:
+                yield self.signals["ended"]
+                continue
+            jobs, count = self.ended.take(_MAX_BATCH)
+            yield from self.interpret(self.costs.python.fixed_us / 2e6)
+            yield from self.model.server.compute(self.costs.settle.cpu_sec(count))
+            self.model.end(jobs, count)
+            yield from self.model.disk.commit()
 
 
 def simulate(constants: Constants, load: Load) -> Result:
     """Run the load for its seconds. The first fifth is left out of the times; the same seed gives the same result."""
     model = _Model(constants, load)
-    model.env.process(model.arrive())
-    for _ in range(load.workers):
-        model.env.process(model.work())
-    model.env.run(until=load.seconds)
-    warm_up_sec = load.seconds * _WARM_UP_SHARE
-    times_ms = [(ended - created) * 1e3 for created, ended in model.done if created >= warm_up_sec] or [float("inf")]
-    done_count = sum(ended >= warm_up_sec for _, ended in model.done)
+    model.run()
+    warm_up_sec = load.seconds * WARM_UP_SHARE
+    times = Times(model.done)
     return Result(
-        done_per_sec=done_count / (load.seconds - warm_up_sec),
-        p50_ms=quantile(times_ms, 50),
-        p99_ms=quantile(times_ms, 99),
-        core_share=model.busy_sec / (load.cores * load.seconds),
-        is_saturated=len(model.done) < _MIN_KEPT_UP * (model.arrived_count - load.group),
+        times=times.due_in(warm_up_sec, load.seconds),
+        done_per_sec=sum(n for _, ended, n in model.done if ended >= warm_up_sec) / (load.seconds - warm_up_sec),
+        core_share=model.server.busy_sec / (load.cores * load.seconds),
+        commits=model.disk.commit_count / max(1, times.count),
+        is_saturated=times.count < _MIN_KEPT_UP * (model.arrived_count - load.group),
     )

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks import simulate as command
-from benchmarks.queue_model import Constants, Load, StatementCost, simulate
+from benchmarks.queue_model import (
+    Constants,
+    Disturbance,
+    JobBuffer,
+    Load,
+    StatementCost,
+    Times,
+    arrival_times,
+    simulate,
+)
+from benchmarks.scenarios import BEGIN_SEC, Scenario, print_answers
+from benchmarks.statement_costs import calibrate
 
 FREE = StatementCost(0, 0)
 CONSTANTS = Constants(
     measured_at="2026-11-24", cores=2, enqueue=StatementCost(400, 50), claim=StatementCost(300, 40),
-    settle=StatementCost(200, 30), flush_sec=0.001, vacuum_us=10, python_us=20,
+    settle=StatementCost(200, 30), rest=FREE, python=StatementCost(0, 20), generator=FREE, flush_sec=0.001,
+    vacuum_us=10,
 )  # fmt: skip
 
 
@@ -33,7 +48,7 @@ def test_job_on_an_idle_server_takes_the_sum_of_its_steps():
     result = simulate(CONSTANTS, Load(jobs_per_sec=1, group=1, cores=4, seconds=100))
 
     steps_us = 450 + 340 + 20 + 230  # and two flushes before its end
-    assert result.p50_ms == pytest.approx(steps_us / 1e3 + 2, rel=0.001)
+    assert result.times.quantile_ms(50) == pytest.approx(steps_us / 1e3 + 2, rel=0.001)
     assert not result.is_saturated
 
 
@@ -49,35 +64,65 @@ def test_cores_are_busy_by_the_cost_of_the_jobs():
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_saturated_server_does_what_its_cores_can(cores):
-    """Enqueueing keeps up, so that it takes its part first; eight claimers share the rest."""
-    constants = replace(CONSTANTS, enqueue=FREE, vacuum_us=0, python_us=0, flush_sec=0)
-    result = simulate(constants, Load(jobs_per_sec=40_000, group=100, cores=cores, workers=8, seconds=10))
+    """A load with a backlog at all times, whose cost is per job alone."""
+    constants = replace(
+        CONSTANTS, enqueue=StatementCost(0, 50), claim=StatementCost(0, 40), settle=StatementCost(0, 30), flush_sec=0
+    )
+    load = Load(jobs_per_sec=None, group=100, cores=cores, workers=4, seconds=10, has_vacuum=False)
+    result = simulate(constants, load)
 
-    cost_us = 40 + 30 + (300 + 200) / 400
-    assert result.is_saturated
-    assert result.done_per_sec == pytest.approx(cores * 1e6 / cost_us, rel=0.03)
+    assert result.core_share == pytest.approx(1, abs=0.01)
+    assert result.done_per_sec == pytest.approx(cores * 1e6 / (50 + 40 + 30), rel=0.03)
 
 
-def test_vacuum_and_workers_on_the_same_cores_take_their_part():
-    load = Load(jobs_per_sec=30_000, group=100, cores=1, workers=4, seconds=10)
-    constants = replace(CONSTANTS, enqueue=FREE, flush_sec=0, vacuum_us=0, python_us=0)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"python": StatementCost(0, 120)},
+        {"generator": StatementCost(0, 120)},
+        {"rest": StatementCost(0, 120)},
+    ],
+)
+def test_each_user_of_the_same_cores_takes_its_part(changes):
+    constants = replace(
+        CONSTANTS, enqueue=StatementCost(0, 50), claim=StatementCost(0, 40), settle=StatementCost(0, 30), flush_sec=0,
+        vacuum_us=0, python=FREE,
+    )  # fmt: skip
+    load = Load(jobs_per_sec=None, group=100, cores=1, workers=4, seconds=40, shares_cores=True)
 
-    alone = simulate(constants, load).done_per_sec
-    with_vacuum = simulate(replace(constants, vacuum_us=71), load).done_per_sec
-    shared = simulate(replace(constants, python_us=71), replace(load, shares_cores=True)).done_per_sec
+    alone, shared = simulate(constants, load), simulate(replace(constants, **changes), load)
 
-    assert with_vacuum == pytest.approx(alone / 2, rel=0.1)
-    assert shared == pytest.approx(alone / 2, rel=0.1)
+    assert shared.done_per_sec == pytest.approx(alone.done_per_sec / 2, rel=0.1)
+
+
+def test_threads_of_a_worker_compute_one_at_a_time():
+    """Two processes do twice as much as one, whatever the cores of the server."""
+    constants = replace(
+        CONSTANTS, enqueue=FREE, claim=FREE, settle=FREE, flush_sec=0, vacuum_us=0, python=StatementCost(0, 100)
+    )
+    load = Load(jobs_per_sec=100_000, group=100, cores=4, seconds=5)
+
+    assert simulate(constants, load).done_per_sec == pytest.approx(10_000, rel=0.03)
+    assert simulate(constants, replace(load, workers=2)).done_per_sec == pytest.approx(20_000, rel=0.03)
+
+
+def test_group_waits_for_a_free_connection():
+    """Enqueueing takes 10 ms of a connection: one of them can do 100 groups a second, not 150."""
+    constants = replace(CONSTANTS, generator=StatementCost(9_000, 0), enqueue=FREE)
+    load = Load(jobs_per_sec=150, group=1, cores=2, seconds=20)
+
+    assert simulate(constants, replace(load, generators=1)).done_per_sec == pytest.approx(100, rel=0.03)
+    assert not simulate(constants, replace(load, generators=2)).is_saturated
 
 
 def test_one_flush_is_for_all_commits_that_wait():
     """A flush of 20 ms would allow 50 commits a second one by one; 500 groups a second are enqueued."""
     slow_disk = replace(CONSTANTS, flush_sec=0.02)
-    result = simulate(slow_disk, Load(jobs_per_sec=500, group=1, cores=8, seconds=20))
+    result = simulate(slow_disk, Load(jobs_per_sec=500, group=1, cores=8, generators=200, seconds=20))
 
     assert not result.is_saturated
     assert result.done_per_sec == pytest.approx(500, rel=0.1)
-    assert 2 * 20 < result.p50_ms < 6 * 20
+    assert 2 * 20 < result.times.quantile_ms(50) < 8 * 20
 
 
 def test_same_seed_gives_the_same_result():
@@ -85,6 +130,99 @@ def test_same_seed_gives_the_same_result():
 
     assert simulate(CONSTANTS, load) == simulate(CONSTANTS, load)
     assert simulate(CONSTANTS, load) != simulate(CONSTANTS, replace(load, seed=2))
+
+
+def test_times_of_groups_are_weighted_by_their_jobs():
+    times = Times([(0.0, 0.010, 98), (1.0, 1.050, 1), (2.0, 2.100, 1)])
+
+    assert times.mean_ms == pytest.approx((98 * 10 + 50 + 100) / 100)
+    assert times.quantile_ms(98) == pytest.approx(10)
+    assert times.quantile_ms(99) == pytest.approx(50)
+    assert times.quantile_ms(100) == pytest.approx(100)
+    assert Times([]).quantile_ms(99) == float("inf")
+    assert times.due_in(1, 2).entries == [(1.0, 1.050, 1)]
+
+
+def test_buffer_splits_groups_and_keeps_their_order():
+    buffer = JobBuffer()
+    buffer.put([(1.0, 3), (2.0, 2)])
+
+    assert buffer.take(4) == ([(1.0, 3), (2.0, 1)], 4)
+    assert buffer.take(4) == ([(2.0, 1)], 1)
+    assert buffer.take(4) == ([], 0)
+
+
+def test_costs_under_load_explain_the_saturation():
+    """A machine on which all costs are 1.4 times those of statements alone."""
+    load = Load(jobs_per_sec=None, group=20, cores=2, seconds=5, shares_cores=True)
+    done_per_sec = simulate(CONSTANTS.scaled(1.4), load).done_per_sec
+    saturated: Any = SimpleNamespace(done_per_sec=done_per_sec, vacuum_us=14)
+
+    calibrated = calibrate(CONSTANTS, saturated, load)
+
+    assert calibrated.claim.per_job_us == pytest.approx(1.4 * CONSTANTS.claim.per_job_us, rel=0.03)
+    assert calibrated.vacuum_us == 14
+
+
+def test_outage_of_the_log_delays_the_jobs_due_in_it():
+    outage = Disturbance(begin_sec=20, end_sec=30, flush_sec=10)
+    times = simulate(CONSTANTS, Load(jobs_per_sec=100, group=1, cores=2, seconds=60, disturbance=outage)).times
+
+    assert times.due_in(12, 19).quantile_ms(99) < 20
+    assert times.due_in(20, 30).quantile_ms(50) == pytest.approx(5_000, rel=0.2)
+    assert times.due_in(35, 60).quantile_ms(99) < 20
+
+
+def test_vacuum_that_is_behind_takes_a_core():
+    late = Disturbance(begin_sec=20, end_sec=30, vacuum_jobs=1_000_000)
+    load = Load(jobs_per_sec=100, group=1, cores=1, seconds=40)
+    calm, disturbed = simulate(CONSTANTS, load), simulate(CONSTANTS, replace(load, disturbance=late))
+
+    assert disturbed.core_share - calm.core_share == pytest.approx(10 / 40, rel=0.05)
+    assert disturbed.times.due_in(20, 29).mean_ms > calm.times.due_in(20, 29).mean_ms + 4
+
+
+def test_peak_has_more_arrivals_until_its_end():
+    peak = Disturbance(begin_sec=10, end_sec=20, rate_factor=5)
+    times = list(arrival_times(Load(jobs_per_sec=100, group=1, cores=1, seconds=30, disturbance=peak)))
+
+    assert sum(10 <= at < 20 for at in times) == pytest.approx(5_000, rel=0.06)
+    assert sum(at >= 20 for at in times) == pytest.approx(1_000, rel=0.15)
+
+
+def test_check_needs_p99_within_the_limit_at_both_loads(monkeypatch, capsys):
+    def real(times: Times) -> Any:
+        return SimpleNamespace(times=times, commits=0.1, late_ms=0.1, others=0.4)
+
+    def run_load(_dsn: str, _server: Any, load: Load) -> Any:
+        model = simulate(CONSTANTS, load).times
+        shift = 1.0 if load.jobs_per_sec == 500 else factor
+        return real(Times([(due, due + (ended - due) * shift, n) for due, ended, n in model.entries]))
+
+    monkeypatch.setattr(command, "run_load", run_load)
+    load = Load(jobs_per_sec=1_000, group=10, cores=2, seconds=5)
+    factor = 1.2
+    assert command.check("dsn", None, CONSTANTS, load, 3)
+
+    factor = 1.6
+    assert not command.check("dsn", None, CONSTANTS, load, 3)
+    shown = capsys.readouterr().out
+    assert "-38%" in shown
+    assert "Other programs used the machine" in shown
+
+
+def test_answers_are_a_table_and_a_chart(tmp_path, capsys, monkeypatch):
+    short = [
+        Scenario("a <peak>", Disturbance(begin_sec=BEGIN_SEC, end_sec=BEGIN_SEC + 5, rate_factor=5), 80),
+        Scenario("an outage", Disturbance(begin_sec=BEGIN_SEC, end_sec=BEGIN_SEC + 5, flush_sec=5), 80),
+    ]
+    monkeypatch.setattr("benchmarks.scenarios.scenarios", lambda constants, rate: short)
+
+    print_answers(CONSTANTS, tmp_path / "chart.svg")
+
+    shown = capsys.readouterr().out
+    assert "| an outage" in shown
+    assert ElementTree.parse(tmp_path / "chart.svg").getroot().tag.endswith("svg")  # noqa: S314 - our own
 
 
 def test_table_needs_measured_constants(tmp_path, capsys):
