@@ -93,7 +93,7 @@ class JobRows:
         unsuccessful, is_exact = self._scan(replace(job_filter, status=UNSUCCESSFUL))
         ((pages,),) = self._execute("count_pages", {"schema": self._schema})
         percent = min(100.0, 100.0 * SAMPLED_PAGES / pages)
-        sample = self._execute("final_state_sample", {"percent": percent, "filter": job_filter.to_json()})[0]
+        _, *sample = self._execute("count_matching_sample", {"percent": percent, "filter": job_filter.to_json()})[0]
         estimates = {
             state.value: max(round(count * 100 / percent), counts[state.value])
             for state, count in zip(FINAL_STATES, sample, strict=True)
@@ -111,7 +111,7 @@ class JobRows:
         window = first_window(job_filter, newest_first=True, after=None)
         is_complete = False
         for window_rows in self._search.window_sizes(job_filter, FIRST_COUNT_WINDOW_ROWS, _TIME_BUDGET_SEC):
-            end_at, end_id, *counts = self._execute("final_state_window", window | {"window": window_rows})[0]
+            end_at, end_id, _, _, *counts = self._execute("count_window", window | {"window": window_rows})[0]
             total = [a + b for a, b in zip(total, counts, strict=True)]
             if end_id is None:
                 is_complete = True

@@ -53,36 +53,3 @@ SELECT CASE j.status WHEN 'running' THEN 'running' ELSE j.wait_state::text END, 
  GROUP BY 1
 UNION ALL
 SELECT NULL, scanned FROM size WHERE scanned > %(max_jobs)s::int;
-
--- name: final_state_window
--- Matching jobs by status among the next `window` jobs older than (at, id), as `count_window` of a job search.
-SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
-       set_config('enable_bitmapscan', 'off', true),
-       set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
-       set_config('statement_timeout', '3s', true);
-
-WITH window_end AS MATERIALIZED (
-    SELECT created_at, job_id
-      FROM dl_jobs
-     WHERE (created_at, job_id) < (%(at)s::timestamptz, %(id)s::uuid)
-       AND created_at >= %(until)s::timestamptz
-       AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'))
-     ORDER BY created_at DESC, job_id DESC
-    OFFSET %(window)s::int - 1 LIMIT 1
-)
-SELECT (SELECT created_at FROM window_end), (SELECT job_id FROM window_end),
-       count(*) FILTER (WHERE status = 'succeeded' AND is_match), count(*) FILTER (WHERE status = 'failed' AND is_match),
-       count(*) FILTER (WHERE status = 'lost' AND is_match), count(*) FILTER (WHERE status = 'canceled' AND is_match)
-  FROM (SELECT status, dl_job_matches(j, %(filter)s::jsonb) AS is_match
-          FROM dl_jobs j
-         WHERE (created_at, job_id) < (%(at)s::timestamptz, %(id)s::uuid)
-           AND (created_at, job_id) >= (coalesce((SELECT created_at FROM window_end), %(until)s::timestamptz),
-                                        coalesce((SELECT job_id FROM window_end), '00000000-0000-0000-0000-000000000000'))
-           AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'))) scanned;
-
--- name: final_state_sample
--- Matching jobs by status in a fixed sample of the pages.
-SELECT count(*) FILTER (WHERE status = 'succeeded'), count(*) FILTER (WHERE status = 'failed'),
-       count(*) FILTER (WHERE status = 'lost'), count(*) FILTER (WHERE status = 'canceled')
-  FROM dl_jobs j TABLESAMPLE SYSTEM (%(percent)s::float4) REPEATABLE (20)
- WHERE dl_job_matches(j, %(filter)s::jsonb);

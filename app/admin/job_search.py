@@ -289,8 +289,8 @@ class JobSearch:
         scanned = matching = 0
         window = first_window(job_filter, newest_first=True, after=None)
         for window_rows in self.window_sizes(job_filter, FIRST_COUNT_WINDOW_ROWS, time_budget_sec):
-            end_at, end_id, *found = self._execute("count_window", window | {"window": window_rows})[0]
-            matching, scanned = matching + found[0], scanned + found[1]
+            end_at, end_id, *counts = self._execute("count_window", window | {"window": window_rows})[0]
+            scanned, matching = scanned + counts[0], matching + counts[1]
             if end_id is None:
                 return MatchCount(matching, True, scanned)
             window |= {"at": end_at, "id": str(end_id)}

@@ -252,7 +252,7 @@ SELECT j.job_id, e.ts
                             ORDER BY event_id DESC LIMIT 1) e;
 
 -- name: count_window
--- The number of matching jobs among the next `window` jobs older than (at, id).
+-- The matching jobs among the next `window` jobs older than (at, id), by final status, and how many were scanned.
 SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
        set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
@@ -267,16 +267,19 @@ WITH window_end AS MATERIALIZED (
      ORDER BY created_at DESC, job_id DESC
     OFFSET %(window)s::int - 1 LIMIT 1
 )
-SELECT (SELECT created_at FROM window_end), (SELECT job_id FROM window_end), count(*) FILTER (WHERE dl_job_matches(j, %(filter)s::jsonb)),
-       count(*)
-  FROM dl_jobs j
- WHERE (created_at, job_id) < (%(at)s::timestamptz, %(id)s::uuid)
-   AND (created_at, job_id) >= (coalesce((SELECT created_at FROM window_end), %(until)s::timestamptz),
-                                coalesce((SELECT job_id FROM window_end), '00000000-0000-0000-0000-000000000000'))
-   AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'));
+SELECT (SELECT created_at FROM window_end), (SELECT job_id FROM window_end), count(*), count(*) FILTER (WHERE is_match),
+       count(*) FILTER (WHERE is_match AND status = 'succeeded'), count(*) FILTER (WHERE is_match AND status = 'failed'),
+       count(*) FILTER (WHERE is_match AND status = 'lost'), count(*) FILTER (WHERE is_match AND status = 'canceled')
+  FROM (SELECT status, dl_job_matches(j, %(filter)s::jsonb) AS is_match
+          FROM dl_jobs j
+         WHERE (created_at, job_id) < (%(at)s::timestamptz, %(id)s::uuid)
+           AND (created_at, job_id) >= (coalesce((SELECT created_at FROM window_end), %(until)s::timestamptz),
+                                        coalesce((SELECT job_id FROM window_end), '00000000-0000-0000-0000-000000000000'))
+           AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'))) scanned;
 
 -- name: count_matching_sample
--- The number of matching jobs in a fixed sample of the pages.
-SELECT count(*)
+-- The matching jobs in a fixed sample of the pages, by final status.
+SELECT count(*), count(*) FILTER (WHERE status = 'succeeded'), count(*) FILTER (WHERE status = 'failed'),
+       count(*) FILTER (WHERE status = 'lost'), count(*) FILTER (WHERE status = 'canceled')
   FROM dl_jobs j TABLESAMPLE SYSTEM (%(percent)s::float4) REPEATABLE (20)
  WHERE dl_job_matches(j, %(filter)s::jsonb);
