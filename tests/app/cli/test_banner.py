@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.cli.banner import serve_banner, service_address, worker_banner
 from app.cli.invocation import dataloader_command, python_command
-from app.cli.service import serve_banner, service_address, worker_banner
 from app.config import Settings, load_settings
 from app.errors import DatabaseUnavailable
 from app.runtime.database import describe_outage

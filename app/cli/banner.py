@@ -1,0 +1,67 @@
+"""What `serve` and `worker` print when they run: addresses, and a first command to try."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.cli import text
+from app.cli.invocation import dataloader_command
+from app.runtime.startup import Startup, last_error
+from app.wording import format_count
+from dataloader._address import DEFAULT_URL
+
+if TYPE_CHECKING:
+    from app.config import Settings
+
+_ANY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
+
+
+def serve_banner(settings: Settings, startup: Startup, *, workers: bool) -> str:
+    url = service_address(settings.app_host, settings.app_port)
+    if startup.outage is not None:
+        return _banner(startup, "", f"  API      {url} answers 503 until then")
+    command = f"{dataloader_command()} trigger noop --arg sleep1=1 --watch"
+    return _banner(
+        startup,
+        f"dataloader is ready at {url}\n  API      {url}/docs (OpenAPI: {url}/openapi.json)",
+        f"  workers  {_format_workers(settings) if workers else f'none here; run `{dataloader_command()} worker`'}",
+        "Try a first job, in another terminal:",
+        f"  {command}" + ("" if url == DEFAULT_URL else f" --url {url}"),
+        "or, with curl (put the job_id of the first answer into the other two):",
+        f"  curl -s {url}/api/v1/jobs/trigger -H 'Content-Type: application/json' \\",
+        """    -d '{"queue": "etl.default", "task": "noop", "lock_key": "first", "args": {"sleep1": 30}}'""",
+        f"  curl -s {url}/api/v1/jobs/JOB_ID/status",
+        f"  curl -s -X POST {url}/api/v1/jobs/JOB_ID/cancel",
+        "Ctrl-C stops everything.",
+    )
+
+
+def worker_banner(settings: Settings, startup: Startup) -> str:
+    return _banner(startup, "dataloader works", f"  workers  {_format_workers(settings)}", "Ctrl-C stops it.")
+
+
+def _banner(startup: Startup, head: str, details: str, *more: str) -> str:
+    """The lines of a process that is ready, or of one that waits for its database."""
+    if startup.outage is not None:
+        head, more = (
+            f"dataloader is not ready: {startup.outage}",
+            ("It tries again until the database is there. Ctrl-C stops it.",),
+        )
+    lines = [head, f"  database {startup.database}", details]
+    if startup.failures and startup.outage is None:
+        lines.append(f"  broken   {format_count(len(startup.failures), 'module')}; the tasks of others work:")
+        for name, trace in startup.failures.items():
+            lines.append(f"    {text.one_line(name)}: {text.one_line(last_error(trace))}")
+    return "\n".join([*lines, *more])
+
+
+def service_address(host: str, port: int) -> str:
+    """The URL of the service for a browser on this machine; a wildcard address becomes 127.0.0.1."""
+    visit = "127.0.0.1" if host in _ANY_ADDRESS else host
+    return f"http://[{visit}]:{port}" if ":" in visit else f"http://{visit}:{port}"
+
+
+def _format_workers(settings: Settings) -> str:
+    if not settings.workers:
+        return "none: WORKERS_JSON names no queue"
+    return ", ".join(f"{w.queue} × {format_count(w.concurrency, 'thread')}" for w in settings.workers)
