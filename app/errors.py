@@ -40,6 +40,7 @@ DataloaderError
 ├── BackfillNotFound          no backfill has this id
 ├── BackfillEnded             it is done or canceled
 ├── WorkerNotFound            no worker process has this id
+├── NameNotFound              no queue or task has this name
 ├── BulkNotFound              no bulk operation has this id
 ├── BulkMismatch              not as many jobs fit as the caller expects
 ├── InvalidJob                the database refuses a value of the request
@@ -297,6 +298,13 @@ class LimitInUse(DataloaderError):
 class BackfillEnded(DataloaderError):
     def __init__(self, backfill_id: object) -> None:
         super().__init__(f"the backfill {backfill_id} has ended; `retry` loads again what ended badly")
+
+
+class NameNotFound(DataloaderError):
+    """No queue or task has this name; `message` lists known ones."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
 
 
 class WorkerNotFound(DataloaderError):

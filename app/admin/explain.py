@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from app.admin.backfills import Backfills, BackfillState
-from app.admin.breakers import Breakers, BreakerState
+from app.admin.breakers import Breakers, BreakerState, BreakerStatus
 from app.admin.job_detail import JobReader
 from app.admin.limits import Limits
-from app.admin.queues import Queues, find_requirements
+from app.admin.queue_reasons import (
+    closed_limit_reason,
+    full_limit_reason,
+    no_worker_reason,
+    settings_reasons,
+    threads_reason,
+)
+from app.admin.queues import Queues, QueueState, find_requirements
 from app.admin.reasons import MAX_LISTED, ExplanationReason, ReasonCode
 from app.admin.run_reasons import RunningFacts, ended_reason, running_reasons
 from app.admin.schedules import Schedules
@@ -30,12 +37,16 @@ from app.admin.wait_reasons import (
     start_estimate,
     waiting_reasons,
 )
-from app.db.encoding import from_row
+from app.db.encoding import array, from_row
 from app.db.statements import Executor
 from app.errors import BreakerNotFound, LimitNotFound
 from app.queue.graphs import Graphs
 from app.queue.job import Job, Status
 from app.queue.offloads import Offloads
+from app.wording import format_count
+
+_MAX_READY_JOBS = 200  # of each queue, among which a job of a task is looked for
+_MAX_LIMITED_JOBS = 1_000  # of each limit
 
 
 @dataclass(frozen=True)
@@ -52,14 +63,22 @@ class JobExplanation:
 
 @dataclass(frozen=True)
 class TaskExplanation:
-    """What keeps jobs of a task from being made and from running, and when its schedules make the next."""
+    """What keeps jobs of a task from being made and from starting, and when its schedules make the next."""
 
     task: str
     reasons: list[ExplanationReason]
 
 
+@dataclass(frozen=True)
+class QueueExplanation:
+    """What keeps jobs of a queue from starting; no reason if nothing does."""
+
+    queue: str
+    reasons: list[ExplanationReason]
+
+
 class JobExplainer:
-    """Explains single jobs."""
+    """Explains jobs, tasks and queues."""
 
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
@@ -88,17 +107,52 @@ class JobExplainer:
         ended = ended_reason(job, self._reader.attempts(job_id))
         return JobExplanation(job.id, job.status, [ended], None, True, None)
 
-    def explain_task(self, task: str) -> TaskExplanation:
-        return TaskExplanation(task, list(self._task_reasons(task)))
+    def explain_task(self, task: str, *, default_queue: str | None = None) -> TaskExplanation:
+        """`default_queue` is that of the task's jobs unless a trigger names another."""
+        return TaskExplanation(task, list(self._task_reasons(task, default_queue)))
 
-    def _task_reasons(self, task: str) -> Iterator[ExplanationReason]:
-        with suppress(BreakerNotFound):
-            breaker = self._breakers.status(task)
-            if breaker.state is not BreakerState.CLOSED:
+    def explain_queue(self, queue: str) -> QueueExplanation:
+        return QueueExplanation(queue, list(self._queue_reasons(queue)))
+
+    def _queue_reasons(self, queue: str) -> Iterator[ExplanationReason]:
+        statuses = self._queues.statuses(queue=queue)
+        if statuses:
+            yield from settings_reasons(statuses[0], statuses[0].running)
+        waiting = self._limits.of_queue(queue)
+        limits = {limit.name: limit for limit in self._limits.statuses() if limit.name in {*waiting, f"queue:{queue}"}}
+        for limit in limits.values():
+            kind, _, task = limit.name.partition(":")
+            breaker = self._open_breaker(task) if kind == "task" else None
+            if breaker is not None:
                 yield breaker_reason(breaker)
-        schedules = sorted(map(schedule_reason, self._schedules.list_by_name(task=task)), key=is_next)
+            elif limit.concurrency == 0:
+                yield closed_limit_reason(limit)
+        workers = self._queues.live_workers()
+        if (no_worker := no_worker_reason(queue, workers)) is not None:
+            yield no_worker
+        elif statuses and (busy := threads_reason(statuses[0], self._queues.workers())) is not None:
+            yield busy
+        for task, jobs in self._execute("unknown_tasks_of_queue", {"queue": queue, "max_tasks": MAX_LISTED}):
+            message = (
+                f"No live worker of queue {queue!r} knows the task {task!r}: {format_count(jobs, 'job')} deferred."
+            )
+            yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, {"task": task, "jobs": jobs})
+        full = (
+            full_limit_reason(limit, waiting.get(name, 0)) for name, limit in limits.items() if limit.concurrency != 0
+        )
+        yield from [reason for reason in full if reason is not None][:MAX_LISTED]
+
+    def _task_reasons(self, task: str, default_queue: str | None) -> Iterator[ExplanationReason]:
+        if (breaker := self._open_breaker(task)) is not None:
+            yield breaker_reason(breaker)
+        found = self._schedules.list_by_name(task=task)
+        backfills = self._backfills.newest(task=task, is_open=True)
+        named = [default_queue, *(s.effective_definition.get("queue") for s in found), *(b.queue for b in backfills)]
+        yield from self._reasons_of_queues(task, {queue for queue in named if queue})
+        yield from self._closed_limits(task, is_breaker_open=breaker is not None)
+        schedules = sorted(map(schedule_reason, found), key=is_next)
         yield from (reason for reason in schedules if not is_next(reason))
-        for backfill in self._backfills.newest(task=task, is_open=True):
+        for backfill in backfills:
             if backfill.state is BackfillState.PAUSED:
                 yield backfill_reason(backfill)
         workers = self._queues.live_workers()
@@ -110,6 +164,33 @@ class JobExplainer:
                 yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, {"task": task})
         yield from (reason for reason in schedules if is_next(reason))
 
+    def _reasons_of_queues(self, task: str, named: set[str]) -> Iterator[ExplanationReason]:
+        """Of the queues where the task's jobs are or go: which are closed, and which no worker serves."""
+        parameters = {"task": task, "queues": array(self._queues.names()), "max_jobs": _MAX_READY_JOBS}
+        used = dict(self._execute("queues_of_task", parameters))
+        settings, workers = self._queues.settings(), self._queues.live_workers()
+        for queue in sorted(named | used.keys()):
+            if queue in settings and settings[queue].state is not QueueState.OPEN:
+                yield from settings_reasons(settings[queue], 0)
+            if (queue in named or used.get(queue)) and (reason := no_worker_reason(queue, workers)) is not None:
+                yield reason
+
+    def _closed_limits(self, task: str, *, is_breaker_open: bool) -> Iterator[ExplanationReason]:
+        """Limits at 0 that hold up the task; those of breakers and backfills have reasons of their own."""
+        own = f"task:{task}"
+        closed = {limit.name: limit for limit in self._limits.statuses() if limit.concurrency == 0}
+        names = [name for name in closed if not name.startswith("backfill:") and (name != own or not is_breaker_open)]
+        rows = self._execute("limits_of_task", {"task": task, "names": array(names), "max_jobs": _MAX_LIMITED_JOBS})
+        waited = {row[0] for row in rows}
+        yield from (closed_limit_reason(closed[name]) for name in names if name in waited or name == own)
+
+    def _open_breaker(self, task: str) -> BreakerStatus | None:
+        with suppress(BreakerNotFound):
+            breaker = self._breakers.status(task)
+            if breaker.state is not BreakerState.CLOSED:
+                return breaker
+        return None
+
     def _wait_reason(self, job: Job) -> ExplanationReason:
         awaited = [offload for offload in self._offloads.of_job(job.id) if offload.is_awaited]
         return engine_reason(awaited) if awaited else parents_reason(job, self._graphs.parents(job.id))
@@ -117,11 +198,10 @@ class JobExplainer:
     def _limit_reasons(self, waiting: WaitingFacts) -> Iterator[ExplanationReason]:
         name, weight = waiting.waits_on or "", waiting.weight or 1
         if name == f"task:{waiting.task}":
-            with suppress(BreakerNotFound):
-                breaker = self._breakers.status(waiting.task)
-                if breaker.state is not BreakerState.CLOSED:
-                    yield breaker_reason(breaker)
-                    return
+            breaker = self._open_breaker(waiting.task)
+            if breaker is not None:
+                yield breaker_reason(breaker)
+                return
         with suppress(LimitNotFound):  # it has just been deleted
             limit = self._limits.status(name)
             yield limit_reason(waiting, limit, weight, self._limits.holders(name)[:MAX_LISTED])

@@ -125,3 +125,43 @@ SELECT clock_timestamp() AS now, j.task, j.attempt, j.max_attempts, j.worker, j.
   FROM dl_jobs j
        LEFT JOIN LATERAL (SELECT * FROM dl_workers k WHERE k.name = j.worker ORDER BY k.seen_at DESC LIMIT 1) w ON true
  WHERE j.job_id = %(job_id)s::uuid AND j.status::text = 'running';
+
+-- name: queues_of_task
+-- Queues of a task, and whether a job of it is among the first that are ready: the queues of its latest attempts, and of `queues`
+-- those where one is.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+WITH ready AS (
+    SELECT listed.queue
+      FROM unnest(%(queues)s::text[]) AS listed (queue)
+     WHERE EXISTS (SELECT FROM (SELECT j.task FROM dl_jobs j
+                                 WHERE j.queue = listed.queue AND j.status = 'queued' AND j.wait_state = 'ready'
+                                 ORDER BY j.priority, j.created_at, j.job_id LIMIT %(max_jobs)s::int) first
+                    WHERE first.task = %(task)s::text)
+)
+SELECT queue, queue IN (SELECT queue FROM ready)
+  FROM (SELECT queue FROM ready UNION SELECT queue FROM dl_recent_runs WHERE task = %(task)s::text) found
+ ORDER BY queue;
+
+-- name: limits_of_task
+-- Those of the limits `names` that a job of the task waits for, as far as it is among the first of them.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+SELECT listed.name
+  FROM unnest(%(names)s::text[]) AS listed (name)
+ WHERE EXISTS (SELECT FROM (SELECT j.task FROM dl_jobs j
+                             WHERE j.waits_on = listed.name AND j.status = 'queued' LIMIT %(max_jobs)s::int) first
+                WHERE first.task = %(task)s::text);
+
+-- name: unknown_tasks_of_queue
+-- Tasks of deferred jobs in a queue: no live worker of the queue knows them.
+SELECT task, count(*)
+  FROM dl_jobs
+ WHERE queue = %(queue)s::text AND status = 'queued' AND unknown_task
+ GROUP BY task
+ ORDER BY 2 DESC
+ LIMIT %(max_tasks)s::int;

@@ -150,6 +150,14 @@ class Tenant:
 
 
 @dataclass(frozen=True)
+class KnownNames:
+    """Queues and tasks that exist, as far as the database knows."""
+
+    queues: frozenset[str]
+    tasks: frozenset[str]
+
+
+@dataclass(frozen=True)
 class LiveWorker:
     """The queues and tasks that a group of live worker processes serves."""
 
@@ -197,6 +205,12 @@ class Queues:
     def names(self) -> list[str]:
         """Every known queue."""
         return [row[0] for row in self._execute("queue_names", {"queue": None, "limit": MAX_QUEUES})]
+
+    def known(self) -> KnownNames:
+        """The queues and tasks that the database has rows of."""
+        rows = self._execute("known_names")
+        queues = {*self.names(), *(name for kind, name in rows if kind == "queue")}
+        return KnownNames(frozenset(queues), frozenset(name for kind, name in rows if kind == "task"))
 
     def settings(self) -> dict[str, QueueSettings]:
         """The settings of each queue that has any; every other queue is open and has no limit."""

@@ -56,6 +56,15 @@ SELECT DISTINCT queue
  ORDER BY queue
  LIMIT %(limit)s::int;
 
+-- name: known_names
+-- Queues and tasks that registered workers, latest attempts, schedules or breakers name, next to those of `queue_names`.
+SELECT 'queue' AS kind, unnest(queues) FROM dl_workers
+UNION SELECT 'task', unnest(tasks) FROM dl_workers
+UNION SELECT 'queue', queue FROM dl_recent_runs
+UNION SELECT 'task', task FROM dl_recent_runs
+UNION SELECT 'task', task FROM dl_schedules
+UNION SELECT 'task', task FROM dl_breakers;
+
 -- name: queue_depths
 -- The depths of these queues. Ready jobs are counted along their index up to `max_exact`, running ones completely; the
 -- numbers of scheduled, blocked, limited and waiting jobs are those recorded in the last minute.

@@ -9,6 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from app.admin.limits import LimitHolder, LimitStatus
+from app.admin.queue_reasons import closed_since, settings_reasons
+from app.admin.queues import QueueSettings, QueueState
 from app.admin.reasons import MAX_LISTED, ExplanationReason, ReasonCode, format_duration, format_elapsed
 from app.admin.statistics import PeriodStatistics
 from app.queue.graphs import ParentJob
@@ -120,19 +122,17 @@ def waiting_reasons(job: Job, waiting: WaitingFacts, turn: TurnFacts | None) -> 
 
 
 def _queue_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
-    details: dict[str, Any] = {"queue": waiting.queue}
-    if waiting.queue_state != "open":
-        by = f" by {waiting.changed_by}" if waiting.changed_by else ""
-        note = f": {waiting.note}" if waiting.note else ""
-        closed = f"{waiting.queue_state} since {format_utc(waiting.changed_at)}{by}{note}"
-        message = f"Queue {waiting.queue!r} has been {closed}; no jobs are claimed from it."
-        details |= {"since": waiting.changed_at, "by": waiting.changed_by, "note": waiting.note}
-        yield ExplanationReason(ReasonCode(f"queue_{waiting.queue_state}"), message, details)
-    elif waiting.concurrency is not None and waiting.running >= waiting.concurrency:
-        limit = format_count(waiting.concurrency, "job")
-        message = f"Queue {waiting.queue!r} may run {limit} at a time; running now: {waiting.running}."
-        details |= {"concurrency": waiting.concurrency, "running": waiting.running}
-        yield ExplanationReason(ReasonCode.QUEUE_AT_LIMIT, message, details)
+    state = QueueState(waiting.queue_state)
+    settings = QueueSettings(
+        waiting.queue,
+        state,
+        waiting.concurrency,
+        waiting.per_worker,
+        waiting.note,
+        waiting.changed_by,
+        waiting.changed_at,
+    )
+    yield from settings_reasons(settings, waiting.running)
 
 
 def _worker_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
@@ -220,9 +220,7 @@ def limit_reason(
     details: dict[str, Any] = {"limit": limit.name, "weight": weight, "concurrency": limit.concurrency}
     details |= {"used": limit.used, "holders": [{"job_id": h.job_id, "task": h.task} for h in holders]}
     if limit.concurrency == 0:
-        by = f" by {limit.changed_by}" if limit.changed_by else ""
-        note = f": {limit.note}" if limit.note else ""
-        message = f"It waits for {name}, which has been closed since {format_utc(limit.changed_at)}{by}{note}."
+        message = f"It waits for {name}, which {closed_since(limit)}."
         return ExplanationReason(ReasonCode.LIMIT_CLOSED, message, details)
     if limit.concurrency is not None and limit.used + weight > limit.concurrency:
         needs = f"; the job needs {weight}" if weight > 1 else ""

@@ -21,7 +21,7 @@ from app.cli.parsing import (
     limit_option,
     without_none,
 )
-from app.cli.service_options import RemoteService, remote_command
+from app.cli.service_options import RemoteService, create_option, remote_command
 from app.cli.tables import Table
 from app.queue.labels import format_labels
 from app.wording import format_count
@@ -214,8 +214,11 @@ def queues(service: RemoteService) -> None:
 @click.option("--weight", "weights", multiple=True, metavar="TENANT=N",
               help="How many jobs of a tenant run for each of another; 0: as others. Repeatable.")  # fmt: skip
 @click.option("--note", help="The reason, shown with the queue.")
-def queue(service: RemoteService, *, name: str, weights: tuple[str, ...], **options: Any) -> None:
+@create_option
+def queue(service: RemoteService, *, name: str, weights: tuple[str, ...], create: bool, **options: Any) -> None:
     """Pause, drain or open the queue NAME, change how many of its jobs run at once, or serve its tenants in turn.
+
+    A queue that has had no job, worker or setting is refused, as its name may be misspelt, unless --create is given.
 
     \b
       dataloader queue etl.default --fair args.tenant --share 0.5 --weight acme=3
@@ -227,7 +230,8 @@ def queue(service: RemoteService, *, name: str, weights: tuple[str, ...], **opti
         changes["weights"] = dict(map(_parse_weight, weights))
     if not changes:
         raise click.UsageError("nothing to change; `dataloader queues` shows the queues, --help the options")
-    settings = service.client.request("PATCH", "/api/v1/queues", body={"queue": name, **changes})
+    query = {"strict": None if create else True}
+    settings = service.client.request("PATCH", "/api/v1/queues", query=query, body={"queue": name, **changes})
     service.print_payload(settings, f"Queue {text.one_line(name)} is {settings['state']}{_queue_limits(settings)}.")
 
 

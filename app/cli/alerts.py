@@ -87,6 +87,7 @@ def alerts_rules(service: RemoteService) -> None:
 def alerts_create(service: RemoteService, **options: Any) -> None:
     """Create a rule of a KIND; docs/alerts.md describes the kinds."""
     rule = service.post(_RULES_PATH, without_none(options))
+    service.print_warnings(rule)
     service.print_payload(rule, f"rule {rule['rule_id']}")
 
 

@@ -39,6 +39,7 @@ class ErrorReport:
 
 
 _JOBS_REMEDY = "`dataloader jobs` lists the newest."
+_NAME_REMEDY = "With --create it is done all the same: the name need not exist yet."
 _DATABASE_REMEDY = "Start the server, or correct DL_DB_DSN or PG_HOST: `dataloader config` shows what is in force."
 _SERVICE_REMEDY = "Start it with `dataloader serve`, or give its address with --url or DL_URL."
 _FAULT_REMEDY = "Is --url the address of a dataloader? If so, its log says more."
@@ -66,7 +67,7 @@ def error_report(error: errors.DataloaderError | client_errors.ClientError) -> E
     exit_, code, remedy = next((e, c, r) for kind, e, c, r in BY_EXCEPTION if isinstance(error, kind))
     if isinstance(error, client_errors.Refused):
         if remedy == _JOBS_REMEDY and error.code != "job_not_found":
-            remedy = ""  # there is no queue, limit, schedule … of that name
+            remedy = _NAME_REMEDY if error.code == "name_not_found" else ""
         return ErrorReport(exit_, error.code, error.detail, error.errors, remedy)
     # No error may show a password, whichever library has put one into its message.
     return ErrorReport(exit_, code, redact_text(str(error)), remedy=remedy)

@@ -27,10 +27,11 @@ from app.cli.parsing import (
 from app.cli.service_options import OutageNotice, RemoteService, remote_command
 from app.cli.tables import Table
 from app.wording import format_count
-from dataloader.errors import Refused, ServiceUnavailable
+from dataloader.errors import NotFound, Refused, ServiceUnavailable
 
 _PAGE_LINES = 1000
-_NO_REASON = "The task {} is not paused, and live workers know it. `dataloader why JOB_ID` explains one job that waits."
+_NO_REASON = "Nothing holds up the task {}. `dataloader why JOB_ID` explains one job that waits."
+_NO_QUEUE_REASON = "Nothing holds up the queue {}. `dataloader why JOB_ID` explains one job that waits."
 _PROGRESS_INTERVAL_SEC = 1.0
 # The last columns are the first that a narrow terminal does without.
 _JOBS = Table(
@@ -229,19 +230,20 @@ def show(service: RemoteService, *, job_id: UUID) -> None:
     service.print_payload(job, *lines)
 
 
-@remote_command(short_help="Explain why a job waits, or a task has none.")
-@click.argument("subject", metavar="JOB_ID|TASK")
+@remote_command(short_help="Explain why a job waits, or a task or queue does not run.")
+@click.argument("subject", metavar="JOB_ID|TASK|QUEUE")
 def why(service: RemoteService, *, subject: str) -> None:
-    """Explain why a job waits, runs for so long, or ended as it did; or what keeps jobs of a task from being made."""
+    """Explain why a job waits, runs for so long, or ended as it did; what keeps jobs of a task from being made or from
+    starting; or what keeps those of a queue from starting.
+
+    A name that both a task and a queue have gets the reasons of both.
+    """
     try:
         path = f"/api/v1/jobs/{UUID(subject)}/why"
     except ValueError:
-        path = f"/api/v1/tasks/{quote(subject, safe='')}/why"
-    payload = service.get(path)
-    if "task" in payload:
-        messages = [text.format_message(reason["message"]) for reason in payload["reasons"]]
-        service.print_payload(payload, *(messages or [_NO_REASON.format(text.one_line(subject))]))
+        _explain_name(service, subject)
         return
+    payload = service.get(path)
     lines = [text.format_message(reason["message"]) for reason in payload["reasons"]]
     if payload["position"] is not None:
         lines.append(f"Position in queue: {'' if payload['position_exact'] else 'beyond '}{payload['position']}.")
@@ -249,6 +251,24 @@ def why(service: RemoteService, *, subject: str) -> None:
         start_in = text.format_duration(estimate["start_in_sec"])
         lines.append(f"It may start in {start_in}: {text.format_message(estimate['basis'])}.")
     service.print_payload(payload, *lines)
+
+
+def _explain_name(service: RemoteService, name: str) -> None:
+    path = quote(name, safe="")
+    queue = None
+    with suppress(NotFound):
+        queue = service.get(f"/api/v1/queues/{path}/why")
+    task = service.get(f"/api/v1/tasks/{path}/why")
+    if queue is not None and [reason["code"] for reason in task["reasons"]] == ["task_unknown"]:
+        task = None  # only a queue has this name
+    parts = [(part, nothing) for part, nothing in ((task, _NO_REASON), (queue, _NO_QUEUE_REASON)) if part is not None]
+    reasons, lines = [], []
+    for part, nothing in parts:
+        reasons += part["reasons"]
+        messages = [text.format_message(reason["message"]) for reason in part["reasons"]]
+        lines += messages or [nothing.format(text.one_line(name))]
+    payload = {**(queue or {}), **(task or {}), "reasons": reasons}
+    service.print_payload(payload, *dict.fromkeys(lines))
 
 
 @remote_command(short_help="Change a job that waits.")

@@ -9,7 +9,7 @@ import click
 
 from app.cli import text
 from app.cli.parsing import DURATION, NOT_NEGATIVE, POSITIVE, RATE, without_none
-from app.cli.service_options import RemoteGroup, RemoteService
+from app.cli.service_options import RemoteGroup, RemoteService, create_option
 from app.cli.tables import Table
 
 limits = RemoteGroup("limits", help="Manage limits: how many jobs run at a time, and how many start in a time.")
@@ -83,6 +83,7 @@ def limits_set(service: RemoteService, *, name: str, rate: tuple[int, float] | N
     """
     body = without_none(options) | ({} if rate is None else {"rate": rate[0], "per_sec": rate[1]})
     setting = service.client.request("PUT", _limit_path(name), body=body, repeatable=True)
+    service.print_warnings(setting)
     service.print_payload(setting, f"Limit {text.one_line(name)}: {_format_allowance(setting)}.")
 
 
@@ -110,8 +111,9 @@ def _breaker_path(task: str) -> str:
     return f"/api/v1/tasks/{quote(task, safe='')}/breaker"
 
 
-def _change_breaker(service: RemoteService, task: str, body: text.Payload) -> None:
-    found = service.client.request("PUT", _breaker_path(task), body=body, repeatable=True)
+def _change_breaker(service: RemoteService, task: str, body: text.Payload, *, create: bool) -> None:
+    query = {"strict": None if create else True}
+    found = service.client.request("PUT", _breaker_path(task), query=query, body=body, repeatable=True)
     state = "resumed" if body.get("state") == "closed" else _breaker_state(found)
     _print_breaker(service, found, state)
 
@@ -138,21 +140,23 @@ def breakers_show(service: RemoteService, *, task: str) -> None:
 @breakers.command("pause", short_help="Pause a task.")
 @task_argument
 @click.option("--note", "reason", help="Why the task is paused.")
-def breakers_pause(service: RemoteService, *, task: str, reason: str | None) -> None:
+@create_option
+def breakers_pause(service: RemoteService, *, task: str, reason: str | None, create: bool) -> None:
     """Pause TASK: none of its jobs starts until it is resumed. Running jobs continue.
 
     \b
       dataloader breakers pause load.sales --note "the warehouse is being moved"
     """
-    _change_breaker(service, task, without_none({"state": "open", "reason": reason}))
+    _change_breaker(service, task, without_none({"state": "open", "reason": reason}), create=create)
 
 
 @breakers.command("resume", short_help="Let a task run again.")
 @task_argument
 @click.option("--note", "reason", help="Why the task is resumed.")
-def breakers_resume(service: RemoteService, *, task: str, reason: str | None) -> None:
+@create_option
+def breakers_resume(service: RemoteService, *, task: str, reason: str | None, create: bool) -> None:
     """Let TASK run again: close its breaker, whether attempts or a person have opened it."""
-    _change_breaker(service, task, without_none({"state": "closed", "reason": reason}))
+    _change_breaker(service, task, without_none({"state": "closed", "reason": reason}), create=create)
 
 
 @breakers.command("set", short_help="Change the breaker of a task.")
@@ -160,7 +164,8 @@ def breakers_resume(service: RemoteService, *, task: str, reason: str | None) ->
 @click.option("--failures", type=POSITIVE, help="It opens after so many attempts in a row that ended with an error.")
 @click.option("--window", "window_sec", type=DURATION, help="A row of failures ends so long after its last one.")
 @click.option("--resume", "resume_sec", type=DURATION, help="How long after opening one job is tried.")
-def breakers_set(service: RemoteService, *, task: str, **options: Any) -> None:
+@create_option
+def breakers_set(service: RemoteService, *, task: str, create: bool, **options: Any) -> None:
     """Change when the breaker of TASK opens, and when one job is tried after that.
 
     \b
@@ -169,7 +174,7 @@ def breakers_set(service: RemoteService, *, task: str, **options: Any) -> None:
     body = without_none(options)
     if not body:
         raise click.UsageError("nothing to set; see --help for the options")
-    _change_breaker(service, task, body)
+    _change_breaker(service, task, body, create=create)
 
 
 @breakers.command("delete", short_help="Delete the breaker of a task.")

@@ -71,6 +71,11 @@ class RemoteService:
     def delete(self, path: str) -> Any:
         return self.client.request("DELETE", path)
 
+    def print_warnings(self, payload: text.Payload) -> None:
+        """Print why a request that was done may not be what its caller meant; JSON has it."""
+        for warning in payload.get("warnings") or () if not self.as_json else ():
+            click.echo(f"Warning: {text.one_line(str(warning))}", err=True)
+
     def print_payload(self, payload: object, *lines: str) -> None:
         click.echo(text.json_text(payload) if self.as_json else "\n".join(lines))
 
@@ -160,6 +165,7 @@ class RemoteGroup(ListGroup):
     command_class = RemoteCommand
 
 
+create_option = click.option("--create", is_flag=True, help="Also if nothing is known of this name yet.")
 remote_command = partial(click.command, cls=RemoteCommand)
 
 

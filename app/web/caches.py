@@ -265,13 +265,13 @@ def run_warnings(
     knowing = [worker for worker in serving if task in worker.tasks]
     if not serving:
         names = frozenset(name for worker in workers for name in worker.queues if can_see_queue(name))
-        found.append(f"no live worker serves queue {queue!r}{_suggestion(queue, names)}")
+        found.append(f"no live worker serves queue {queue!r}{suggestion(queue, names)}")
     requires = None if knowing else find_requirements(task, serving)
     if requires is not None:
         found.append(describe_missing(task, requires, [worker.labels for worker in serving], queue=queue))
     elif not any(task in worker.tasks for worker in workers):
         names = frozenset(name for worker in serving or workers for name in worker.tasks if can_see_task(name))
-        found.append(f"no live worker knows {task!r}{_suggestion(task, names)}")
+        found.append(f"no live worker knows {task!r}{suggestion(task, names)}")
     elif serving and not knowing:
         found.append(f"no live worker of queue {queue!r} knows {task!r}")
     elif knowing and not any(worker.can_claim for worker in knowing):
@@ -280,7 +280,8 @@ def run_warnings(
 
 
 @lru_cache(maxsize=256)
-def _suggestion(name: str, names: frozenset[str]) -> str:
+def suggestion(name: str, names: frozenset[str]) -> str:
+    """A similar name as the end of a sentence; empty if there is none."""
     if len(name) > _MAX_NAME_LENGTH:
         return ""
     short = [other for other in names if len(other) <= _MAX_NAME_LENGTH]

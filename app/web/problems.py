@@ -90,6 +90,7 @@ class ProblemCode(Enum):
     LIMIT_IN_USE = (409, "The limit is in use", "It is the concurrency of a backfill that has not ended.")
     BACKFILL_NOT_FOUND = (404, "The backfill does not exist", "No backfill has this id.")
     BACKFILL_ENDED = (409, "The backfill has ended", "`retry` loads again what ended badly.")
+    NAME_NOT_FOUND = (404, "No queue or task has this name", "`detail` has known names, and a similar one.")
     WORKER_NOT_FOUND = (
         404,
         "The worker does not exist",
@@ -236,6 +237,7 @@ BY_EXCEPTION: Mapping[type[BaseException], ProblemCode] = {
     errors.BackfillNotFound: ProblemCode.BACKFILL_NOT_FOUND,
     errors.BackfillEnded: ProblemCode.BACKFILL_ENDED,
     errors.LimitInUse: ProblemCode.LIMIT_IN_USE,
+    errors.NameNotFound: ProblemCode.NAME_NOT_FOUND,
     errors.WorkerNotFound: ProblemCode.WORKER_NOT_FOUND,
     errors.BulkNotFound: ProblemCode.BULK_NOT_FOUND,
     errors.BulkMismatch: ProblemCode.BULK_MISMATCH,

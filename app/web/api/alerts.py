@@ -14,10 +14,12 @@ from app.admin.alerts import AlertRule, Alerts, FiredAlert, RuleKind
 from app.admin.api_keys import Scope
 from app.db.statements import Executor
 from app.web.auth.guard import current_actor
+from app.web.known_names import NameCheck
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, BodyModel, Deleted, QueryModel, require_change, require_one_field
+from pipelines.contract import Pipelines
 from pipelines.reports import MAX_DATASET_BYTES
 
 _MAX_DURATION_SEC = 30 * 86_400.0  # statistics are kept no longer
@@ -125,6 +127,13 @@ class AlertsQuery(QueryModel):
 
 
 @dataclass(frozen=True)
+class CreatedAlertRule(AlertRule):
+    """A rule that was created. `warnings`: why its queue or task may be misspelt."""
+
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
 class AlertRuleList:
     rules: list[AlertRule]
 
@@ -134,9 +143,9 @@ class AlertList:
     alerts: list[FiredAlert]
 
 
-def create_alerts_blueprint(executor: Executor) -> ApiBlueprint:
+def create_alerts_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
     blueprint = ApiBlueprint("alerts", "/api/v1/alerts", problems=DATABASE_PROBLEMS)
-    alerts = Alerts(executor)
+    alerts, names = Alerts(executor), NameCheck(executor, pipelines)
     rule_problems = (ProblemCode.RULE_NOT_FOUND,)
 
     @blueprint.get("", query=AlertsQuery, response=AlertList, scope=Scope.READ, standby=True)
@@ -150,9 +159,13 @@ def create_alerts_blueprint(executor: Executor) -> ApiBlueprint:
         return AlertRuleList(alerts.rules())
 
     @blueprint.post(
-        "/rules", body=NewAlertRule, response=AlertRule, problems=(ProblemCode.RULE_EXISTS,), scope=Scope.OPERATE
+        "/rules",
+        body=NewAlertRule,
+        response=CreatedAlertRule,
+        problems=(ProblemCode.RULE_EXISTS,),
+        scope=Scope.OPERATE,
     )
-    def create_alert_rule(body: NewAlertRule) -> AlertRule:
+    def create_alert_rule(body: NewAlertRule) -> CreatedAlertRule:
         """Create an alert rule. One worker process checks all rules every few seconds.
 
         An alert is delivered once when it fires and once when it is resolved, to the webhooks with the events
@@ -160,7 +173,7 @@ def create_alerts_blueprint(executor: Executor) -> ApiBlueprint:
         """
         rule = alerts.add(**vars(body))
         audit_action("alert_rule.created", rule_id=rule.rule_id)
-        return rule
+        return CreatedAlertRule(**vars(rule), warnings=names.warnings(queue=body.queue, task=body.task))
 
     @blueprint.get("/rules/<uuid:rule_id>", response=AlertRule, problems=rule_problems, scope=Scope.READ)
     def get_alert_rule(rule_id: UUID) -> AlertRule:

@@ -13,10 +13,12 @@ from app.admin.breakers import Breakers, BreakerState, BreakerStatus
 from app.db.statements import Executor
 from app.web.auth.guard import current_actor
 from app.web.json_io import FieldError
+from app.web.known_names import NameCheck, StrictQuery
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schemas import INT4_MAX, BodyModel, Deleted, require_change, require_one_field
+from pipelines.contract import Pipelines
 
 _MAX_TASK_BYTES = 1_000
 _MAX_SEC = 31 * 86_400
@@ -52,14 +54,21 @@ class BreakerSetting(BodyModel):
         return self
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChangedBreaker(BreakerStatus):
+    """A breaker after a change. `warnings`: why the name of the task may be misspelt."""
+
+    warnings: list[str]
+
+
 @dataclass(frozen=True)
 class BreakerList:
     breakers: list[BreakerStatus]
 
 
-def create_breakers_blueprint(executor: Executor) -> ApiBlueprint:
+def create_breakers_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
     blueprint = ApiBlueprint("breakers", "/api/v1", problems=DATABASE_PROBLEMS)
-    breakers = Breakers(executor)
+    breakers, names = Breakers(executor), NameCheck(executor, pipelines)
     unknown = (ProblemCode.BREAKER_NOT_FOUND,)
 
     @blueprint.get("/breakers", response=BreakerList, scope=Scope.READ, standby=True)
@@ -72,20 +81,28 @@ def create_breakers_blueprint(executor: Executor) -> ApiBlueprint:
         """Get the circuit breaker of a task."""
         return breakers.status(task)
 
-    @blueprint.put("/tasks/<path:task>/breaker", body=BreakerSetting, response=BreakerStatus, scope=Scope.OPERATE)
-    def set_breaker(body: BreakerSetting, task: str) -> BreakerStatus:
+    @blueprint.put(
+        "/tasks/<path:task>/breaker",
+        query=StrictQuery,
+        body=BreakerSetting,
+        response=ChangedBreaker,
+        problems=(ProblemCode.NAME_NOT_FOUND,),
+        scope=Scope.OPERATE,
+    )
+    def set_breaker(body: BreakerSetting, query: StrictQuery, task: str) -> ChangedBreaker:
         """Create or change the circuit breaker of a task, pause the task, or let it run again.
 
         While the breaker is open no job of the task starts; running jobs continue. Jobs wait as limited and cost
-        nothing.
+        nothing. The task need not exist yet: `warnings` says that nothing is known of its name.
         """
         if not task.strip() or len(task.encode()) > _MAX_TASK_BYTES:
             raise InvalidRequest([FieldError("task", f"must have 1 to {_MAX_TASK_BYTES} bytes in UTF-8")])
+        warnings = names.warnings(task=task, strict=query.strict)
         values = body.model_dump(exclude={"state"})
         state = None if body.state is None else BreakerState(body.state)
         status = breakers.set(task, **values, state=state, changed_by=current_actor().name)
         audit_action("breaker.set", task=task, **body.model_dump(exclude={"reason"}, exclude_none=True))
-        return status
+        return ChangedBreaker(**vars(status), warnings=warnings)
 
     @blueprint.delete("/tasks/<path:task>/breaker", response=Deleted, problems=unknown, scope=Scope.OPERATE)
     def delete_breaker(task: str) -> Deleted:

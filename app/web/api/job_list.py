@@ -38,6 +38,7 @@ from app.web.json_io import FieldError
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint, VersionedResponse
 from app.web.schemas import MAX_PAGE_SIZE, JobEvents, QueryModel, Timestamp
+from pipelines.contract import Pipelines
 
 _MAX_SEARCH_LENGTH = 200
 _STATUS_PATTERN = "|".join(Status)
@@ -156,7 +157,7 @@ class JobList:
     count: MatchCount | None
 
 
-def create_job_list_blueprint(executor: Executor) -> ApiBlueprint:
+def create_job_list_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
     blueprint = ApiBlueprint("job_list", "/api/v1", problems=DATABASE_PROBLEMS)
     search, reader, rows = JobSearch(executor), JobReader(executor), JobRows(executor)
     explainer, queue = JobExplainer(executor), JobQueue(executor)
@@ -203,10 +204,13 @@ def create_job_list_blueprint(executor: Executor) -> ApiBlueprint:
 
     @blueprint.get("/tasks/<path:task>/why", response=TaskExplanation, scope=Scope.READ)
     def explain_task(task: str) -> TaskExplanation:
-        """Explain what keeps jobs of a task from being made or from running, and when its schedules make the next one.
+        """Explain what keeps jobs of a task from being made or from starting, and when its schedules make the next one.
 
-        It may be a paused schedule or backfill, an open circuit breaker, or that no live worker knows the task."""
-        return explainer.explain_task(task)
+        It may be a paused queue, schedule or backfill, an open circuit breaker, a limit at 0, or that no live worker
+        serves its queue or knows the task.
+        """
+        known = pipelines.get(task)
+        return explainer.explain_task(task, default_queue=None if known is None else known.options.queue)
 
     return blueprint
 

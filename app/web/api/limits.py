@@ -13,10 +13,12 @@ from app.admin.limits import LimitHolder, Limits, LimitStatus
 from app.db.statements import Executor
 from app.web.auth.guard import current_actor
 from app.web.json_io import FieldError
+from app.web.known_names import NameCheck
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schemas import INT4_MAX, BodyModel, Deleted
+from pipelines.contract import Pipelines
 from pipelines.limits import check_limit_name
 
 _MAX_PERIOD_SEC = 31 * 86_400
@@ -51,6 +53,13 @@ class LimitSetting(BodyModel):
         return self
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChangedLimit(LimitStatus):
+    """A limit after a change. `warnings`: why the name of a queue or task in it may be misspelt."""
+
+    warnings: list[str]
+
+
 @dataclass(frozen=True)
 class LimitList:
     limits: list[LimitStatus]
@@ -74,9 +83,9 @@ def limit_name_problem(name: str) -> str | None:
     return None
 
 
-def create_limits_blueprint(executor: Executor) -> ApiBlueprint:
+def create_limits_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
     blueprint = ApiBlueprint("limits", "/api/v1", problems=DATABASE_PROBLEMS)
-    limits = Limits(executor)
+    limits, names = Limits(executor), NameCheck(executor, pipelines)
     unknown = (ProblemCode.LIMIT_NOT_FOUND,)
 
     @blueprint.get("/limits", response=LimitList, scope=Scope.READ, standby=True)
@@ -92,8 +101,8 @@ def create_limits_blueprint(executor: Executor) -> ApiBlueprint:
         """Get a limit with the jobs that hold it."""
         return LimitDetail(**vars(limits.status(name)), holders=limits.holders(name))
 
-    @blueprint.put("/limits/<path:name>", body=LimitSetting, response=LimitStatus, scope=Scope.OPERATE)
-    def set_limit(body: LimitSetting, name: str) -> LimitStatus:
+    @blueprint.put("/limits/<path:name>", body=LimitSetting, response=ChangedLimit, scope=Scope.OPERATE)
+    def set_limit(body: LimitSetting, name: str) -> ChangedLimit:
         """Create or replace a limit.
 
         It holds from the next claim of any worker process; running jobs continue. A name that ends in `:*` is the
@@ -105,7 +114,11 @@ def create_limits_blueprint(executor: Executor) -> ApiBlueprint:
         values = {**vars(body), "per_sec": per_sec, "changed_by": current_actor().name}
         status = limits.set(name, **values)
         audit_action("limit.set", name=name, **body.model_dump(exclude={"note"}, exclude_none=True))
-        return status
+        kind, _, named = name.partition(":")
+        queue = named if kind == "queue" and named != "*" else None
+        task = named if kind == "task" and named != "*" else None
+        warnings = names.warnings(queue=queue, task=task)
+        return ChangedLimit(**vars(status), warnings=warnings)
 
     @blueprint.delete(
         "/limits/<path:name>",

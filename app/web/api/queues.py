@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Self
 from uuid import UUID
 
@@ -10,14 +10,17 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
+from app.admin.explain import JobExplainer, QueueExplanation
 from app.admin.queues import FAIR_RULE, Queues, QueueSettings, QueueState, QueueStatus, WorkerStatus
 from app.admin.statistics import Chart, Period, Statistics
 from app.db.statements import Executor
 from app.web.auth.guard import current_actor
+from app.web.known_names import NameCheck, StrictQuery
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ANY_KEY, ApiBlueprint
 from app.web.schemas import INT4_MAX, BodyModel, IndexedText, QueryModel, parse_key, require_one_field
+from pipelines.contract import Pipelines
 
 REMOVABLE = ("concurrency", "per_worker", "fair", "share")
 
@@ -77,6 +80,13 @@ class ChartsQuery(QueryModel):
 
 
 @dataclass(frozen=True)
+class ChangedQueue(QueueSettings):
+    """The settings of a queue after a change. `warnings`: why its name may be misspelt."""
+
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class QueueList:
     queues: list[QueueStatus]
 
@@ -86,9 +96,10 @@ class WorkerList:
     workers: list[WorkerStatus]
 
 
-def create_queues_blueprint(executor: Executor) -> ApiBlueprint:
+def create_queues_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
     blueprint = ApiBlueprint("queues", "/api/v1", problems=DATABASE_PROBLEMS)
-    queues, statistics = Queues(executor), Statistics(executor)
+    queues, statistics, names = Queues(executor), Statistics(executor), NameCheck(executor, pipelines)
+    explainer = JobExplainer(executor)
     worker_problems = (ProblemCode.WORKER_NOT_FOUND,)
 
     @blueprint.get("/queues", query=QueuesQuery, response=QueueList, scope=ANY_KEY)
@@ -101,13 +112,30 @@ def create_queues_blueprint(executor: Executor) -> ApiBlueprint:
         statuses = queues.statuses(queue=query.queue)
         return QueueList([status for status in statuses if caller.can_see_queue(status.queue)])
 
-    @blueprint.patch("/queues", body=QueueSettingsEdit, response=QueueSettings, scope=Scope.OPERATE)
-    def change_queue_settings(body: QueueSettingsEdit) -> QueueSettings:
+    @blueprint.get(
+        "/queues/<path:queue>/why", response=QueueExplanation, problems=(ProblemCode.NAME_NOT_FOUND,), scope=Scope.READ
+    )
+    def explain_queue(queue: str) -> QueueExplanation:
+        """Explain what keeps jobs of a queue from starting: that it is paused, a limit, a breaker, or no worker."""
+        names.warnings(queue=queue, strict=True)
+        return explainer.explain_queue(queue)
+
+    @blueprint.patch(
+        "/queues",
+        query=StrictQuery,
+        body=QueueSettingsEdit,
+        response=ChangedQueue,
+        problems=(ProblemCode.NAME_NOT_FOUND,),
+        scope=Scope.OPERATE,
+    )
+    def change_queue_settings(body: QueueSettingsEdit, query: StrictQuery) -> ChangedQueue:
         """Pause, drain or open a queue, limit how many of its jobs run at a time, or serve its tenants in turn.
 
         Settings hold from the next claim of any worker process; running jobs continue. `is_drained` of the list is true
-        when none is left. A note is kept until the state changes.
+        when none is left. A note is kept until the state changes. The queue need not exist yet: `warnings` says that
+        nothing is known of its name.
         """
+        warnings = names.warnings(queue=body.queue, strict=query.strict)
         removed = [name for name in REMOVABLE if name in body.model_fields_set and vars(body)[name] is None]
         settings = queues.change_settings(**vars(body), remove=removed, changed_by=current_actor().name)
         audit_action(
@@ -118,7 +146,7 @@ def create_queues_blueprint(executor: Executor) -> ApiBlueprint:
             per_worker=settings.per_worker,
             fair=settings.fair,
         )
-        return settings
+        return ChangedQueue(**vars(settings), warnings=warnings)
 
     @blueprint.get("/workers", response=WorkerList, scope=Scope.READ)
     def list_workers() -> WorkerList:

@@ -147,7 +147,7 @@ def test_jobs_shows_how_a_queued_job_waits(run, queue_db):
 def test_why_of_a_task_without_reason_says_so(run, queue_db):
     WorkerLiveness(queue_db.session).beat(WorkerInfo(uuid4(), "host:1", "1", ("q",), ("t",), 2), heartbeat_sec=60)
 
-    assert run("why", "t").output.startswith("The task t is not paused")
+    assert run("why", "t").output.startswith("Nothing holds up the task t.")
     assert run("breakers", "pause", "t", "--note", "moving").output == "t is paused: moving.\n"
     assert "moving" in run("why", "t").output
     assert run("breakers", "resume", "t").output == "t is resumed.\n"
@@ -173,6 +173,14 @@ def test_queues_and_workers_are_shown_and_ruled(run, queue_db):
     WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=60)
 
     assert run("queue", "q").exit_code == ExitCode.USAGE
+    misspelt = run("queue", "qq", "--pause")
+    assert misspelt.exit_code == ExitCode.NOT_FOUND
+    assert misspelt.stderr.startswith("Error: there is no queue 'qq'; known: ")
+    assert "--create" in misspelt.stderr
+    assert run("queue", "qq", "--pause", "--create").output == "Queue qq is paused.\n"
+    assert run("breakers", "pause", "tt").exit_code == ExitCode.NOT_FOUND
+    warned = run("alerts", "create", "r", "stalled", "--threshold", "60", "--task", "tt")
+    assert warned.stderr.startswith("Warning: there is no task 'tt'")
     ruled = run("queue", "q", "--pause", "--concurrency", 2, "--note", "later").output
     assert ruled == "Queue q is paused: 2 at once.\n"
     assert run("queue", "q", "--open", "--concurrency", 0).output == "Queue q is open.\n"

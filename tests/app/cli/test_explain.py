@@ -44,7 +44,7 @@ def url(dsn: str) -> Iterator[str]:
 @pytest.fixture
 def queue_db(dsn: str) -> Iterator[QueueFixture]:
     made = QueueFixture(dsn)
-    made.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_queues, dl_breakers")
+    made.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_queues, dl_breakers, dl_limits, dl_schedules CASCADE")
     yield made
     made.close()
 
@@ -331,7 +331,7 @@ def test_what_keeps_jobs_of_a_task_is_given_over_http_and_by_command(queue_db, u
     reasons = json.loads(text_of(f"{url}/api/v1/tasks/load/why"))["reasons"]
     output = CliRunner().invoke(cli, ["why", "load", "--url", url]).output
 
-    assert {reason["code"] for reason in reasons} == {*OF_TASKS, "task_unknown"}
+    assert {reason["code"] for reason in reasons} == {*OF_TASKS, "task_unknown", "no_worker"}
     assert [reason["code"] for reason in reasons][-2:] == ["schedule_next"] * 2
     assert "The schedule 'six' has been paused since" in output
     assert "by ann: the source moves" in output
@@ -339,6 +339,63 @@ def test_what_keeps_jobs_of_a_task_is_given_over_http_and_by_command(queue_db, u
     assert "a job when these datasets are updated: sales" in output
     assert all(format_message(reason["message"]) in output for reason in reasons)
     assert "of another" not in output
+
+
+def test_closed_queue_limit_and_breaker_hold_up_task_and_queue(queue_db, url):
+    worker(queue_db)
+    Queues(queue_db.session).change_settings("q", state=QueueState.PAUSED, changed_by="ann", note="maintenance")
+    Limits(queue_db.session).set("warehouse", concurrency=0, changed_by="bob")
+    queue_db.enqueue("first", limits={"warehouse": 1})
+    queue_db.enqueue("second")
+    queue_db.sql("UPDATE dl_jobs SET wait_state = 'limited', waits_on = 'warehouse' WHERE lock_key = 'first'")
+    queue_db.sql(
+        "INSERT INTO dl_schedules (name, source, task, overrides, next_at)"
+        " VALUES ('six', 'people', 't', '{\"queue\": \"away\"}', now())"
+    )
+
+    task = json.loads(text_of(f"{url}/api/v1/tasks/t/why"))["reasons"]
+    queue = json.loads(text_of(f"{url}/api/v1/queues/q/why"))["reasons"]
+    output = CliRunner().invoke(cli, ["why", "q", "--url", url]).output
+
+    assert [reason["code"] for reason in task] == ["no_worker", "queue_paused", "limit_closed", "schedule_next"]
+    assert [reason["code"] for reason in queue] == ["queue_paused", "limit_closed"]
+    assert output.splitlines() == [format_message(reason["message"]) for reason in queue]
+    assert "paused since" in output
+    assert "by ann: maintenance" in output
+
+
+def test_queue_without_thread_worker_or_reason_is_explained(queue_db, url):
+    def explained(queue: str = "q") -> list[str]:
+        return [reason["code"] for reason in json.loads(text_of(f"{url}/api/v1/queues/{queue}/why"))["reasons"]]
+
+    queue_db.enqueue("first", task="strange")
+    without_worker = explained()
+    worker_id = worker(queue_db, threads=1)
+    queue_db.queue.defer_unknown_tasks("q", ["t"])
+    deferred = explained()
+    queue_db.enqueue_and_claim("second")
+    queue_db.enqueue("third")
+    busy = explained()
+    Queues(queue_db.session).drain_worker(worker_id, draining=True)
+
+    assert (without_worker, deferred) == (["no_worker"], ["task_unknown"])
+    assert busy == ["threads_busy", "task_unknown"]
+    assert explained() == ["workers_draining", "task_unknown"]
+    assert explained("r") == ["workers_draining"]
+    Queues(queue_db.session).drain_worker(worker_id, draining=False)
+    assert "Nothing holds up the queue r." in CliRunner().invoke(cli, ["why", "r", "--url", url]).output
+
+
+def test_open_breaker_and_full_limit_hold_up_their_queue(queue_db, url):
+    def explained() -> set[str]:
+        return {reason["code"] for reason in json.loads(text_of(f"{url}/api/v1/queues/q/why"))["reasons"]}
+
+    breaker_open(queue_db)
+    while_open = explained()
+    queue_db.sql("TRUNCATE dl_jobs CASCADE; DELETE FROM dl_breakers")
+    limited(concurrency=1)(queue_db)
+
+    assert (while_open, explained()) == ({"breaker_open"}, {"limit_full"})
 
 
 @pytest.mark.parametrize(("code", "make"), CASES, ids=[f"{code}-{make.__name__}" for code, make in CASES])

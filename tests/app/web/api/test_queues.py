@@ -31,6 +31,45 @@ def test_queue_settings_are_changed_and_shown(client, trigger):
     assert (opened["state"], opened["concurrency"], opened["per_worker"], opened["note"]) == ("open", None, 1, None)
 
 
+def test_misspelt_queue_is_warned_of_or_refused_if_strict(client, trigger):
+    trigger()
+    body = {"queue": "etk", "state": "paused"}
+
+    refused = client.patch("/api/v1/queues?strict=true", json=body)
+    warned = client.patch("/api/v1/queues", json=body)
+    again = client.patch("/api/v1/queues?strict=true", json=body)
+    known = client.patch("/api/v1/queues?strict=true", json={"queue": "etl", "note": "fine"})
+
+    assert (refused.status_code, refused.json["code"]) == (404, "name_not_found")
+    assert refused.json["detail"].startswith("there is no queue 'etk'; known: etl")
+    assert warned.json["warnings"] == [refused.json["detail"]]
+    assert (again.status_code, again.json["warnings"]) == (200, []), "its settings make it known"
+    assert (known.status_code, known.json["warnings"]) == (200, [])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "warned"),
+    [
+        ("put", "/api/v1/limits/task:nope", {"concurrency": 1}, "no task 'nope'"),
+        ("put", "/api/v1/limits/queue:nope", {"concurrency": 1}, "no queue 'nope'"),
+        ("put", "/api/v1/limits/task:*", {"concurrency": 1}, None),
+        ("put", "/api/v1/limits/warehouse", {"concurrency": 1}, None),
+        ("put", "/api/v1/limits/task:noop", {"concurrency": 1}, None),
+        ("put", "/api/v1/tasks/nope/breaker", {"failures": 2}, "no task 'nope'"),
+        ("post", "/api/v1/alerts/rules", {"name": "a", "kind": "stalled", "threshold": 9, "task": "nil"}, "task 'nil'"),
+        ("post", "/api/v1/alerts/rules", {"name": "b", "kind": "stalled", "threshold": 9}, None),
+    ],
+)
+def test_misspelt_name_in_setting_is_warned_of(client, queue, method, path, body, warned):
+    info = WorkerInfo(uuid4(), "w", "1", ("etl",), ("noop",), 1)
+    WorkerLiveness(queue.executor).beat(info, heartbeat_sec=60)
+
+    response = getattr(client, method)(path, json=body)
+
+    assert response.status_code == 200, response.json
+    assert [warned in text for text in response.json["warnings"]] == ([True] if warned else [])
+
+
 def test_a_draining_queue_takes_no_new_jobs(client, request_body, monkeypatch):
     monkeypatch.setattr("app.web.caches._SETTINGS_MAX_AGE_SEC", 0.0)
     client.patch("/api/v1/queues", json={"queue": "etl", "state": "draining", "note": "moving"})

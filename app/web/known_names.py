@@ -1,0 +1,48 @@
+"""Notices misspelt names of queues and tasks in requests that take any name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from app.admin.queues import Queues
+from app.db.statements import Executor
+from app.errors import NameNotFound
+from app.web.caches import suggestion
+from app.web.schemas import QueryModel
+from pipelines.contract import Pipelines
+
+_MAX_LISTED = 10
+
+
+class StrictQuery(QueryModel):
+    strict: Annotated[
+        bool, Field(description="Refuse a name that nothing is known of, instead of returning `warnings`.")
+    ] = False
+
+
+class NameCheck:
+    """Compares names with the queues and tasks of the database and of this process."""
+
+    def __init__(self, executor: Executor, pipelines: Pipelines) -> None:
+        self._queues, self._pipelines = Queues(executor), pipelines
+
+    def warnings(self, *, queue: str | None = None, task: str | None = None, strict: bool = False) -> list[str]:
+        """Why the queue or task may be misspelt; empty if both are known. Raises NameNotFound if `strict`."""
+        if queue is None and task is None:
+            return []
+        known = self._queues.known()
+        queues = known.queues | {made.options.queue for made in self._pipelines if made.options.queue}
+        tasks = known.tasks | {made.name for made in self._pipelines}
+        found = [_warning("queue", queue, queues)] if queue is not None and queue not in queues else []
+        found += [_warning("task", task, tasks)] if task is not None and task not in tasks else []
+        if strict and found:
+            raise NameNotFound("; ".join(found))
+        return found
+
+
+def _warning(kind: str, name: str, known: frozenset[str]) -> str:
+    listed = ", ".join(sorted(known)[:_MAX_LISTED]) or "none"
+    more = f" and {len(known) - _MAX_LISTED} more" if len(known) > _MAX_LISTED else ""
+    return f"there is no {kind} {name!r}; known: {listed}{more}{suggestion(name, known)}"
