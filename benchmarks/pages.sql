@@ -170,10 +170,11 @@ SELECT j.job_id, j.queue, j.created_at + k.n * interval '1 s', coalesce(k.kind, 
  WHERE j.status <> 'running' OR k.kind IS NOT NULL;
 
 -- name: audit
-INSERT INTO dl_audit (at, action, actor, via, subject, subject_id)
-SELECT now() - n * interval '1 s', CASE n %% 3 WHEN 0 THEN 'cancel' ELSE 'trigger' END, 'on-call', 'key', 'job',
-       gen_random_uuid()
-  FROM generate_series(1, %(rows)s) n;
+INSERT INTO dl_audit (at, action, actor, via, subject, subject_id, before, after)
+SELECT now() - n * interval '1 s', action, 'on-call', 'key', 'job', gen_random_uuid(),
+       CASE action WHEN 'cancel' THEN '{"status": "queued"}'::jsonb END,
+       CASE action WHEN 'cancel' THEN '{"status": "canceled"}' ELSE '{"queue": "queue 3"}' END::jsonb
+  FROM generate_series(1, %(rows)s) n, LATERAL (SELECT CASE n %% 3 WHEN 0 THEN 'cancel' ELSE 'trigger' END AS action) it;
 
 -- name: statistics
 INSERT INTO dl_statistics (span_sec, started_at, queue, task, measure, bucket, count, total_sec)
