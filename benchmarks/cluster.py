@@ -5,10 +5,11 @@ Takes about 10 minutes.
 Needs root and `ip`. A host is a process with 8 threads that reaches the database over a bridge.
 
 *hosts*: no-op jobs and jobs of 20 ms, inserted before they are claimed; single jobs for the pick-up; an idle stretch.
+*claimers*: claims and settlements of that many sessions without worker processes: what the server alone does.
 *latency*: no-op jobs through a proxy with that round trip.
 *slow*: the pick-up of three hosts while the line of a fourth carries 20 kB/s.
 *faults*: hosts and the database cut off, hosts restarted, under the load of the fault campaign, whose checker judges.
-*listen*: commits of 8 clients that notify, while that many idle worker processes of one host are there.
+*listen*: commits of 8 clients that notify, while that many idle worker processes of one host are there, by DL_LISTEN.
 *sessions*: commits of 8 clients, and the server's memory, with idle sessions.
 """
 
@@ -31,31 +32,39 @@ import psycopg2
 from psycopg2.extensions import make_dsn
 
 from app.db.schema import migrate
-from benchmarks.place import cpu_sec_of, describe_environment, query_value
+from benchmarks.place import cpu_sec_of, describe_environment, own_cpu_sec, query_value
+from benchmarks.listening import measure_claimers, measure_listening, measure_sessions
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, quantile
 from pipelines.contract import Pipelines
 from tests.chaos.servers import Server
 from tests.cluster.cluster import allow_network, running_cluster, start_proxy, tcp_dsn
 from tests.cluster.network import DATABASE, HUB, Network, missing_tools
-from tests.cluster.scenarios import cut_off_database, cut_off_host, restart_hosts
+from tests.cluster.scenarios import LONG_CUT_SEC, SHORT_CUT_SEC, cut_off_database, cut_off_host, restart_hosts
 from workers.listener import ListenMode
 from workers.pool import WorkerPool
 from workers.pool_options import PoolOptions
 
-PARTS = ("hosts", "latency", "slow", "faults", "listen", "sessions")
+PARTS = ("hosts", "claimers", "latency", "slow", "faults", "listen", "sessions")
 THREADS = 8
 _NAP_SEC = 0.02
+_QUIET_LOAD = 1.0
+_WARM_JOBS = 20  # for each thread
 _STARTED_AT_ONCE = 10
 _TIMEOUT_SEC = 120.0
 _PORT = 5432
 _SETTINGS = {
     "fsync": "on", "max_connections": "1400", "listen_addresses": "*", "shared_buffers": "256MB", "max_wal_size": "1GB",
-    "wal_keep_size": "0",
+    "wal_keep_size": "0", "shared_preload_libraries": "pg_stat_statements",
 }  # fmt: skip
 _FILL = "INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'bench', %s, 'key ' || n FROM generate_series(1, %s) n"
 _ENDED = (
     "SELECT count(*), extract(epoch FROM max(finished_at))::float8 FROM dl_jobs"
     " WHERE task = %s AND status = 'succeeded'"
+)
+_STATEMENTS = (
+    "SELECT calls, (total_plan_time + total_exec_time) * 1000, left(regexp_replace(query, '\\s+', ' ', 'g'), 90)"
+    " FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    " ORDER BY 2 DESC LIMIT 12"
 )
 _PICK_UP = (
     "SELECT extract(epoch FROM started_at - created_at)::float8 * 1000, worker FROM dl_jobs WHERE task = 'pick' AND"
@@ -82,6 +91,7 @@ class Place:
         query_value(self.server.dsn, f'CREATE DATABASE "{name}"')
         try:
             migrate(make_dsn(self.server.dsn, dbname=name))
+            query_value(make_dsn(self.server.dsn, dbname=name), "CREATE EXTENSION pg_stat_statements")
             yield name
         finally:
             query_value(self.server.dsn, f'DROP DATABASE "{name}" WITH (FORCE)')
@@ -98,8 +108,10 @@ class Place:
 class Drain:
     jobs_per_sec: float
     cpu_us: float  # of the server, a job
+    own_cpu_us: float  # of the worker processes, a job
     commits: float  # a job
-    notifications_per_sec: float
+    notifications: float  # a job
+    statements: list[tuple[float, float, str]]  # calls a job, µs a job, text
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -107,14 +119,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--hosts", nargs="+", type=int, default=[1, 4, 16, 64])
     parser.add_argument("--jobs", type=int, default=20_000)
+    parser.add_argument("--statements", type=int, default=0, help="how many of the costliest to list, with hosts")
     parser.add_argument("--samples", type=int, default=100, help="single jobs for the pick-up")
     parser.add_argument("--seconds", type=float, default=3.0, help="of commits, in the parts listen and sessions")
-    parser.add_argument("--processes", nargs="+", type=int, default=[10, 50, 150], help="of the part listen")
+    parser.add_argument("--processes", nargs="+", type=int, default=[40, 150], help="of the part listen")
     options = parser.parse_args(argv)
     if (reason := missing_tools()) is not None:
         parser.error(reason)
     measures: dict[str, Callable[[Place], None]] = {
-        "hosts": lambda place: measure_hosts(place, options.hosts, options.jobs, options.samples),
+        "hosts": lambda place: measure_hosts(place, options.hosts, options.jobs, options.samples, options.statements),
+        "claimers": lambda place: measure_claimers(place, options.hosts, options.jobs),
         "latency": lambda place: measure_latency(place, options.jobs // 3),
         "slow": lambda place: measure_slow_host(place, options.samples),
         "listen": lambda place: measure_listening(place, options.processes, options.seconds),
@@ -122,11 +136,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     with place_of_all() as place:
         print(describe_environment(place.server.dsn))
+        warn_of_load()
         for part in options.parts:
             if part in measures:
                 measures[part](place)
     if "faults" in options.parts:
         show_faults()
+
+
+def warn_of_load() -> None:
+    if os.getloadavg()[0] > _QUIET_LOAD:
+        print(f"NOTE: other work loads this machine (load {load_text()}): rates and times are those of a crowded machine,\n"
+              "only CPU, commits and notifications of a job carry over\n")  # fmt: skip
 
 
 @contextmanager
@@ -152,6 +173,7 @@ def bench_tasks() -> Pipelines:
     tasks = Pipelines()
     tasks.register("noop")(lambda args: None)
     tasks.register("pick")(lambda args: None)
+    tasks.register("warm")(lambda args: None)
     tasks.register("nap")(lambda args: time.sleep(_NAP_SEC))
     return tasks
 
@@ -215,49 +237,61 @@ def add_hosts(network: Network, count: int) -> None:
             network.add(f"h{n}")
 
 
-def measure_hosts(place: Place, counts: Sequence[int], jobs: int, samples: int) -> None:
-    rows: list[list[Cell]] = []
-    best = 0.0
+def measure_hosts(place: Place, counts: Sequence[int], jobs: int, samples: int, listed: int) -> None:
+    rows, costs = list[list[Cell]](), list[list[Cell]]()
+    best: dict[str, float] = {}
     add_hosts(place.network, max(counts))
     for count in counts:
         with place.database(f"hosts_{count}") as database:
             dsn = place.dsn(database)
-            with running_hosts(place.network, dsn, [place.network_dsn(database)] * count):
+            with running_hosts(place.network, dsn, [place.network_dsn(database)] * count) as pids:
                 idle = idle_share(place.process)
                 picked = [sample for sample, _ in pick_up(dsn, samples)]
-                noop = drain(place, dsn, "noop", jobs)
-                nap = drain(place, dsn, "nap", min(jobs, count * THREADS * int(3 / _NAP_SEC)))
+                drain(place, dsn, pids, "warm", count * THREADS * _WARM_JOBS)  # each has planned its statements
+                noop = drain(place, dsn, pids, "noop", jobs)
+                nap = drain(place, dsn, pids, "nap", min(jobs, count * THREADS * int(3 / _NAP_SEC)))
                 sessions = query_value(
                     dsn, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'dataloader-%%'"
                 )[0][0]
-        best = max(best, noop.jobs_per_sec)
-        rows.append([
-            f"{count}", noop.jobs_per_sec, format_ratio(noop.jobs_per_sec / best), noop.cpu_us, noop.commits,
-            noop.notifications_per_sec, nap.jobs_per_sec, nap.cpu_us, nap.commits, quantile(picked, 50),
-            quantile(picked, 99), sessions, f"{idle:.2f} %",
-        ])  # fmt: skip
+        for task, found in (("no-op", noop), ("20 ms", nap)):
+            best[task] = max(best.get(task, 0.0), found.jobs_per_sec)
+            costs.append([f"{count}", task, found.jobs_per_sec, format_ratio(found.jobs_per_sec / best[task]),
+                          found.cpu_us, found.own_cpu_us, found.commits, found.notifications, load_text()])  # fmt: skip
+            for calls, us, text in found.statements[:listed]:
+                print(f"    {count} hosts, {task}: {calls:7.3f} calls, {us:6.1f} µs a job  {text}")
+        rows.append([f"{count}", quantile(picked, 50), quantile(picked, 99), sessions, f"{idle:.2f} %"])
         print(f"  {count} hosts: {noop.jobs_per_sec:,.0f} and {nap.jobs_per_sec:,.0f} jobs/s", flush=True)
-    headings = ("hosts", "no-op jobs/s", "of the best", "server CPU, µs/job", "commits/job", "NOTIFY/s", "20 ms jobs/s",
-                "server CPU, µs/job", "commits/job", "pick-up p50, ms", "p99, ms", "sessions",
-                "idle, of a core")  # fmt: skip
-    print("\n" + format_table(headings, rows) + "\n")
+    of_jobs = ("hosts", "jobs", "jobs/s", "of the best", "server CPU, µs/job", "workers' CPU, µs/job", "commits/job",
+               "NOTIFY/job", "load")  # fmt: skip
+    print("\n" + format_table(of_jobs, costs, text_columns=(0, 1)) + "\n")
+    of_hosts = ("hosts", "pick-up p50, ms", "p99, ms", "sessions", "idle server, of a core")
+    print(format_table(of_hosts, rows) + "\n")
 
 
-def drain(place: Place, dsn: str, task: str, jobs: int) -> Drain:
+def load_text() -> str:
+    """The load of the machine, whose own cores are the limit of a small one."""
+    return f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} cores"
+
+
+def drain(place: Place, dsn: str, pids: Sequence[int], task: str, jobs: int) -> Drain:
+    workers = [psutil.Process(pid) for pid in pids]
     with closing(psycopg2.connect(dsn)) as listener:
         listener.autocommit = True
         listener.cursor().execute("LISTEN dl_jobs")
-        commits, cpu = commit_count(dsn), cpu_sec_of(place.process)
+        query_value(dsn, "SELECT pg_stat_statements_reset()")
+        commits, cpu, own_cpu = commit_count(dsn), cpu_sec_of(place.process), own_cpu_sec(workers)
         with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
             cursor.execute(_FILL, (task, jobs))
             cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
             ((began,),) = cursor.fetchall()
         wait_for(lambda: query_value(dsn, _ENDED, task)[0][0] >= jobs)
         seconds = query_value(dsn, _ENDED, task)[0][1] - began
-        cpu = cpu_sec_of(place.process) - cpu
+        cpu, own_cpu = cpu_sec_of(place.process) - cpu, own_cpu_sec(workers) - own_cpu
         listener.poll()
         notified = len(listener.notifies)
-    return Drain(jobs / seconds, cpu / jobs * 1e6, (commit_count(dsn) - commits) / jobs, notified / seconds)
+        statements = [(calls / jobs, us / jobs, text) for calls, us, text in query_value(dsn, _STATEMENTS)]
+    commits = commit_count(dsn) - commits
+    return Drain(jobs / seconds, cpu / jobs * 1e6, own_cpu / jobs * 1e6, commits / jobs, notified / jobs, statements)
 
 
 def commit_count(dsn: str) -> int:
@@ -314,9 +348,9 @@ def measure_latency(place: Place, jobs: int, hosts: int = 4) -> None:
             lines = [(round_trip_ms / 2000, 0.0)] * hosts
             with (
                 proxied(place, database, lines, 7100 + 10 * n) as dsns,
-                running_hosts(place.network, place.dsn(database), dsns),
+                running_hosts(place.network, place.dsn(database), dsns) as pids,
             ):
-                found = drain(place, place.dsn(database), "noop", jobs)
+                found = drain(place, place.dsn(database), pids, "noop", jobs)
                 lost = query_value(
                     place.dsn(database),
                     "SELECT count(*) FROM dl_job_events WHERE payload ->> 'reason' = 'lease_expired'",
@@ -350,7 +384,10 @@ def measure_slow_host(place: Place, samples: int, hosts: int = 4) -> None:
 def show_faults(hosts: int = 4) -> None:
     rows: list[list[Cell]] = []
     with running_cluster(hosts) as cluster:
-        outcomes = [cut_off_host(cluster, host) for host in cluster.hosts]
+        outcomes = [
+            cut_off_host(cluster, host, seconds=SHORT_CUT_SEC if n % 2 else LONG_CUT_SEC)
+            for n, host in enumerate(cluster.hosts)
+        ]
         outcomes += [cut_off_database(cluster), restart_hosts(cluster, _TIMEOUT_SEC)]
         cluster.drain()
         found, crashed = cluster.violations(), cluster.crashed()
@@ -360,72 +397,6 @@ def show_faults(hosts: int = 4) -> None:
     print("\n" + format_table(("fault", "what was seen"), rows, text_columns=(0, 1)) + "\n")
     for violation in found:
         print(violation)
-
-
-# ── notifications, sessions ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def commits_per_sec(dsn: str, statement: str, seconds: float, *, clients: int = 8) -> float:
-    """Return how often a second clients commit a statement, each in a thread."""
-    counts, is_over = [0] * clients, threading.Event()
-
-    def run(n: int) -> None:
-        with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
-            connection.autocommit = True
-            while not is_over.is_set():
-                cursor.execute(statement)
-                counts[n] += 1
-
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(clients)]
-    for thread in threads:
-        thread.start()
-    began = time.monotonic()
-    is_over.wait(seconds)
-    is_over.set()
-    for thread in threads:
-        thread.join()
-    return sum(counts) / (time.monotonic() - began)
-
-
-def measure_listening(place: Place, counts: Sequence[int], seconds: float) -> None:
-    rows: list[list[Cell]] = []
-    for count in counts:
-        rates = {}
-        for mode in (ListenMode.PROCESS, ListenMode.HOST):
-            with place.database(f"listen_{count}_{mode}") as database:
-                dsn = place.dsn(database)
-                query_value(dsn, "CREATE TABLE notes (n int)")
-                with running_hosts(None, dsn, [dsn] * count, mode):
-                    statement = "WITH n AS (INSERT INTO notes VALUES (1)) SELECT pg_notify('dl_jobs', 'other')"
-                    rates[mode] = commits_per_sec(dsn, statement, seconds)
-        ratio = format_ratio(rates[ListenMode.HOST] / rates[ListenMode.PROCESS])
-        rows.append([f"{count}", rates[ListenMode.PROCESS], rates[ListenMode.HOST], ratio])
-        print(f"  {count} processes: {rates}", flush=True)
-    headings = ("idle worker processes", "commits/s, DL_LISTEN=process", "commits/s, host", "ratio")
-    print("\n" + format_table(headings, rows) + "\n")
-
-
-def memory_of(process: psutil.Process) -> int:
-    """Return its proportional share of memory; 0 if it has just ended."""
-    try:
-        return int(process.memory_full_info().pss)
-    except psutil.NoSuchProcess:
-        return 0
-
-
-def measure_sessions(place: Place, seconds: float) -> None:
-    rows: list[list[Cell]] = []
-    with place.database("sessions") as database:
-        dsn = place.dsn(database)
-        query_value(dsn, "CREATE TABLE notes (n int)")
-        for count in (0, 1000):
-            held: list[Any] = [psycopg2.connect(dsn) for _ in range(count)]
-            rate = commits_per_sec(dsn, "INSERT INTO notes VALUES (1)", seconds)
-            pss = sum(map(memory_of, place.process.children()))
-            rows.append([f"{count:,}", rate, pss / 2**20])
-            for connection in held:
-                connection.close()
-    print("\n" + format_table(("idle sessions", "commits/s of 8 clients", "memory of the server, MB"), rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from psycopg2.extensions import make_dsn
 
 from app.db.schema import migrate
 from benchmarks.cluster import running_hosts
-from benchmarks.place import cpu_sec_of, describe_environment, query_value
+from benchmarks.place import cpu_sec_of, describe_environment, own_cpu_sec, query_value
 from benchmarks.rounds import Cell, format_table, make_parser
 from tests.chaos.servers import Server
 from workers.listener import ListenMode
@@ -112,10 +112,6 @@ def measure(server: Server, count: int, mode: ListenMode, seconds: float, listed
         load=os.getloadavg()[0],
         statements=[(calls / taken, plan / taken, run / taken, text) for calls, plan, run, text in statements],
     )
-
-
-def own_cpu_sec(processes: Sequence[psutil.Process]) -> float:
-    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def _transactions(server: Server, database: str) -> float:

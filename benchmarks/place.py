@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -84,6 +84,11 @@ def cpu_sec_of(process: psutil.Process) -> float:
     times = process.cpu_times()
     live = sum(_own_cpu_sec(child) for child in process.children(recursive=True))
     return float(times.user + times.system + times.children_user + times.children_system + live)
+
+
+def own_cpu_sec(processes: Sequence[psutil.Process]) -> float:
+    """Return the CPU seconds of live processes, without their children."""
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def _own_cpu_sec(process: psutil.Process) -> float:

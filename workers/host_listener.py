@@ -353,7 +353,7 @@ def make_listener(
 ) -> tuple[Listener | HostListener | NoListener, HostRelay | None]:
     """Make what the dispatcher waits with, by DL_LISTEN."""
     interval_sec = options.heartbeat_sec
-    own = Listener(session, self_test_interval_sec=interval_sec, on_state_change=on_state_change)
+    own = Listener(session, heartbeat_sec=interval_sec, on_state_change=on_state_change)
     if options.listen is ListenMode.OFF:
         return NoListener(), None
     if options.listen is ListenMode.PROCESS:

@@ -18,6 +18,7 @@ from workers.threads import WakeupPipe, clock
 
 _log = log.get(__name__)
 _RECONNECT_INTERVAL_SEC = 1.0
+_CHECK_BEATS = 3  # heartbeats between two self-tests
 _IS_LISTENING = "SELECT count(*) FROM pg_listening_channels() AS c (name) WHERE name = '{channel}'"
 
 
@@ -76,12 +77,12 @@ class Listener:
     """Used by the leader alone. Never raises for a database that is unavailable."""
 
     def __init__(
-        self, session: Session, *, self_test_interval_sec: float, on_state_change: Callable[[], None] = lambda: None
+        self, session: Session, *, heartbeat_sec: float, on_state_change: Callable[[], None] = lambda: None
     ) -> None:
         """`on_state_change` is called when `state` has changed."""
         self.state = ListenState.DISCONNECTED  # read by any thread
         self.last_self_test_at: float | None = None  # when it last succeeded; read by any thread
-        self._session, self._self_test_interval_sec = session, self_test_interval_sec
+        self._session, self._heartbeat_sec = session, heartbeat_sec
         self._on_state_change = on_state_change
         self._unreturned: list[tuple[str, str]] = []  # read by a self-test, not yet returned
         self._channel, self._generation = "", -1
@@ -147,7 +148,7 @@ class Listener:
 
     def _record_success(self) -> None:
         self.last_self_test_at = clock()
-        self._next_self_test_at = self.last_self_test_at + self._self_test_interval_sec
+        self._next_self_test_at = self.last_self_test_at + _CHECK_BEATS * self._heartbeat_sec
         if self.state is not ListenState.LISTENING:
             self.state = ListenState.LISTENING
             _log.info("listener.connected")

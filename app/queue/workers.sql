@@ -19,6 +19,21 @@ WITH self AS (
                  THEN 1 + (SELECT coalesce(max(incarnation), 0) FROM dl_workers WHERE worker_name = %(worker_name)s::text) END)
         ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp()
     RETURNING superseded_by, incarnation, xmax = 0 AS is_new
+), near AS (
+    (SELECT worker_id, 1 AS turn FROM dl_workers
+      WHERE worker_id > %(worker_id)s::uuid AND dead_at IS NULL AND boot_id = %(boot_id)s::text
+        AND pid_namespace = %(pid_namespace)s::text AND time_namespace = %(time_namespace)s::text
+      ORDER BY worker_id LIMIT %(watched)s::int)
+    UNION ALL
+    (SELECT worker_id, 2 FROM dl_workers
+      WHERE worker_id < %(worker_id)s::uuid AND dead_at IS NULL AND boot_id = %(boot_id)s::text
+        AND pid_namespace = %(pid_namespace)s::text AND time_namespace = %(time_namespace)s::text
+      ORDER BY worker_id LIMIT %(watched)s::int)
+), others AS (
+    (SELECT worker_id FROM near ORDER BY turn, worker_id LIMIT %(watched)s::int)
+    UNION
+    SELECT worker_id FROM dl_workers
+     WHERE worker_name = %(worker_name)s::text AND worker_id <> %(worker_id)s::uuid AND dead_at IS NULL
 )
 SELECT self.superseded_by IS NOT NULL, self.is_new, self.incarnation,
        w.worker_id, w.name, w.boot_id, w.pid_namespace, w.time_namespace, w.pid, w.start_time, w.lock_file,
@@ -26,16 +41,7 @@ SELECT self.superseded_by IS NOT NULL, self.is_new, self.incarnation,
        CASE WHEN self.is_new AND %(boot_id)s::text IS NOT NULL
             THEN pg_notify('dl_control', concat_ws(' ', 'started', %(boot_id)s::text, %(worker_id)s::uuid)) END
   FROM self
-       LEFT JOIN dl_workers w
-              ON w.worker_id <> %(worker_id)s::uuid
-             AND w.dead_at IS NULL
-             AND (w.worker_id IN (SELECT n.worker_id FROM dl_workers n
-                                   WHERE n.worker_id <> %(worker_id)s::uuid AND n.dead_at IS NULL
-                                     AND n.boot_id = %(boot_id)s::text AND n.pid_namespace = %(pid_namespace)s::text
-                                     AND n.time_namespace = %(time_namespace)s::text
-                                   ORDER BY n.worker_id < %(worker_id)s::uuid, n.worker_id
-                                   LIMIT %(watched)s::int)
-                  OR w.worker_name = %(worker_name)s::text);
+       LEFT JOIN (others JOIN dl_workers w ON w.worker_id = ANY (ARRAY[others.worker_id])) ON true;
 
 -- name: deregister_worker
 -- Deletes this process, and any that has not been seen for a day.

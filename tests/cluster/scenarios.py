@@ -11,7 +11,7 @@ from tests.cluster.network import DATABASE
 from tests.support.waiting import eventually
 from workers.pool import EXIT_THREAD_CRASHED
 
-LONG_CUT_SEC = 3.0 * LEASE_SEC
+SHORT_CUT_SEC, LONG_CUT_SEC = 5.0, 3.0 * LEASE_SEC
 _TAKEN_RUNS = """
 SELECT r.job_id::text, split_part(p.payload ->> 'worker', ':', 1),
        extract(epoch FROM p.ts)::float8, extract(epoch FROM r.ts)::float8

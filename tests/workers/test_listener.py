@@ -33,7 +33,7 @@ def session(queue_db: QueueFixture) -> Session:
 
 @pytest.fixture
 def listener(session: Session) -> Listener:
-    return Listener(session, self_test_interval_sec=0.0)
+    return Listener(session, heartbeat_sec=0.0)
 
 
 def test_self_tests_of_an_idle_listener_notify_no_process(session, listener, wakeup, monkeypatch):

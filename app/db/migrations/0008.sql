@@ -62,3 +62,5 @@ CREATE INDEX dl_firings_fire_idx ON dl_firings (fire_at);
 ALTER TABLE dl_workers
     ADD COLUMN labels jsonb NOT NULL DEFAULT '{}',
     ADD COLUMN unserved_tasks jsonb NOT NULL DEFAULT '{}';
+-- Heartbeats would have new statistics taken each minute, and every session plan its claims again.
+ALTER TABLE dl_workers SET (autovacuum_analyze_threshold = 100000);
