@@ -1,6 +1,6 @@
 """Measures many worker hosts on one PostgreSQL, each in a network namespace of its own.
 
-Takes about 10 minutes.
+Takes about 7 minutes.
 
 Needs root and `ip`. A host is a process with 8 threads that reaches the database over a bridge.
 
@@ -19,38 +19,28 @@ import os
 import random
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import psycopg2
 from psycopg2.extensions import make_dsn
 
-from app.db.schema import migrate
-from benchmarks.place import cpu_sec_of, describe_environment, own_cpu_sec, query_value
+from benchmarks.hosts import NAP_SEC, THREADS, TIMEOUT_SEC, Place, add_hosts, running_hosts, wait_for
 from benchmarks.listening import measure_claimers, measure_listening, measure_sessions
+from benchmarks.place import commit_count, cpu_sec_of, describe_environment, own_cpu_sec, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, quantile
-from pipelines.contract import Pipelines
 from tests.chaos.servers import Server
 from tests.cluster.cluster import allow_network, running_cluster, start_proxy, tcp_dsn
 from tests.cluster.network import DATABASE, HUB, Network, missing_tools
 from tests.cluster.scenarios import LONG_CUT_SEC, SHORT_CUT_SEC, cut_off_database, cut_off_host, restart_hosts
-from workers.listener import ListenMode
-from workers.pool import WorkerPool
-from workers.pool_options import PoolOptions
 
 PARTS = ("hosts", "claimers", "latency", "slow", "faults", "listen", "sessions")
-THREADS = 8
-_NAP_SEC = 0.02
 _QUIET_LOAD = 1.0
 _WARM_JOBS = 20  # for each thread
-_STARTED_AT_ONCE = 10
-_TIMEOUT_SEC = 120.0
 _PORT = 5432
 _SETTINGS = {
     "fsync": "on", "max_connections": "1400", "listen_addresses": "*", "shared_buffers": "256MB", "max_wal_size": "1GB",
@@ -70,38 +60,6 @@ _PICK_UP = (
     "SELECT extract(epoch FROM started_at - created_at)::float8 * 1000, worker FROM dl_jobs WHERE task = 'pick' AND"
     " status = 'succeeded'"
 )
-_READY = "SELECT count(*) FROM dl_workers WHERE listener IN ('listening', 'relayed', 'off') AND dead_at IS NULL"
-
-
-@dataclass(frozen=True)
-class Place:
-    """The server, which all parts share, and its network."""
-
-    network: Network
-    server: Server
-    folder: Path
-
-    @property
-    def process(self) -> psutil.Process:
-        return psutil.Process(self.server.pid)
-
-    @contextmanager
-    def database(self, name: str) -> Iterator[str]:
-        """Yield the name of a fresh database."""
-        query_value(self.server.dsn, f'CREATE DATABASE "{name}"')
-        try:
-            migrate(make_dsn(self.server.dsn, dbname=name))
-            query_value(make_dsn(self.server.dsn, dbname=name), "CREATE EXTENSION pg_stat_statements")
-            yield name
-        finally:
-            query_value(self.server.dsn, f'DROP DATABASE "{name}" WITH (FORCE)')
-
-    def dsn(self, database: str) -> str:
-        """By the Unix socket, which no cut reaches."""
-        return str(make_dsn(self.server.dsn, dbname=database))
-
-    def network_dsn(self, database: str) -> str:
-        return str(make_dsn(tcp_dsn(self.network.address(DATABASE), _PORT), dbname=database))
 
 
 @dataclass(frozen=True)
@@ -146,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def warn_of_load() -> None:
     if os.getloadavg()[0] > _QUIET_LOAD:
-        print(f"NOTE: other work loads this machine (load {load_text()}): rates and times are those of a crowded machine,\n"
+        print(f"NOTE: other work is on this machine (load {load_text()}): rates and times are those of a crowded one,\n"
               "only CPU, commits and notifications of a job carry over\n")  # fmt: skip
 
 
@@ -169,74 +127,6 @@ def place_of_all() -> Iterator[Place]:
 # ── hosts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def bench_tasks() -> Pipelines:
-    tasks = Pipelines()
-    tasks.register("noop")(lambda args: None)
-    tasks.register("pick")(lambda args: None)
-    tasks.register("warm")(lambda args: None)
-    tasks.register("nap")(lambda args: time.sleep(_NAP_SEC))
-    return tasks
-
-
-def start_host(
-    network: Network | None, name: str, dsn: str, listen: ListenMode = ListenMode.PROCESS
-) -> tuple[int, int]:
-    """Fork a worker process into the namespace; return its pid and the descriptor whose end stops it."""
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(read_end)
-        return pid, write_end
-    code = 1
-    try:
-        os.close(write_end)
-        if network is not None:
-            network.enter(name)
-        options = PoolOptions(dsn=dsn, queues={"bench": THREADS}, listen=listen)
-        pool = WorkerPool(bench_tasks(), options, on_crash=lambda thread: os._exit(70))
-        pool.start()
-        os.read(read_end, 1)  # until the benchmark closes its end, or is gone
-        pool.stop(5.0)
-        code = 0
-    finally:
-        os._exit(code)
-
-
-@contextmanager
-def running_hosts(
-    network: Network | None, control_dsn: str, dsns: Sequence[str], listen: ListenMode = ListenMode.PROCESS
-) -> Iterator[list[int]]:
-    """Yield the pids of hosts that are ready, one for each DSN; without a network all of them are on this host.
-
-    A few are started at a time: many interpreters that begin at once would wait for each other."""
-    started: list[tuple[int, int]] = []
-    try:
-        for n, dsn in enumerate(dsns):
-            started.append(start_host(network, f"h{n}", dsn, listen))
-            if len(started) % _STARTED_AT_ONCE == 0 or len(started) == len(dsns):
-                wait_for(lambda: query_value(control_dsn, _READY)[0][0] >= len(started))
-        yield [pid for pid, _ in started]
-    finally:
-        for _, descriptor in started:
-            os.close(descriptor)
-        for pid, _ in started:
-            os.waitpid(pid, 0)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _TIMEOUT_SEC
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the cluster did not get there in time")
-        time.sleep(0.05)
-
-
-def add_hosts(network: Network, count: int) -> None:
-    for n in range(count):
-        if not network.has(f"h{n}"):
-            network.add(f"h{n}")
-
-
 def measure_hosts(place: Place, counts: Sequence[int], jobs: int, samples: int, listed: int) -> None:
     rows, costs = list[list[Cell]](), list[list[Cell]]()
     best: dict[str, float] = {}
@@ -249,7 +139,7 @@ def measure_hosts(place: Place, counts: Sequence[int], jobs: int, samples: int, 
                 picked = [sample for sample, _ in pick_up(dsn, samples)]
                 drain(place, dsn, pids, "warm", count * THREADS * _WARM_JOBS)  # each has planned its statements
                 noop = drain(place, dsn, pids, "noop", jobs)
-                nap = drain(place, dsn, pids, "nap", min(jobs, count * THREADS * int(3 / _NAP_SEC)))
+                nap = drain(place, dsn, pids, "nap", min(jobs, count * THREADS * int(3 / NAP_SEC)))
                 sessions = query_value(
                     dsn, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'dataloader-%%'"
                 )[0][0]
@@ -292,11 +182,6 @@ def drain(place: Place, dsn: str, pids: Sequence[int], task: str, jobs: int) -> 
         statements = [(calls / jobs, us / jobs, text) for calls, us, text in query_value(dsn, _STATEMENTS)]
     commits = commit_count(dsn) - commits
     return Drain(jobs / seconds, cpu / jobs * 1e6, own_cpu / jobs * 1e6, commits / jobs, notified / jobs, statements)
-
-
-def commit_count(dsn: str) -> int:
-    """Transactions of the whole server that have written: statistics of commits come late."""
-    return int(query_value(dsn, "SELECT txid_snapshot_xmax(txid_current_snapshot())")[0][0])
 
 
 def pick_up(dsn: str, samples: int) -> list[tuple[float, str]]:
@@ -388,7 +273,7 @@ def show_faults(hosts: int = 4) -> None:
             cut_off_host(cluster, host, seconds=SHORT_CUT_SEC if n % 2 else LONG_CUT_SEC)
             for n, host in enumerate(cluster.hosts)
         ]
-        outcomes += [cut_off_database(cluster), restart_hosts(cluster, _TIMEOUT_SEC)]
+        outcomes += [cut_off_database(cluster), restart_hosts(cluster, TIMEOUT_SEC)]
         cluster.drain()
         found, crashed = cluster.violations(), cluster.crashed()
         ((jobs,),) = cluster.server.query("SELECT count(*) FROM dl_jobs")

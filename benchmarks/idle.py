@@ -20,7 +20,7 @@ import psutil  # type: ignore[import-untyped]
 from psycopg2.extensions import make_dsn
 
 from app.db.schema import migrate
-from benchmarks.cluster import running_hosts
+from benchmarks.hosts import running_hosts
 from benchmarks.place import cpu_sec_of, describe_environment, own_cpu_sec, query_value
 from benchmarks.rounds import Cell, format_table, make_parser
 from tests.chaos.servers import Server

@@ -79,6 +79,11 @@ def query_value(dsn: str, statement: str, *parameters: Any) -> list[tuple[Any, .
         return cursor.fetchall() if cursor.description else []
 
 
+def commit_count(dsn: str) -> int:
+    """Transactions of the whole server that have written: statistics of commits come late."""
+    return int(query_value(dsn, "SELECT txid_snapshot_xmax(txid_current_snapshot())")[0][0])
+
+
 def cpu_sec_of(process: psutil.Process) -> float:
     """Return the CPU seconds of a process and of all its children, past and present."""
     times = process.cpu_times()
