@@ -12,7 +12,7 @@ from tests.chaos.environment import CampaignSize, Environment, make_environment
 from tests.chaos.fault_runner import FaultRunner, InjectedFault
 from tests.chaos.faults import FAULTS
 from tests.chaos.history import History, read_history
-from tests.chaos.report import Report, make_report, takeovers_with_effects
+from tests.chaos.report import Report, make_report, offload_takeovers, takeovers_with_effects
 from tests.chaos.schedule import plan_faults
 from tests.chaos.services import HEARTBEAT_SEC, REAPER_INTERVAL_SEC
 
@@ -81,6 +81,7 @@ def collect_history(environment: Environment, injected: Sequence[InjectedFault])
         limit_changes=[*environment.operator.changes, *environment.schedules.limit_changes],
         pauses=[*environment.operator.pauses, *environment.schedules.pauses],
         stopped_schedules=environment.schedules.stopped_at,
+        executions=environment.engine.executions() if environment.engine is not None else (),
         backfill_keys={created.backfill_id: created.keys for created in environment.schedules.created},
     )
 
@@ -119,6 +120,8 @@ def _missing_coverage(history: History, *, is_full_length: bool) -> list[str]:
         complaints += [f"no backfill is {state}" for state in ("done", "canceled") if state not in states]
     if is_full_length and not any(row.skipped for row in history.rows.values()):
         complaints.append("no job of a graph was skipped")
+    if is_full_length and not offload_takeovers(history):
+        complaints.append("no work on the engine was taken over by another run")
     if is_full_length and not takeovers_with_effects(history):
         complaints.append("no attempt was taken from a worker while a statement of it ran in a server")
     return complaints

@@ -18,6 +18,12 @@ from app.queue.job import Status
 from tests.chaos.client_log import ClientResponse
 from tests.chaos.etl import FOLLOW_UPS, PARTS
 from tests.chaos.history import FINAL, Edge, History, LimitChange, Pause, Row, RunReport
+from tests.chaos.offload_rules import (
+    offload_executed_again,
+    offload_left_running,
+    offload_without_intent,
+    wrong_offload_result,
+)
 from tests.support.event_replay import Event, ReplayedJob, replay
 
 STUBBORN = "chaos.zombie"
@@ -736,5 +742,9 @@ RULES: Sequence[Callable[[History], Findings]] = (
     part_written_twice,
     incomplete_load,
     wrong_follow_ups,
+    offload_without_intent,
+    offload_executed_again,
+    wrong_offload_result,
+    offload_left_running,
     inconsistent_row,
 )

@@ -17,13 +17,15 @@ from app.db.schema import migrate
 from app.postgres.binaries import Choice
 from tests.chaos import etl, observer
 from tests.chaos.client_log import ClientLog
+from tests.chaos.engine import CampaignEngine
 from tests.chaos.limit_changes import LimitOperator
 from tests.chaos.load import Load, Mix
 from tests.chaos.proxy import FaultProxy
 from tests.chaos.schedule_changes import ScheduleOperator
 from tests.chaos.servers import Server
 from tests.chaos.services import ManagedService, can_have_namespaces, service_environment
-from tests.support.processes import free_port
+from tests.support.fake_engine import install_entry_points
+from tests.support.processes import ROOT, free_port
 from tests.support.waiting import eventually
 
 DISK_MB = 640
@@ -53,6 +55,7 @@ class Environment:
         self._servers: list[Server] = []
         self.services: list[ManagedService] = []
         self.proxies: list[FaultProxy] = []
+        self.engine: CampaignEngine | None = None  # where the load has work for one
         self._stopping = threading.Event()
         self._manager = threading.Thread(target=self._restart_ended_services, name="service-manager", daemon=True)
 
@@ -79,25 +82,41 @@ class Environment:
         self.schedules = ScheduleOperator(self.seed, lambda: self.address_dsn, self.client_log)
         if self.size.mix.schedules:
             self.schedules.create_schedules()
+        if self.size.mix.offload:
+            self.engine = CampaignEngine(self.folder, self.seed, has_intent=self._has_intent)
+            self.engine.up()
         self._build_services()
 
+    def _has_intent(self, name: str) -> bool | None:
+        """Whether the row of an offload is committed, in the server itself: no proxy lies between."""
+        try:
+            return bool(self.primary.query("SELECT 1 FROM dl_offloads WHERE name = %s", name, timeout_sec=2))
+        except psycopg2.Error:
+            return None
+
+    def _service_environment(self, dsn: str) -> dict[str, str]:
+        mix, engine = self.size.mix, self.engine
+        env = service_environment(
+            dsn, self.observer.dsn, threads=self.size.threads, has_schedules=mix.schedules,
+            engine=None if engine is None else engine.address,
+        )  # fmt: skip
+        return env if engine is None else env | {"PYTHONPATH": f"{install_entry_points(self.folder)}:{ROOT}"}
+
     def _build_services(self) -> None:
-        shape, result = self.size, self.observer.dsn
+        shape = self.size
         for n in range(shape.workers):
             dsn = self.multi_host_dsn if n % 2 == 0 else self.address_dsn
             self._add(
                 f"worker-{n + 1}",
                 ("dataloader", "worker"),
-                service_environment(dsn, result, threads=shape.threads, has_schedules=shape.mix.schedules),
+                self._service_environment(dsn),
             )
         # As containers on one host: the pids of one mean other processes to the others.
         self.services[-1].own_namespace = shape.namespaces and can_have_namespaces()
         port = None
         if shape.api:
             port = free_port()
-            env = service_environment(
-                self.address_dsn, result, threads=shape.threads, has_schedules=shape.mix.schedules
-            ) | {"APP_PORT": str(port)}
+            env = self._service_environment(self.address_dsn) | {"APP_PORT": str(port)}
             self._add("gunicorn", ("gunicorn", "wsgi:app"), env)
         self.load = Load(
             self.seed, shape.mix, self.client_log, dsn=lambda: self.address_dsn, port=port, per_sec=shape.per_sec
@@ -140,6 +159,8 @@ class Environment:
             proxy.heal()
             proxy.cut_half_open()
         self.slots[1 - self.slot].refuse()
+        if self.engine is not None:
+            self.engine.heal()
         for service in self.services:
             service.thaw()
             service.is_kept_down = False
@@ -163,11 +184,12 @@ class Environment:
         return -1.0
 
     def unfinished(self) -> int:
-        """Jobs, backfills and updates of datasets that are not done with."""
+        """Jobs, backfills, updates of datasets and work on the engine that are not done with."""
         ((count,),) = self.primary.query(
             "SELECT (SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running'))"
             "     + (SELECT count(*) FROM dl_backfills WHERE state IN ('open', 'paused'))"
             "     + (SELECT count(*) FROM dl_dataset_updates)"
+            "     + (SELECT count(*) FROM dl_offloads WHERE ended_at IS NULL)"
         )
         return int(count)
 
@@ -188,6 +210,8 @@ class Environment:
         self._stop_rest()
         for service in self.services:
             service.kill_remaining()
+        if self.engine is not None:
+            self.engine.close()
         for proxy in self.proxies:
             proxy.close()
         for server in self._servers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -10,8 +11,9 @@ from typing import Any
 
 import psycopg2
 
-from pipelines.contract import Breaker, Context, Progress, Stop, register
+from pipelines.contract import Breaker, Context, Progress, Stop, Wait, register
 from pipelines.retry import Fixed
+from tests.chaos import engine
 from tests.chaos.clock import clock
 from tests.chaos.observer import OBSERVER, OBSERVER_DSN_VARIABLE, observed_run, pass_safe_point
 
@@ -154,6 +156,36 @@ def _write_effects(connection: Any, run: str, seconds: float) -> None:
     connection.autocommit = True
     with connection.cursor() as cursor:
         cursor.execute(_CALL_EFFECTS, (run, seconds, time.time() - clock()))
+
+
+@register("chaos.offload", retry=RETRY_POLICY)
+def offload(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    """Gives its work to the engine, and waits in its thread."""
+    with observed_run(ctx) as run:
+        ctx.progress(run=run)
+        pass_safe_point(ctx)
+        result = _submit(args, ctx).result()
+        pass_safe_point(ctx)
+    return {"run": run, **result}
+
+
+@register("chaos.offload_wait", retry=RETRY_POLICY)
+def offload_wait(args: dict[str, Any], ctx: Context) -> Generator[Any, None, dict[str, Any]]:
+    """As `offload`, and waits without a thread."""
+    with observed_run(ctx) as run:
+        ctx.progress(run=run)
+        pass_safe_point(ctx)
+        handle = _submit(args, ctx)
+        yield Wait(handle)
+        result = handle.result()
+        pass_safe_point(ctx)
+    return {"run": run, **result}
+
+
+def _submit(args: dict[str, Any], ctx: Context) -> Any:
+    end = "fails" if args["fails"] else "succeeds"
+    program = f"sh {shlex.quote(str(engine.PROGRAM))} {args['seconds']:.1f} {end}"
+    return ctx.offload(engine.NAME, entrypoint=program, engine_timeout=20.0, grace=5.0)
 
 
 @register("chaos.zombie", retry=RETRY_POLICY)

@@ -133,6 +133,20 @@ class JobProcessKilled(Fault):
         return [pid for service in self.environment.services for pid in service.job_pids()]
 
 
+class EngineDown(Fault):
+    """Its programs run on, and it knows them when it is up again."""
+
+    name, duration_sec, breaks_sessions = "engine down", (1.0, 6.0), False
+
+    def begin(self) -> None:
+        if self.environment.engine is not None:
+            self.environment.engine.down()
+
+    def end(self) -> None:
+        if self.environment.engine is not None:
+            self.environment.engine.up()
+
+
 class ArbiterKilled(Fault):
     name, duration_sec = "gunicorn arbiter SIGKILL", (3.0, 5.0)
 
@@ -506,6 +520,7 @@ class NetworkHangsUp(NetworkRefused):
 PROCESS_FAULTS: tuple[type[Fault], ...] = (
     WorkerKilled, WorkerTreeKilled, JobProcessKilled, WorkerTerminated, WorkerFrozen, WorkerFrozenSessionsEnded,
     WorkerFrozenKeysEnded, GunicornWorkerKilled, ArbiterKilled, GunicornTerminated, GunicornFrozen,
+    EngineDown,
 )  # fmt: skip
 SERVER_FAULTS: tuple[type[Fault], ...] = (
     ImmediateRestart, FastRestart, ServerKilled, DiskFull, DatabaseSlow, ConnectionsExhausted, NotifyQueueFilling,

@@ -181,6 +181,27 @@ class SliceRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OffloadRow:
+    """What the tables have of work on the engine at the end."""
+
+    name: str
+    job_id: UUID
+    run_id: UUID  # that submitted it
+    number: int
+    outcome: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """What the engine knows of a name."""
+
+    name: str
+    starts: int
+    had_intent: bool | None  # when it was started; None: the database did not answer
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class History:
     rows: Mapping[UUID, Row]
     events: Mapping[UUID, Sequence[Event]]
@@ -201,6 +222,8 @@ class History:
     backfills: Sequence[BackfillRow] = ()
     slices: Sequence[SliceRow] = ()
     producers: Collection[tuple[UUID, str]] = ()  # jobs, and the datasets that they produced
+    offloads: Sequence[OffloadRow] = ()
+    executions: Sequence[Execution] = ()
 
     def settings(self, limit_name: str) -> list[LimitChange]:
         """The settings that applied to a limit: those of its own name, else the default's."""
@@ -227,6 +250,7 @@ def read_history(
     pauses: Sequence[Pause] = (),
     stopped_schedules: Mapping[str, datetime] | None = None,
     backfill_keys: Mapping[UUID, Sequence[str]] | None = None,
+    executions: Sequence[Execution] = (),
 ) -> History:
     """`queue` and `witness` each run a question and return its rows."""
     event_log = [
@@ -274,6 +298,8 @@ def read_history(
             (UUID(job), dataset)
             for job, dataset in queue("SELECT job_id, dataset FROM dl_dataset_events WHERE kind = 'produced'")
         ],
+        offloads=_read(queue, OffloadRow, "dl_offloads"),
+        executions=executions,
     )
 
 

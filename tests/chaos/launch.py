@@ -6,10 +6,12 @@ With the name of a mutant the protocol is broken first, in this process alone; t
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 
 def main(mutant: str, program: str, *arguments: str) -> None:
     _make_backfills_in_small_steps()
+    _poll_engines_often()
     if mutant:
         from tests.chaos.mutants import MUTANTS
 
@@ -31,6 +33,18 @@ def _make_backfills_in_small_steps() -> None:
     from workers import backfills
 
     backfills._STEP, backfills._MAX_AHEAD = 4, 8
+
+
+def _poll_engines_often() -> None:
+    """Also what a killed process had claimed in order to poll it: others wait a minute for that."""
+    from tests.chaos.mutants import StatementEdit, patch_statements
+    from workers.offloads import engine_calls, poller
+
+    rooms: tuple[Any, ...] = (poller, engine_calls)
+    for room in rooms:
+        room.MIN_POLL_SEC, room.MAX_POLL_SEC = 0.3, 2.0
+    poller._MAX_BACKOFF_SEC, poller._REQUEST_INTERVAL_SEC, poller._CLAIM_INTERVAL_SEC = 2.0, 0.05, 0.5
+    patch_statements([StatementEdit("claim_offload_polls", r"interval '1 minute'", "interval '5 seconds'")])
 
 
 if __name__ == "__main__":

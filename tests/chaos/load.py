@@ -54,6 +54,7 @@ class Mix:
     warehouse: float = 9  # jobs of a limit, in two queues, of weight 1 and 2
     tenant: float = 5  # of a default for the limits of several names; some of `warehouse` too
     partner: float = 0.6  # of a rate; each brings some at once
+    offload: float = 2  # work on an engine; half of the jobs wait for it without a thread
     slice: float = 2  # a slice that backfills load too
     schedules: bool = True  # and backfills
     canceled: float = 5
@@ -67,6 +68,7 @@ class Mix:
     limited_sec: tuple[float, float] = (0.2, 1.4)
     limited_long: float = 0.5  # of the jobs of a limit, how many take that long
     sql_sec: tuple[float, float] = (2.0, 6.0)  # beyond a lease
+    offload_sec: tuple[float, float] = (0.3, 4.0)
     apart_sec: tuple[float, float] = (0.5, 8.0)  # beyond a lease: whose worker is frozen is ended by its leash
 
     @property
@@ -75,7 +77,7 @@ class Mix:
 
     def weights(self) -> Mapping[str, float]:
         names = ("short", "hot", "long", "failing", "fragile", "graph", "parent", "load", "apart", "sql", "sql_apart",
-                 "legacy", "zombie", "delayed", "bulk", "pair", "slice", "canceled", "retried",
+                 "legacy", "offload", "zombie", "delayed", "bulk", "pair", "slice", "canceled", "retried",
                  *LIMITED_KINDS)  # fmt: skip
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
@@ -147,6 +149,9 @@ class RequestGenerator:
                 target = chance.choice(SQL_TARGETS)
                 task, args = kind, {"seconds": chance.uniform(*mix.sql_sec), "target": target}
                 key = f"sql {chance.randrange(SQL_KEYS)}" if chance.random() < 0.6 else key
+            case "offload":
+                task = chance.choice(("offload", "offload_wait"))
+                args = {"seconds": chance.uniform(*mix.offload_sec), "fails": chance.random() < 0.15}
             case "zombie":
                 task, args = (
                     kind,

@@ -128,6 +128,13 @@ SCENES = {
         workers=3,
         per_sec=6.0,
     ),
+    "offloads": Scene(
+        replace(_NO_MIX, offload=8, short=2, canceled=3, offload_sec=(1.0, 5.0), max_attempts=20),
+        12.0,
+        [(3.0, 1.0, faults.WorkerKilled), (6.0, 1.0, faults.WorkerKilled), (9.0, 1.0, faults.EngineDown)],
+        per_sec=5.0,
+        threads=8,
+    ),
     "rates": Scene(replace(_NO_MIX, partner=1, short=5), 8.0, per_sec=3.0),
     "held row": Scene(replace(_NO_MIX, short=10), 6.0, per_sec=20.0, holds_row_lock=True),
 }

@@ -158,6 +158,8 @@ def _run_counts(history: History, wall: float) -> dict[str, int]:
             for state, count in sorted(Counter(backfill.state for backfill in history.backfills).items())
         },
         "slices loaded": len(history.slices),
+        "programs started on the engine": sum(execution.starts for execution in history.executions),
+        "of them taken over by another run": len(offload_takeovers(history)),
         "parts written into the target": len(history.target),
         "rows written by statements in autocommit": len(history.effects),
         "attempts taken from a worker that had written such rows": len(takeovers_with_effects(history)),
@@ -174,6 +176,16 @@ def takeovers_with_effects(history: History) -> set[UUID]:
         for line in lines
         if line.payload.get("reason") in ("lease_expired", "process_died") and line.payload.get("run_id")
     }
+
+
+def offload_takeovers(history: History) -> set[str]:
+    """Work that one run submitted, and whose result another one took."""
+    return {
+        offload.name
+        for offload in history.offloads
+        if offload.outcome == "succeeded" and (row := history.rows.get(offload.job_id)) is not None
+        and row.status == "succeeded" and row.run_id not in (None, offload.run_id)
+    }  # fmt: skip
 
 
 def _zombie_runs(history: History, wall: float) -> int:

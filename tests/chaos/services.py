@@ -44,10 +44,11 @@ class Death:
 
 
 def service_environment(
-    dsn: str, observer_dsn: str, *, threads: int = THREADS, has_schedules: bool = False
+    dsn: str, observer_dsn: str, *, threads: int = THREADS, has_schedules: bool = False, engine: str | None = None
 ) -> dict[str, str]:
     """Short leases and short periods: what takes minutes otherwise is seen in seconds."""
-    return {
+    engines = {} if engine is None else {"DL_EXECUTORS": json.dumps({"fake": {"address": engine}})}
+    return engines | {
         "DL_DB_DSN": dsn,
         OBSERVER_DSN_VARIABLE: observer_dsn,
         "DL_TARGETS": json.dumps({"default": dsn, "witness": observer_dsn}),

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -81,10 +82,11 @@ class FakeEngine:
                 else:
                     code, value = engine.handle(self.command, self.path, json.loads(body or b"null"))
                 content = json.dumps(value).encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
+                with suppress(ConnectionError):  # the client has given up
+                    self.send_response(code)
+                    self.send_header("Content-Length", str(len(content)))
+                    self.end_headers()
+                    self.wfile.write(content)
 
             do_GET = do_POST = do_DELETE = answer
 
@@ -171,7 +173,7 @@ class FakeEngine:
 def install_entry_points(folder: Path, **executors: str) -> Path:
     """Make executors those of another package; return the folder that is to be on the path of a process."""
     package = folder / "site" / "fake_engine-1.dist-info"
-    package.mkdir(parents=True)
+    package.mkdir(parents=True, exist_ok=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-engine\nVersion: 1\n")
     names = {"fake": "tests.support.fake_engine:FakeExecutor", **executors}
     lines = [f"{name} = {target}" for name, target in names.items()]

@@ -107,7 +107,7 @@ class RayHead(RealEngine):
 
     def commands(self) -> list[list[str]]:
         gcs, dashboard, agent_http, agent_grpc, client = self.ports
-        temporary = tempfile.mkdtemp(dir=self.folder)
+        temporary = f"{self.folder}/r{len(list(self.folder.iterdir()))}"
         return [
             [
                 f"{os.environ['DL_TEST_RAY']}/bin/ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
