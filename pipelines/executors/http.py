@@ -15,7 +15,8 @@ _CONNECT_TIMEOUT_SEC, _READ_TIMEOUT_SEC = 5.0, 10.0
 _MAX_ANSWER_BYTES = 32_000_000
 _LOG_BYTES_PER_SEC = 100_000  # of a log that is sent whole each time; a longer one is asked for more seldom
 _MAX_LOG_PAUSE_SEC = 300.0
-OK, BAD_REQUEST, UNAUTHORIZED, NOT_FOUND, CONFLICT, TOO_MANY, SERVER_ERROR = 200, 400, 401, 404, 409, 429, 500
+OK, BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT = 200, 400, 401, 403, 404, 409
+TOO_MANY, SERVER_ERROR = 429, 500
 
 
 class Answer:
@@ -65,11 +66,12 @@ class HttpApi:
                         raise OffloadFailed(f"the engine's answer has more than {_MAX_ANSWER_BYTES:,} bytes: {path}")
         except requests.RequestException as error:
             raise EngineUnavailable(f"{type(error).__name__}: {self.address}") from error
-        if response.status_code == UNAUTHORIZED:
+        if response.status_code in (UNAUTHORIZED, FORBIDDEN):
             what = "does not accept" if self._has_token else "asks for"
             setting = 'the setting "token" of this engine in DL_EXECUTORS'
-            raise EngineUnavailable(f"{self.address} {what} {setting}; it answered 401: {content[:200]!r}")
-        if response.status_code in (403, TOO_MANY):
+            answer = f"it answered {response.status_code}: {content[:200]!r}"
+            raise EngineUnavailable(f"{self.address} {what} {setting}; {answer}")
+        if response.status_code == TOO_MANY:
             raise EngineUnavailable(f"{self.address} answered {response.status_code}: {content[:200]!r}")
         return Answer(response.status_code, content)
 
