@@ -52,5 +52,8 @@ class HeldExecutor:
     def result(self, name: str) -> Any:
         return self._executor.result(name)
 
+    def delete(self, name: str) -> None:
+        getattr(self._executor, "delete")(name)  # noqa: B009 - not in the protocol, which leaves it free
+
     def logs(self, name: str, after: str) -> tuple[list[str], str]:
         return self._executor.logs(name, after)

@@ -60,11 +60,9 @@ class JobEngine:
 
     def engines(self, *, held_in: Path | None = None) -> Engines:
         """With `held_in` its work is held at the moments of HeldExecutor."""
-        registry = {"process": None, "fake": FakeExecutor}.get(self.name)
-        settings = {} if self.name == "process" else {self.name: dict(self.settings)}
         made = Engines(
-            settings, read_secret=lambda name: self.token,
-            executors={} if registry is None else {self.name: registry(self.settings)},
+            {self.name: self.settings}, read_secret=lambda name: self.token,
+            executors={"fake": FakeExecutor(self.settings)} if self.name == "fake" else None,
         )  # fmt: skip
         if held_in is None:
             return made
@@ -184,7 +182,7 @@ def make_job_engine(name: str, request: pytest.FixtureRequest, folder: Path) -> 
         yield JobEngine(name, settings, cluster.token, down=cluster.down, up=cluster.up)
         cluster.close()
     elif name == "process":
-        yield JobEngine(name, {}, survives=False)
+        yield JobEngine("children", {"kind": "process"}, survives=False)
     elif name == "ray":
         head = request.getfixturevalue("ray")
         settings = {"address": head.address, "token": {"$secret": SECRET}}
