@@ -25,7 +25,7 @@ help:
 	@echo 'make coverage  all tests, and the lines that none of them ran'
 	@echo 'make check   what must pass before a push: lint, types, tests'
 	@echo 'make hostile hostile requests, rows, reports, sources and overload at full length (about 15 minutes)'
-	@echo 'make engines the contract of offloads on a real Ray and Dask, which it installs (1.4 GB of memory)'
+	@echo 'make engines the contract and the scenarios of offloads on two versions of Ray and Dask, which it installs (1.4 GB of memory)'
 	@echo 'make lint    ruff and mypy only;  make format  ruff fixes what it can'
 	@echo 'make docs    the documentation as a site, in build/site; fails on a dead link'
 	@echo 'make screenshots  pictures of each page by a browser, in test-results; renews those of docs/images'
