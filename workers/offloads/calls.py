@@ -25,7 +25,7 @@ from pipelines.offload import (
 )
 from workers.offloads.engine_calls import EngineCalls, OffloadContext
 from workers.offloads.handle import RemoteHandle, Work
-from workers.offloads.service import OffloadService
+from workers.offloads.service import OffloadService, forget_local
 
 _log = log.get(__name__)
 
@@ -125,3 +125,4 @@ class OffloadCalls:
             self._offloads.end(row.name, "abandoned")
             return
         self._offloads.end(row.name, self._calls.stop(row.engine, executor, row.name, row))
+        forget_local(executor, row.name)

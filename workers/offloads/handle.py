@@ -118,6 +118,7 @@ class RemoteHandle(Handle):
         if self._end is None:
             self._offloads.request_stop(self.name)
             self._offloads.end(self.name, self._calls.stop(self.engine, self._work.executor, self.name, self._work))
+            forget_local(self._work.executor, self.name)
             self._end = (None, OffloadFailed(f"{self.engine} {self.name} was stopped by its job"))
 
     # ── the wait ────────────────────────────────────────────────────────────────────────────────────────────────
