@@ -1362,6 +1362,7 @@ CREATE TABLE dl_backfills (
     cursor              text,       -- the last slice that was looked at; NULL: none
     total               int         NOT NULL,
     made                int         NOT NULL DEFAULT 0,  -- slices with a job, made for them or found
+    adopted             int         NOT NULL DEFAULT 0,  -- of these, found: another job loaded the slice already
     skipped             int         NOT NULL DEFAULT 0,  -- slices that the mode leaves out
     note                text,
     created_by          text,
@@ -1433,10 +1434,11 @@ BEGIN
     )
     SELECT count(*) FILTER (WHERE outcome = 'created'), count(*) FILTER (WHERE outcome = 'exists'),
            min(concat_ws(' ', field, detail)) FILTER (WHERE outcome NOT IN ('created', 'exists'))
-      INTO created, adopted, problem
+      INTO created, dl_make_backfill.adopted, problem
       FROM answers;
     UPDATE dl_backfills b
-       SET cursor = next_cursor, made = b.made + created + adopted, skipped = b.skipped + passed,
+       SET cursor = next_cursor, made = b.made + created + dl_make_backfill.adopted,
+           adopted = b.adopted + dl_make_backfill.adopted, skipped = b.skipped + passed,
            state = CASE WHEN problem IS NULL THEN b.state ELSE 'paused' END, reason = coalesce(problem, b.reason)
      WHERE b.backfill_id = id;
     IF problem IS NOT NULL THEN

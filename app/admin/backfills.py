@@ -46,9 +46,9 @@ class BackfillOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Backfill:
-    """A backfill. `made`: slices with a job, made for them or found; `skipped`: slices that the mode leaves out; the
-    others of `total` are to come. `by_state` counts its slices by the state of their last job; a slice counts in the
-    backfill that asked for it last."""
+    """A backfill. `made`: slices with a job, made for them or found; `adopted`: those found, which another job loaded
+    already; `skipped`: slices that the mode leaves out; the others of `total` are to come. `by_state` counts its slices
+    by the state of their last job; a slice counts in the backfill that asked for it last."""
 
     backfill_id: UUID
     task: str
@@ -64,6 +64,7 @@ class Backfill:
     cursor: str | None
     total: int
     made: int
+    adopted: int
     skipped: int
     note: str | None
     created_by: str | None
@@ -101,6 +102,13 @@ class SliceError:
     error: str | None
     attempt: int
     max_attempts: int
+
+
+class LoadedRows(NamedTuple):
+    """What the successful jobs of a backfill reported."""
+
+    slices: int  # that reported rows
+    rows: int
 
 
 class MadeStep(NamedTuple):
@@ -220,6 +228,9 @@ class Backfills:
         }  # fmt: skip
         rows = self._execute("slices", {**parameters, **validate_texts({"task": task, "after": after})})
         return [from_row(SliceState, row) for row in rows]
+
+    def loaded_rows(self, backfill_id: UUID) -> LoadedRows:
+        return LoadedRows(*self._execute("loaded_rows", {"backfill_id": str(backfill_id)})[0])
 
     def last_jobs(self, task: str, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
         """By key, of slices that have had a job: the state of the last one, and its id."""

@@ -13,7 +13,7 @@ SELECT dl_set_backfill_limit(%(backfill_id)s::uuid);
 -- The newest first; with `backfill_id` that one alone. The slices of each are counted by the state of their last job; a slice
 -- counts in the backfill that asked for it last.
 SELECT b.backfill_id, b.task, b.queue, b.slices::text, b.mode, b.newest_first, b.concurrency, b.template::text, b.stop_after_failures,
-       b.state, b.reason, b.cursor, b.total, b.made, b.skipped, b.note, b.created_by, b.created_at, b.resumed_at, b.changed_by,
+       b.state, b.reason, b.cursor, b.total, b.made, b.adopted, b.skipped, b.note, b.created_by, b.created_at, b.resumed_at, b.changed_by,
        b.changed_at, b.ended_at, counts.by_state::text
   FROM dl_backfills b
        CROSS JOIN LATERAL (SELECT coalesce(jsonb_object_agg(c.state, c.n), '{}') AS by_state
@@ -46,7 +46,7 @@ SELECT backfill_id, dl_set_backfill_limit(backfill_id), pg_notify('dl_control', 
 -- Look at all slices again, for those that ended badly. No row: it is open, or there is none.
 WITH changed AS (
     UPDATE dl_backfills
-       SET state = 'open', mode = 'failed', cursor = NULL, skipped = 0, made = 0, reason = NULL, ended_at = NULL,
+       SET state = 'open', mode = 'failed', cursor = NULL, skipped = 0, made = 0, adopted = 0, reason = NULL, ended_at = NULL,
            resumed_at = clock_timestamp(), changed_by = %(changed_by)s::text, changed_at = clock_timestamp()
      WHERE backfill_id = %(backfill_id)s::uuid AND state <> 'open'
     RETURNING backfill_id
@@ -100,9 +100,16 @@ SELECT count(*)
  WHERE is_bad;
 
 -- name: slice_jobs
--- The last job of each of these slices of a task, and its state.
-SELECT partition_key, state::text, job_id::text
-  FROM dl_slices WHERE task = %(task)s::text AND partition_key = ANY (%(keys)s::text[]);
+-- The last job of each of these slices of a task, and its state; `warning`: it succeeded, and a data check did not pass.
+SELECT s.partition_key, CASE WHEN s.state = 'succeeded' AND j.warnings > 0 THEN 'warning' ELSE s.state::text END, s.job_id::text
+  FROM dl_slices s LEFT JOIN dl_jobs j ON j.job_id = s.job_id
+ WHERE s.task = %(task)s::text AND s.partition_key = ANY (%(keys)s::text[]);
+
+-- name: loaded_rows
+-- Of a backfill: the slices whose jobs reported how many rows they loaded, and the rows of these.
+SELECT count(rows)::int, coalesce(sum(rows), 0)::bigint
+  FROM dl_slices
+ WHERE backfill_id = %(backfill_id)s::uuid AND state = 'succeeded';
 
 -- name: last_slice_keys
 -- The last slices of a task by key.

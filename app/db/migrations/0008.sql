@@ -54,6 +54,43 @@ CREATE TABLE dl_offloads (
 CREATE INDEX dl_offloads_open_idx ON dl_offloads (next_poll_at) WHERE ended_at IS NULL;
 CREATE INDEX dl_offloads_ended_idx ON dl_offloads (ended_at) WHERE ended_at IS NOT NULL;
 
+-- Backfills: slices that another job loaded already are counted.
+
+ALTER TABLE dl_backfills ADD COLUMN adopted int NOT NULL DEFAULT 0;
+
+CREATE OR REPLACE FUNCTION dl_make_backfill(id uuid, read_cursor text, next_cursor text, requests jsonb, passed int)
+    RETURNS TABLE (created int, adopted int, problem text)
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    PERFORM FROM dl_backfills b
+      WHERE b.backfill_id = id AND b.state = 'open' AND b.cursor IS NOT DISTINCT FROM read_cursor
+        FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    WITH answers AS (
+        SELECT m.outcome, m.job_id, m.field, m.detail FROM dl_enqueue_many(requests) m
+    ), taken AS (
+        UPDATE dl_slices s SET backfill_id = id
+          FROM answers a JOIN dl_jobs j ON j.job_id = a.job_id
+         WHERE a.outcome = 'exists' AND s.task = j.task AND s.partition_key = j.partition_key
+        RETURNING 1
+    )
+    SELECT count(*) FILTER (WHERE outcome = 'created'), count(*) FILTER (WHERE outcome = 'exists'),
+           min(concat_ws(' ', field, detail)) FILTER (WHERE outcome NOT IN ('created', 'exists'))
+      INTO created, dl_make_backfill.adopted, problem
+      FROM answers;
+    UPDATE dl_backfills b
+       SET cursor = next_cursor, made = b.made + created + dl_make_backfill.adopted,
+           adopted = b.adopted + dl_make_backfill.adopted, skipped = b.skipped + passed,
+           state = CASE WHEN problem IS NULL THEN b.state ELSE 'paused' END, reason = coalesce(problem, b.reason)
+     WHERE b.backfill_id = id;
+    IF problem IS NOT NULL THEN
+        PERFORM dl_set_backfill_limit(id);
+    END IF;
+    RETURN NEXT;
+END $$;
+
 -- Schedules: the calendar reads the first firings of each day.
 CREATE INDEX dl_firings_fire_idx ON dl_firings (fire_at);
 

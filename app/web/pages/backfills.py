@@ -125,6 +125,7 @@ def create_backfills_page(queue: JobQueue, pipelines: Pipelines, options: WebOpt
             bad=_bad_slices(editor, backfill),
             running=editor.backfills.slices(backfill_id=backfill_id, state=Status.RUNNING, limit=_SLICES_LISTED),
             pace=_pace(backfill, datetime.now(UTC)),
+            loaded=editor.backfills.loaded_rows(backfill_id),
             limits=editor.binding_limits(backfill),
             path=f"/backfills/{backfill_id}",
             slices_path=f"/tasks/{quote_name(backfill.task)}/slices",

@@ -28,7 +28,7 @@ CELLS_SHOWN = 750  # two years of days, a month of hours
 _LIST_COLUMNS = 24
 _BACKFILLS_SHOWN = 24
 _BAD = ("failed", "canceled", "lost")
-_SHOWN_AS, _NAMES = {"queued": "ready"}, {"none": "missing"}
+_SHOWN_AS, _NAMES = {"queued": "ready"}, {"none": "missing", "warning": "succeeded with warnings"}
 
 
 class GridFields(FormModel):

@@ -242,3 +242,29 @@ def test_secrets_in_args_are_masked(client, dsn):
 
     seen = [plan, *(client.get(found).text for found in (path, f"/api/v1{path}", "/api/v1/backfills"))]
     assert [("***" in text, "geheim" in text) for text in seen] == [(True, False)] * 4
+
+
+def test_facts_of_a_backfill_have_rows_a_run_and_adopted_slices(client, dsn):
+    start(client, dsn, slices={"from": "2026-01-01", "to": "2026-01-02"})
+    path = start(client, dsn, slices={"from": "2026-01-01", "to": "2026-01-04"})
+    finished = "UPDATE dl_jobs SET status = 'succeeded', attempt = 1, run_id = gen_random_uuid(), finished_at = now()"
+    execute(dsn, finished + " WHERE partition_key >= '2026-01-03'")
+    execute(dsn, "UPDATE dl_slices SET rows = 1000 * extract(day FROM interval_start + interval '12 h')")
+    page = " ".join(client.get(path).text.split())
+
+    assert "<dt>Adopted</dt><dd>2 slices " in page
+    assert "<dt>Rows a run</dt><dd>3 500 <small>7 000 in 2 slices" in page
+    assert client.get(f"/api/v1{path}").json["adopted"] == 2
+
+
+def test_slice_that_succeeded_with_warnings_is_shown_as_such(client, dsn):
+    path = start(client, dsn)
+    succeeded = "UPDATE dl_jobs SET status = 'succeeded', attempt = 1, run_id = gen_random_uuid(), finished_at = now()"
+    execute(dsn, f"{succeeded}, warnings = 2 WHERE partition_key = '2026-01-02'")
+    execute(dsn, f"{succeeded} WHERE partition_key = '2026-01-03'")
+    page = client.get(path).text
+
+    found = cells(page)
+    assert (found["2026-01-02"], found["2026-01-03"]) == ("succeeded with warnings", "succeeded")
+    assert 'class="cell warning" href="/jobs/' in page
+    assert '<span class="cell warning"></span>succeeded with warnings 1' in page
