@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -29,6 +29,17 @@ def validate_form(model: type[_Model], values: Mapping[str, Any], *, names: Mapp
         raise InvalidForm.from_errors(
             FieldError(known.get(found.field, found.field), found.message) for found in field_errors(error)
         ) from None
+
+
+def validate_fields(
+    model: type[_Model], form: BaseModel, *, numbers: Iterable[str] = (), durations: Iterable[str] = (), **others: Any
+) -> _Model:
+    """Make the model of a form's fields: numbers, durations, and values that are parsed already. Raises InvalidForm."""
+    values: dict[str, Any] = {name: parse_number(getattr(form, name)) for name in numbers}
+    for name in durations:
+        seconds = parse_duration(name, getattr(form, name))
+        values[name] = int(seconds) if seconds is not None and seconds.is_integer() else seconds
+    return validate_form(model, values | others)
 
 
 def parse_number(raw: str) -> float | str | None:

@@ -15,7 +15,7 @@ from app.web.auth.guard import current_actor
 from app.web.json_io import FieldError
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice
-from app.web.pages.forms import format_duration, parse_duration, parse_number, validate_form
+from app.web.pages.forms import format_duration, validate_fields
 from app.web.routing import ApiBlueprint
 
 _MAX_HOLDERS_SHOWN = 4
@@ -95,14 +95,14 @@ def create_limits_page(source: Executor, options: WebOptions) -> ApiBlueprint:
             breakers.delete(form.task)
             return
         state = {"pause": BreakerState.OPEN, "resume": BreakerState.CLOSED}.get(action)
-        values = {
-            "failures": parse_number(form.failures),
-            "window_sec": _whole_duration("window_sec", form.window_sec),
-            "resume_sec": _whole_duration("resume_sec", form.resume_sec),
-            "state": None if state is None else state.value,
-            "reason": form.reason or None,
-        }
-        setting = validate_form(BreakerSetting, values)
+        setting = validate_fields(
+            BreakerSetting,
+            form,
+            numbers=["failures"],
+            durations=["window_sec", "resume_sec"],
+            state=None if state is None else state.value,
+            reason=form.reason or None,
+        )
         breakers.set(form.task, **(vars(setting) | {"state": state}), changed_by=current_actor().name)
 
     return pages.blueprint
@@ -113,14 +113,8 @@ def _parse_limit(form: LimitForm) -> LimitSetting:
     problem = limit_name_problem(form.name)
     if problem:
         raise InvalidForm.from_errors([FieldError("name", problem)])
-    numbers = {name: parse_number(getattr(form, name)) for name in ("concurrency", "rate", "burst")}
-    period = {"per_sec": parse_duration("per_sec", form.per_sec), "note": form.note or None}
-    return validate_form(LimitSetting, numbers | period)
-
-
-def _whole_duration(field: str, raw: str) -> int | None:
-    seconds = parse_duration(field, raw)
-    return None if seconds is None else int(seconds)
+    numbers, note = ("concurrency", "rate", "burst"), form.note or None
+    return validate_fields(LimitSetting, form, numbers=numbers, durations=["per_sec"], note=note)
 
 
 def _breaker_word(breaker: BreakerStatus) -> str:

@@ -26,7 +26,7 @@ from app.web.pages.base import (
     parse_choice,
     redirect_to,
 )
-from app.web.pages.forms import parse_number, validate_form
+from app.web.pages.forms import validate_fields
 from app.web.pages.queue_charts import QueueChart
 from app.web.problems import ProblemCode, RequestRejected
 from app.web.routing import ApiBlueprint
@@ -163,9 +163,9 @@ def _format_weights(weights: dict[str, int]) -> str:
 
 def _parse_settings(form: QueueSettingsForm, name: str) -> QueueSettingsEdit:
     """The settings of the form, None where a field is empty. Raises InvalidForm."""
-    numbers = {field: parse_number(getattr(form, field)) for field in ("concurrency", "per_worker", "share")}
-    values = {"queue": name, "fair": form.fair.strip() or None, "weights": _parse_weights(form.weights), **numbers}
-    return validate_form(QueueSettingsEdit, values)
+    numbers, weights = ("concurrency", "per_worker", "share"), _parse_weights(form.weights)
+    fair = form.fair.strip() or None
+    return validate_fields(QueueSettingsEdit, form, numbers=numbers, queue=name, fair=fair, weights=weights)
 
 
 def _parse_weights(raw: str) -> dict[str, int]:
