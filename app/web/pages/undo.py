@@ -232,15 +232,16 @@ def create_undo_page(history: ActHistory, options: WebOptions) -> ApiBlueprint:
     return pages.blueprint
 
 
-def describe_act(act: Act) -> Iterator[tuple[str, str, list[tuple[str, Any, Any]]]]:
-    """Of each entry: the subject, its name, and what has changed, with the values before and after."""
+def describe_act(act: Act) -> Iterator[tuple[str, str, str, list[tuple[str, Any, Any]]]]:
+    """Of each entry: the subject, its name, whether it was created or deleted, and the values before and after."""
     for entry in act.entries:
-        changes = [
-            (name, (entry.before or {}).get(name), value)
-            for name, value in (entry.after or {}).items()
-            if name in _SHOWN.get(entry.subject, ()) and entry.before is not None
-        ]
-        yield entry.subject.replace("_", " "), str(entry.subject_id), changes
+        before, after = entry.before or {}, entry.after or {}
+        word = "deleted" if entry.after is None else "" if entry.before is not None else "created"
+        if entry.subject == "queue" and entry.before is None:  # its settings: without a row it is open
+            before, word = {"state": QueueState.OPEN.value}, ""
+        shown = [name for name in after if name in _SHOWN[entry.subject]]
+        changes = [(name, before.get(name), after[name]) for name in shown if before.get(name) != after[name]]
+        yield entry.subject.replace("_", " "), str(entry.subject_id), word, changes
 
 
 _UNDOABLE = {

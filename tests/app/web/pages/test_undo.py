@@ -52,7 +52,7 @@ def undo(client):
 def test_pause_of_a_queue_is_undone_once(client, source, act, undo):
     note = act("/queues/etl/state", state="paused", note="moving")
 
-    assert "Queue" in note
+    assert "state open → paused" in note
     assert "Done" not in client.get("/queues/etl").text  # shown once
     answer = undo(note)
     assert answer.location == "/queues/etl"
@@ -82,9 +82,12 @@ def test_undo_of_a_limit_deletes_restores_and_remakes_it(source, act, undo):
     made = act("/limits", name="crm", concurrency="3", note="three slots")
     changed = act("/limits", name="crm", concurrency="5")
 
+    assert "crm</span> created: " in made
+    assert "concurrency 3" in made
     undo(changed)
     assert (limits.status("crm").concurrency, limits.status("crm").note) == (3, "three slots")
     deleted = act("/limits", name="crm", action="delete")
+    assert "crm</span> deleted." in deleted
     undo(deleted)
     assert (limits.status("crm").concurrency, limits.status("crm").note) == (3, "three slots")
     undo(made)
