@@ -50,7 +50,7 @@ from app.web.links import NameConverter, quote_in_template
 from app.web.middleware import RequestMetrics, RequestMiddleware, handle_error
 from app.web.options import WebOptions
 from app.web.pages import create_pages
-from app.web.pages.problems import ProblemCounter
+from app.web.pages.service_counts import ProblemCounter
 from app.web.pages.shell import shell_values
 from app.web.pages.undo import ActHistory, create_undo_page, describe_act
 from app.web.standby_reads import MAX_LAG_KEY

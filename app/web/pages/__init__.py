@@ -27,6 +27,8 @@ settings.py  settings in force, the database, retention, findings of doctor
 audit.py     the audit log
 shell.py     the frame around every page: navigation, number of problems, zone
 problems.py  what is wrong, by subject
+service_counts.py  the number of problems in the header, and the counts of the navigation
+undo.py      the message after an act, and its undo
 search.py    the search of the header, and what the command palette offers
 zone.py      the choice of the zone in which pages show times
 

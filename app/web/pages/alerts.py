@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from flask import Response, request
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.admin.alerts import AlertRule, Alerts, FiredAlert, RuleKind
 from app.admin.webhooks import WebhookEvent, Webhooks
@@ -16,15 +16,16 @@ from app.web.api.alerts import AlertMute, AlertRuleEdit, NewAlertRule
 from app.web.auth.guard import current_actor
 from app.web.links import quote_name
 from app.web.options import WebOptions
-from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to
+from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to, safe_path
 from app.web.pages.formatter import Formatter
-from app.web.pages.forms import format_duration, parse_duration, parse_number, validate_form
+from app.web.pages.forms import format_duration, parse_duration, parse_number, validate_fields, validate_form
+from app.web.pages.problems import ALERT_FIELD
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
 
+_Model = TypeVar("_Model", bound=BaseModel)
 _MAX_FIRING = 500
 _RESOLVED_PAGE_SIZE = 20
-_SELECTED = "alert-"  # what the names of the check boxes begin with, before the id of the alert
 _COUNTED_KINDS = (RuleKind.SCHEDULE_BEHIND, RuleKind.CHECK_FAILED)  # their thresholds are numbers, not durations
 _KIND_NAMES = {
     RuleKind.FAILURE_RATE: "failure rate",
@@ -53,6 +54,7 @@ class SelectedAlertsForm(FormModel):
 
     action: FormText = Field(description="acknowledge; mute: the rules of these alerts.")
     mute_sec: FormText = Field("8h", description="How long their rules are muted, such as 8h.")
+    next: FormText = Field("/alerts", description="The page to return to.")
 
 
 class RuleForm(FormModel):
@@ -109,7 +111,7 @@ def create_alerts_page(source: Executor, options: WebOptions) -> ApiBlueprint:
         )
 
     @pages.action("/alerts", form=SelectedAlertsForm, page_url="/alerts", page=show_alerts)
-    def submit_alerts(form: SelectedAlertsForm) -> None:
+    def submit_alerts(form: SelectedAlertsForm) -> Response:
         """Acknowledge the selected alerts, or mute their rules."""
         selected = _selected_ids()
         if not selected:
@@ -117,22 +119,19 @@ def create_alerts_page(source: Executor, options: WebOptions) -> ApiBlueprint:
         if parse_choice("action", form.action, ("acknowledge", "mute")) == "acknowledge":
             for alert_id in selected:
                 _acknowledge(alerts, alert_id)
-            return
+            return redirect_to(safe_path(form.next))
         mute = _parse_mute(form.mute_sec)
         fired = [alert for alert in alerts.all(limit=_MAX_FIRING) if alert.alert_id in selected]
         for rule_id in {alert.rule_id for alert in fired if alert.rule_id is not None}:
             alerts.mute(rule_id, mute_sec=mute, muted_by=current_actor().name)
+        return redirect_to(safe_path(form.next))
 
     @pages.action("/alerts/rules", form=RuleForm, page_url="/alerts", page=show_alerts)
     def submit_alert_rule(form: RuleForm) -> Response:
         """Create an alert rule."""
-        values: dict[str, Any] = {name: raw.strip() or None for name, raw in form.model_dump().items()}
-        values |= {
-            "threshold": parse_threshold(form.kind, form.threshold),
-            "window_sec": _as_float(parse_duration("window_sec", form.window_sec)),
-            "min_runs": parse_number(form.min_runs),
-        }
-        alerts.add(**vars(validate_form(NewAlertRule, values)))
+        texts = {name: raw.strip() or None for name, raw in form.model_dump(exclude={"window_sec", "min_runs"}).items()}
+        texts.pop("threshold")
+        alerts.add(**vars(_parse_rule(NewAlertRule, form, parse_threshold(form.kind, form.threshold), **texts)))
         return redirect_to("/alerts#rules")
 
     @pages.action(
@@ -151,7 +150,9 @@ def create_alerts_page(source: Executor, options: WebOptions) -> ApiBlueprint:
                 mute = _parse_mute(form.mute_sec) if action == "mute" else 0.0
                 alerts.mute(rule_id, mute_sec=mute, muted_by=current_actor().name)
             case "change":
-                alerts.change(rule_id, **vars(_parse_change(form, alerts.rule(rule_id))))
+                threshold = form.threshold.strip() and parse_threshold(alerts.rule(rule_id).kind, form.threshold)
+                edit = _parse_rule(AlertRuleEdit, form, None if threshold == "" else threshold)
+                alerts.change(rule_id, **vars(edit))
             case action:
                 alerts.change(rule_id, active=action == "on")
         return redirect_to("/alerts#rules")
@@ -162,7 +163,7 @@ def create_alerts_page(source: Executor, options: WebOptions) -> ApiBlueprint:
 def _selected_ids() -> set[UUID]:
     """Raises InvalidForm."""
     try:
-        return {UUID(name.removeprefix(_SELECTED)) for name in request.form if name.startswith(_SELECTED)}
+        return {UUID(name.removeprefix(ALERT_FIELD)) for name in request.form if name.startswith(ALERT_FIELD)}
     except ValueError:
         raise InvalidForm("A selected alert has no valid id; reload the page.") from None
 
@@ -192,23 +193,15 @@ def _rule_of(rules: list[AlertRule], rule_id: str) -> AlertRule | None:
 
 
 def _parse_mute(raw: str) -> float:
-    seconds = _as_float(parse_duration("mute_sec", raw))
+    seconds = parse_duration("mute_sec", raw)
     if not seconds:
         raise InvalidForm.at_field("mute_sec", "is required, such as 8h")
     return validate_form(AlertMute, {"mute_sec": seconds}).mute_sec
 
 
-def _parse_change(form: RuleActionForm, rule: AlertRule) -> AlertRuleEdit:
-    values = {
-        "threshold": parse_threshold(rule.kind, form.threshold) if form.threshold.strip() else None,
-        "window_sec": _as_float(parse_duration("window_sec", form.window_sec)),
-        "min_runs": parse_number(form.min_runs),
-    }
-    return validate_form(AlertRuleEdit, values)
-
-
-def _as_float(seconds: float | None) -> float | None:
-    return None if seconds is None else float(seconds)
+def _parse_rule(model: type[_Model], form: RuleForm | RuleActionForm, threshold: float | None, **others: Any) -> _Model:
+    """Raises InvalidForm."""
+    return validate_fields(model, form, numbers=["min_runs"], durations=["window_sec"], threshold=threshold, **others)
 
 
 def parse_threshold(kind: str, raw: str) -> float:

@@ -1,4 +1,4 @@
-"""The problems of the service, grouped by their subject, worst first; and their number for the header of each page."""
+"""The problems of the service, grouped by their subject, worst first."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from app.admin.schedules import Schedule, Schedules
 from app.admin.statistics import PeriodStatistics, RecentRun, Statistics
 from app.db.statements import Executor
 from app.queue.job import Status
-from app.web.caches import RefreshingValue
 from app.web.links import quote_name
 from app.web.pages.formatter import Formatter
-from app.web.standby_reads import allowing_standby
 from app.wording import format_count
 
 MAX_RUNNING_READ = 50
@@ -35,9 +33,9 @@ _STARTUP_PERIOD = timedelta(seconds=20)  # in which a worker may still connect i
 _MAX_FAILURE_RATE = 0.2
 _MAX_OF_A_KIND = 20
 _MAX_PAUSED_LISTED = 2  # more paused schedules are one line
-_COUNT_MAX_AGE_SEC, _COUNT_REFRESH_AFTER_SEC, _COUNT_TIMEOUT_SEC = 15.0, 2.0, 0.5
 
 State = Literal["alert", "warning"]
+ALERT_FIELD = "alert-"  # what the names of fields that select an alert begin with, before its id
 Subject = tuple[str, str]  # what it is, and its name
 # The subject of an alert, by the kind of its rule.
 _ALERT_SUBJECTS = {
@@ -146,24 +144,6 @@ class ProblemReader:
             return self._search.page(running, limit=MAX_RUNNING_READ).jobs
 
 
-class ProblemCounter:
-    """The number of problems, which all pages of this process share. It is read in the background: a page waits for it
-    only when no page has been shown for a while."""
-
-    def __init__(self, source: Executor) -> None:
-        reader = ProblemReader(source)
-
-        def count() -> int:
-            with allowing_standby():
-                return count_open(find_problems(reader.read()))
-
-        self._count = RefreshingValue(count, name="count-problems", timeout_sec=_COUNT_TIMEOUT_SEC, retry_sec=2.0)
-
-    def get(self) -> int | None:
-        """Return the number, or None when it cannot be read now."""
-        return self._count.get_recent(refresh_after_sec=_COUNT_REFRESH_AFTER_SEC, max_age_sec=_COUNT_MAX_AGE_SEC)
-
-
 def count_open(problems: Iterable[Problem]) -> int:
     return sum(not problem.is_handled for problem in problems)
 
@@ -223,27 +203,34 @@ def _with_alerts(
     if group:
         known = _merge(group)
         state: State = known.state if is_handled else "alert"
-        acts = (*known.acts, _alert_link(alerts))
+        acts = (*known.acts, *_alert_acts(alerts, muted))
         others = (*known.others, *details)
         return replace(known, state=state, alerts=tuple(alerts), others=others, acts=acts, is_handled=is_handled)
     first = alerts[-1]  # the oldest
+    subject_acts = (Act(subject[0].capitalize(), _path_of(subject)),) if subject[0] else ()
     return Problem(
         kind=first.kind.replace("_", " "),
         subject=subject,
         state="alert",
         before=details[0][:1].upper() + details[0][1:],
         since=first.started_at,
-        acts=(*((Act(subject[0].capitalize(), _path_of(subject)),) if subject[0] else ()), _alert_link(alerts)),
+        acts=(*subject_acts, *_alert_acts(alerts, muted)),
         alerts=tuple(alerts),
         others=tuple(details[1:]),
         is_handled=is_handled,
     )
 
 
-def _alert_link(alerts: list[FiredAlert]) -> Act:
-    """Where the alert is acknowledged or its rule muted."""
+def _alert_acts(alerts: list[FiredAlert], muted: Collection[UUID | None]) -> Iterator[Act]:
+    """The page of the alerts, and what a person may do about those that no one takes care of."""
     label = "Alert" if len(alerts) == 1 else format_count(len(alerts), "alert")
-    return Act(label, f"/alerts#alert-{alerts[0].alert_id}")
+    yield Act(label, f"/alerts#alert-{alerts[0].alert_id}")
+    open_alerts = [alert for alert in alerts if alert.acknowledged_at is None and alert.rule_id not in muted]
+    fields = {f"{ALERT_FIELD}{alert.alert_id}": str(alert.alert_id) for alert in open_alerts} | {"next": "/"}
+    if any(alert.rule_id is not None for alert in open_alerts):
+        yield Act("Mute 1 h", "/alerts", fields | {"action": "mute", "mute_sec": "1h"})
+    if open_alerts:
+        yield Act("Acknowledge", "/alerts", fields | {"action": "acknowledge"})
 
 
 def _path_of(subject: Subject) -> str:

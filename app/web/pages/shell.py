@@ -16,7 +16,7 @@ from app.web.auth.guard import ACTOR, Actor
 from app.web.links import current_url
 from app.web.options import WebOptions
 from app.web.pages.formatter import Formatter
-from app.web.pages.problems import ProblemCounter
+from app.web.pages.service_counts import COUNTED_PATHS, ProblemCounter
 
 ZONE_COOKIE, UTC_CHOICE = "dl_zone", "utc"
 _UTC = "UTC"
@@ -74,8 +74,17 @@ def shell_values(options: WebOptions, counter: ProblemCounter) -> dict[str, Any]
         "navigation": list(_groups(navigation_links(options))),
         "options": options,
         "formatter": formatter_of_request(options),
+        "nav_counts": lambda: _shown_counts(counter),
         "problem_count": lambda: counter.get() if _can_read() else None,
     }
+
+
+def _shown_counts(counter: ProblemCounter) -> dict[str, tuple[int | None, str]]:
+    """By the path of a page its number in the navigation, None while it is not known."""
+    if not _can_read():
+        return {}
+    counts = counter.counts()
+    return dict.fromkeys(COUNTED_PATHS, (None, "")) if counts is None else {**counts.by_path}
 
 
 def _can_read() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from uuid import uuid4
 
 import psycopg2
@@ -165,3 +166,21 @@ def test_alert_of_a_stalled_job_links_the_job(alerts, dsn):
     fire(dsn, kind="stalled", subject=job_id)
 
     assert subject_url(alerts.all()[0]) == f"/jobs/{job_id}"
+
+
+def test_alert_is_muted_and_acknowledged_in_its_row_of_the_overview(client, alerts, trigger):
+    rule = alerts.add(name="old jobs of etl", kind=RuleKind.QUEUE_AGE, threshold=0.0, queue="etl")
+    trigger()
+    alerts.check(interval_sec=1)
+    forms = re.findall(r'<form method="post" action="/alerts".*?</form>', client.get("/").text, re.DOTALL)
+    fields = dict(re.findall(r'name="([^"]+)" value="([^"]*)"', forms[0]))
+
+    muted = client.post("/alerts", data=fields)
+
+    assert [re.findall("<button[^>]*>([^<]+)", form)[0] for form in forms] == ["Mute 1 h", "Acknowledge"]
+    assert muted.location == "/"
+    assert alerts.rule(rule.rule_id).is_muted
+    acknowledged = {**fields, "action": "acknowledge", "next": "//evil.example"}
+    assert client.post("/alerts", data=acknowledged).location == "/"
+    assert alerts.all()[0].acknowledged_at is not None
+    assert 'action="/alerts"' not in client.get("/").text

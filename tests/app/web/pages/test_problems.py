@@ -87,7 +87,7 @@ def test_facts_of_one_task_are_one_problem():
 
     assert found.kind == "breaker open"
     assert found.others == ("Failed 5 of 10 times in the last hour",)  # once, although the alert has it too
-    assert [act.label for act in found.acts] == ["Failures", "Close breaker", "Alert"]
+    assert [act.label for act in found.acts] == ["Failures", "Close breaker", "Alert", "Mute 1 h", "Acknowledge"]
     assert found.alerts == (alert(),)
 
 
@@ -105,6 +105,7 @@ def test_acknowledged_and_muted_alerts_are_not_counted():
 
     assert [count_open(found) for found in (acknowledged, muted)] == [0, 0]
     assert len(acknowledged) == len(muted) == 1
+    assert [act.label for found in (acknowledged, muted) for act in found[0].acts] == ["Task", "Alert"] * 2
 
 
 def test_stopped_workers_are_a_problem():

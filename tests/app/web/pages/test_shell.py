@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
+from app.web.pages.problems import ProblemReader
 from app.web.pages.shell import NAVIGATION
+from tests.support import eventually
 
 
 def test_every_link_of_the_navigation_has_a_page(client):
@@ -60,3 +64,23 @@ def test_refresh_sends_the_problem_count_along(client, trigger):
 
     assert '<span id="problem-count" hx-swap-oob="true"><a class="st alert"' in fragment.text
     assert again.status_code == 204
+
+
+def test_navigation_shows_counts_without_a_query_for_each_page(client, trigger, monkeypatch):
+    trigger()
+    client.post("/queues", data={"queue": "etl", "state": "paused"})
+    nav = eventually(lambda: _nav_counts(client.get("/settings").text), 5)
+    reads: list[int] = []
+    monkeypatch.setattr(ProblemReader, "read", lambda self: reads.append(1))
+
+    assert nav["queues"] == "1 paused queue"
+    assert nav[""] == "2 problems"
+    assert [_nav_counts(client.get(path).text) for path in ("/jobs", "/limits")] == [nav, nav]
+    assert len(reads) <= 1  # in the background, for all pages
+    fragment = client.get("/limits", headers={"HX-Request": "true"}).text
+    assert '<span id="nav-count-queues" hx-swap-oob="true">1' in fragment
+
+
+def _nav_counts(page: str) -> dict[str, str]:
+    found = re.findall(r'<span id="nav-count-(\w*)"[^>]*>([^<]+)<span class="vh">([^<]+)', page)
+    return {name: number + noun for name, number, noun in found}
