@@ -328,6 +328,14 @@ class Client:
         """List the limits with the jobs that they count."""
         return self._list(self.request("GET", "/api/v1/limits"), "limits")
 
+    def scaling(self, *, queue: str | None = None, target_wait_sec: float | None = None) -> Payload:
+        """Return what an autoscaler needs to know of one queue, or of all: `wanted_threads`, waits, what is due soon,
+        and the same for each of `queues`."""
+        query = {"queue": queue, "target_wait_sec": target_wait_sec}
+        payload: Payload = self.request("GET", "/api/v1/scaling", query=query)
+        self._list(payload, "queues")
+        return payload
+
     def datasets(self, **filters: Any) -> list[Payload]:
         """List datasets with their last update, by the filters of `GET /api/v1/datasets`."""
         return self._list(self.request("GET", "/api/v1/datasets", query=filters), "datasets")

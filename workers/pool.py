@@ -328,6 +328,13 @@ class WorkerPool:
         return clock() - max(self._dispatcher.last_started_at, *(worker.last_ended_at for worker in self._workers))
 
     @property
+    def would_lose_sec(self) -> float:
+        """How long the running jobs without a checkpoint have run so far: what their next attempts would repeat."""
+        now = clock()
+        running = [attempt for worker in self._workers if (attempt := worker.current_attempt) is not None]
+        return sum(now - (a.started_at or now) for a in running if a.reported.checkpoint is None)
+
+    @property
     def has_started_all_jobs(self) -> bool:
         """Whether as many jobs were started as this process may run."""
         return self._dispatcher.jobs_left == 0

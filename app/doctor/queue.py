@@ -161,7 +161,7 @@ def _check_labels(facts: Mapping[str, Any]) -> Iterator[Finding]:
             "labels_without_worker",
             f"{describe_missing(task, requires, labels, queue=queue)}; jobs wait{more}",
             " ".join(["dataloader worker", f"--queue {shlex.quote(f'{queue}:1')}", *options])
-            + ", on a machine that is what its labels say",
+            + "; on a machine that is what its labels say",
             tasks=sorted({name for _, name, _ in waiting}),
         )
 

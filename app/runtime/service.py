@@ -320,6 +320,11 @@ class Service:
             return idle_sec < _MIN_IDLE_SEC
         return max_idle_sec is None or idle_sec < max_idle_sec
 
+    @property
+    def would_lose_sec(self) -> float:
+        """How long the running jobs without a checkpoint have run so far."""
+        return 0.0 if self._pool is None else self._pool.would_lose_sec
+
     def stop_now(self) -> None:
         """Stop without waiting for the end of the grace."""
         if self._pool is not None:

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from app import log
 from app.config import Settings
 from app.errors import ConfigError, PortTaken, SettingError
+from app.runtime.pod_deletion_cost import Pod, reporting_deletion_cost
 from app.runtime.preemption import PreemptionNotice, watching
 from app.runtime.service import Service, set_up_logging
 from app.runtime.shutdown import EXIT_STOP_TIMEOUT, Shutdown
@@ -67,7 +68,10 @@ def run_worker(settings: Settings, *, banner: Callable[[Startup], None], lifetim
         with probe_server(settings.app_host, settings.probe_port, endpoints):
             shutdown.start()
             service.start()
-            with watching(lifetime.notice, shutdown.request_within):
+            with (
+                watching(lifetime.notice, shutdown.request_within),
+                reporting_deletion_cost(Pod.find(), lambda: service.would_lose_sec),
+            ):
                 return _supervise(service, shutdown, lifetime)
     finally:
         service.close()

@@ -236,3 +236,14 @@ def test_enqueue_rejects_unknown_options_and_invalid_values(connection):
         enqueue(connection, "t", queue="q", lock_key="k", prioritty=1)  # type: ignore[call-arg]
     with pytest.raises(psycopg2.errors.InvalidParameterValue, match="priority"):
         enqueue(connection, "t", queue="q", lock_key="k", priority=-1)
+
+
+def test_scaling_of_one_queue_is_read(client: Client):
+    client.trigger("noop", queue="scaled", lock_key="scaled")
+
+    found = client.scaling(queue="scaled", target_wait_sec=30)
+
+    assert found["target_wait_sec"] == 30
+    assert {queue["queue"] for queue in found["queues"]} <= {"scaled"}
+    assert found["wanted_threads"] == sum(queue["wanted_threads"] for queue in found["queues"])
+    assert client.scaling()["target_wait_sec"] == 60

@@ -21,7 +21,7 @@ from app.runtime.shutdown import STOP_MARGIN_SEC
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
-OPTIONAL = {"keda.yaml", "scaled-job.yaml", "hpa.yaml"}  # they need what not every cluster has
+OPTIONAL = {"keda.yaml", "scaled-job.yaml", "hpa.yaml", "deletion-cost.yaml"}  # they need what not every cluster has
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
 VARIABLES = {knob.variable for knob in load_settings({}).describe()}
 
@@ -126,6 +126,15 @@ def test_pod_of_a_scaled_job_has_longer_than_its_grace():
     assert pod["terminationGracePeriodSeconds"] > loaded.longest_grace_sec + STOP_MARGIN_SEC
     assert pod["restartPolicy"] == "Never"
     assert job["backoffLimit"] == 0
+
+
+def test_workers_may_patch_pods_and_nothing_else():
+    found = {it["kind"]: it for it in documents() if it["kind"].startswith("Role")}
+    accounts = {it["metadata"]["name"] for it in documents() if it["kind"] == "ServiceAccount"}
+
+    assert found["Role"]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}]
+    assert found["RoleBinding"]["roleRef"]["name"] == found["Role"]["metadata"]["name"]
+    assert {it["name"] for it in found["RoleBinding"]["subjects"]} <= accounts - {"dataloader"}
 
 
 def test_the_kustomization_names_what_is_there_and_only_that():

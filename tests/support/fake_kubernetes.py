@@ -57,6 +57,9 @@ class FakeKubernetes:
     token: str = "a-token-of-the-cluster"
     jobs: dict[str, Job] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)  # by the schemas
+    pod_annotations: dict[str, dict[str, str]] = field(default_factory=dict)
+    patches: int = 0
+    forbids_patches: bool = False
     port: int = 0
     _server: BaseWSGIServer | None = None
 
@@ -116,6 +119,16 @@ class FakeKubernetes:
         def pods() -> Response:
             name = request.args["labelSelector"].removeprefix("job-name=")
             return jsonify(items=[self.jobs[name].pod()] if name in self.jobs else [])
+
+        @app.patch("/api/v1/namespaces/loads/pods/<pod>")
+        def patch(pod: str) -> tuple[Response, int]:
+            if self.forbids_patches:
+                return jsonify(reason="Forbidden"), 403
+            if request.content_type != "application/merge-patch+json":
+                return jsonify(reason="UnsupportedMediaType"), 415
+            self.patches += 1
+            self.pod_annotations.setdefault(pod, {}).update(request.get_json()["metadata"]["annotations"])
+            return jsonify(metadata={"name": pod}), 200
 
         @app.get("/api/v1/namespaces/loads/pods/<pod>/log")
         def log(pod: str) -> str:

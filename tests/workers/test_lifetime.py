@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from app.queue.job import Status
@@ -75,3 +77,26 @@ def test_context_knows_when_it_will_be_stopped(worker_pools: WorkerPoolFixture):
 
     assert seen[1] == pytest.approx(0.5, abs=0.5)
     assert seen[2] == 0
+
+
+def test_jobs_without_checkpoint_are_what_would_be_lost(worker_pools: WorkerPoolFixture):
+    saved = threading.Event()
+
+    @worker_pools.pipelines.register("saving")
+    def saving(args: dict[str, object], ctx: Context) -> None:
+        ctx.checkpoint({"done": 1})
+        saved.set()
+        worker_pools.gate.wait_inside("saving", ctx.check)
+
+    pool = worker_pools.listening_pool({"q": 2})
+    idle_sec = pool.would_lose_sec
+    worker_pools.add_job("saving")
+    assert saved.wait(30)
+    with_checkpoint_sec = pool.would_lose_sec
+    worker_pools.add_job("held")
+    worker_pools.gate.wait_for_inside(2)
+
+    assert idle_sec == with_checkpoint_sec == 0
+    eventually(lambda: pool.would_lose_sec > 0.2)
+    worker_pools.gate.open()
+    eventually(lambda: pool.would_lose_sec == 0)

@@ -242,6 +242,20 @@ def test_remedies_of_waiting_jobs_start_workers(dsn, tmp_path):
         eventually(lambda: is_gone(dsn, "tasks_without_worker"))
 
 
+def test_remedy_of_missing_labels_starts_a_worker_with_them(dsn, tmp_path):
+    tasks = '{"train": {"command": ["true"], "requires": {"gpu": true, "spot": false}}}'
+    execute_sql(
+        dsn,
+        "INSERT INTO dl_jobs (queue, task, lock_key, args, available_at) VALUES ('q', 'train', 'a', '{}', now())",
+    )
+    with working(dsn, tmp_path, "dataloader worker --queue q:1", DL_TASKS=tasks):
+        eventually(lambda: not is_gone(dsn, "labels_without_worker"))
+        remedy = find_finding(find_problems(dsn), "error labels_without_worker").remedy
+        assert remedy.startswith("dataloader worker --queue q:1 --label gpu=true;")
+        with working(dsn, tmp_path, remedy, DL_TASKS=tasks):
+            eventually(lambda: is_gone(dsn, "labels_without_worker"))
+
+
 RUNNING = """INSERT INTO dl_jobs (queue, task, lock_key, status, attempt, run_id, worker, lease_ttl_sec, started_at,
                      heartbeat_at, lease_expires_at)
     VALUES ('q', 'noop', '{}', 'running', 1, gen_random_uuid(), 'w', 1, now(), now() + interval '{}', {})"""

@@ -85,3 +85,16 @@ def report_progress(args: dict[str, Any], ctx: Context) -> dict[str, int]:
         while not Path(args["file"]).exists():
             ctx.sleep(0.02)
     return {"rows": 100}
+
+
+@register("test.steps")
+def run_steps(args: dict[str, Any], ctx: Context) -> dict[str, int]:
+    """Takes steps of a tenth of a second, with a checkpoint after each, for so many seconds or until a file exists."""
+    done = int((ctx.resume or {}).get("done", 0))
+    with _traced_run(args, ctx):
+        while done < args["seconds"] * 10 and not Path(args["file"]).exists():
+            ctx.sleep(0.1)
+            done += 1
+            _trace(args, ctx, f"step {done}")
+            ctx.checkpoint({"done": done})
+    return {"steps": done}
