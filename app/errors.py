@@ -227,7 +227,7 @@ class NotDeletable(DataloaderError):
 
 class JobChanged(DataloaderError):
     def __init__(self, job_id: UUID) -> None:
-        super().__init__(f"job {job_id} has changed since it was looked at; look again, and send its new ETag")
+        super().__init__(f"job {job_id} has changed since it was read; read it again, and send its new ETag")
         self.job_id = job_id
 
 

@@ -23,7 +23,7 @@ _KEY = re.compile(r"[a-z0-9]([a-z0-9-]{0,14}[a-z0-9])?")
 
 
 class EngineUnavailable(Exception):
-    """The engine does not answer, or not with sense. The work may run on, and its name stays to be found."""
+    """The engine does not answer, or its answer cannot be read. The work may continue; its name finds it later."""
 
 
 class EngineRefused(Exception):

@@ -80,6 +80,6 @@ class DueTimer:
             return
         if not promoted or is_full:  # it fell due since, or there are more than one claim promotes
             self.promote_due = True
-        if promoted and not is_full:  # another transaction holds it: look again, less and less often
+        if promoted and not is_full:  # another transaction holds it: try again at growing intervals
             self._overdue_delay_sec = min(FALLBACK_POLL_SEC, 2 * self._overdue_delay_sec)
         self.next_due_at = None if is_full else now + self._overdue_delay_sec

@@ -128,7 +128,7 @@ class ReportedState:
         """Record that these objects, which `unsaved` returned, were written."""
         progress, checkpoint = saved
         if progress is not None:
-            self._saved_progress = progress  # type: ignore[assignment]  # the very dict
+            self._saved_progress = progress  # type: ignore[assignment]  # the same object
         if checkpoint is not None:
             self._saved_checkpoint = checkpoint
 

@@ -185,6 +185,6 @@ SELECT queue, state, concurrency, per_worker, fair, NULL FROM dl_queues WHERE qu
 SELECT pg_try_advisory_lock(1684828527, 5);
 
 -- name: is_maintenance_lock_held
--- Whether a process is the maintenance leader: cheaper than a look at pg_locks. The lock that this takes ends with the
+-- Whether a process is the maintenance leader: cheaper than a query of pg_locks. The lock that this takes ends with the
 -- statement, and those of several processes are shared; one that tries to lead meanwhile tries again.
 SELECT NOT pg_try_advisory_xact_lock_shared(1684828527, 5);

@@ -192,7 +192,7 @@ def logs(
 
 
 def _print_where_error_is(service: RemoteService, job_id: UUID) -> None:
-    """Of a job that ended badly without a word: what failed, and the command that shows all of it."""
+    """What failed in a job that ended badly without a message of its own, and the command that shows all of it."""
     with suppress(Refused, ServiceUnavailable):
         state = service.client.status(job_id)
         if state["status"] in ("failed", "lost"):

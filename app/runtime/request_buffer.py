@@ -124,12 +124,12 @@ class RequestLimits:
 
 
 class RequestBuffer:
-    """One request, gathered piece by piece. What comes behind its end belongs to the next one."""
+    """One request, gathered piece by piece. Bytes after its end belong to the next one."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self.data = bytearray()
         self.state: Progress | Rejection = Progress.HEAD
-        self.expect_continue = False  # its sender waits for a word before the body
+        self.expect_continue = False  # its sender waits for `100 Continue` before it sends the body
         self.body_declared_too_large = False  # its body is not waited for: the app refuses it by its length
         self._limits = limits
         self._searched_bytes = 0
@@ -150,7 +150,7 @@ class RequestBuffer:
         return self.state
 
     def normalized(self) -> bytes:
-        """The request as the parser is to see it, and what came behind it."""
+        """The request as the parser gets it, and the bytes after it."""
         if not self.is_chunked:
             return bytes(self.data)
         content = b"".join(self.data[chunk] for chunk in self._chunks)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
 
-_CHECK_INTERVAL_SEC = 1.0  # between two looks for a stop
+_CHECK_INTERVAL_SEC = 1.0  # between two checks for a stop
 
 
 def task_state(name: str, dask_scheduler: Any = None) -> tuple[bool, str | None]:

@@ -71,7 +71,7 @@ class OffloadStopper:
             self._retry(lambda: self._offloads.end(row.name, "abandoned"))
             return
         deadline, pause_sec, has_stopped = clock() + grace_sec, _FIRST_PAUSE_SEC, False
-        while self._may_go_on():
+        while self._may_continue():
             detail, is_away = "it has not ended", False
             try:
                 if not has_stopped:
@@ -95,7 +95,7 @@ class OffloadStopper:
             self._attempt.pause(pause_sec)
             pause_sec = min(_MAX_PAUSE_SEC, 1.5 * pause_sec)
 
-    def _may_go_on(self) -> bool:
+    def _may_continue(self) -> bool:
         """Not if the job is another run's, or this process ends: another process stops what is left."""
         attempt = self._attempt
         return attempt.is_owner and not (attempt.is_shutting_down and attempt.stop_reason is not StopReason.SHUTDOWN)
@@ -112,7 +112,7 @@ class OffloadStopper:
 
     def _retry(self, write: Callable[[], object]) -> None:
         """Through an outage of the database, as long as the lease is trusted."""
-        while self._may_go_on():
+        while self._may_continue():
             try:
                 write()
                 return

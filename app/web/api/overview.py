@@ -1,4 +1,4 @@
-"""The figures of this service at one look, for a page over several services."""
+"""A snapshot of this service's figures, for a page over several services."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def create_overview_blueprint(
 
     @blueprint.get("/overview", response=Overview, scope=Scope.READ)
     def get_overview() -> Overview:
-        """Get the figures of this service at one look: jobs, workers, problems, version.
+        """Get a snapshot of this service's figures: jobs, workers, problems, version.
 
         `waiting` has the queued jobs that are not ready. Numbers of jobs may be estimates above a thousand for each
         queue.
