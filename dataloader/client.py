@@ -10,7 +10,6 @@ Trigger a job and wait for its end::
 from __future__ import annotations
 
 import json
-import ssl
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,10 +20,10 @@ from uuid import UUID
 
 import requests
 import urllib3
-from requests.adapters import HTTPAdapter
 
 from dataloader._address import DEFAULT_URL, RETRY_TIMEOUT_SEC, parse_api_key, parse_url
 from dataloader._enqueue import TriggerOptions
+from dataloader._transport import SystemTrustAdapter, causes_of
 from dataloader.errors import Conflict, NotAllowed, NotFound, Refused, ServiceFault, ServiceUnavailable
 
 Payload = dict[str, Any]
@@ -42,13 +41,6 @@ _STREAM_TIMEOUT_SEC = 40.0  # the event stream sends a comment every fifteen sec
 _LOG_WAIT_SEC = 5.0
 _WATCH_BACKOFF = 1.2
 _OUTAGE_TIMEOUT_SEC = 300.0
-
-
-class _SystemTrustAdapter(HTTPAdapter):
-    """Trusts the certificates of the system and of SSL_CERT_FILE in addition to those of `requests`."""
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, ssl_context=ssl.create_default_context(), **kwargs)
 
 
 class Client:
@@ -80,7 +72,7 @@ class Client:
         if key is not None:
             self._session.headers["Authorization"] = f"Bearer {parse_api_key(key)}"
         if self.url.startswith("https:"):
-            self._session.mount("https://", _SystemTrustAdapter())
+            self._session.mount("https://", SystemTrustAdapter())
 
     def request(
         self,
@@ -407,7 +399,7 @@ class Client:
             ) as response:
                 yield response
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            *_, first = causes = list(_causes(error))
+            *_, first = causes = list(causes_of(error))
             reason = "timed out" if isinstance(first, TimeoutError) else getattr(first, "strerror", None) or str(first)
             sent = not any(isinstance(cause, _NOT_SENT) for cause in causes)
             problem = f"no answer from {self.url}" if sent else f"cannot connect to {self.url}"
@@ -445,14 +437,6 @@ class Client:
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise ServiceFault(f"{self.url} gave an unexpected answer: it has no list of {name}")
         return items
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        reason = getattr(cause, "reason", None)  # of urllib3's MaxRetryError
-        cause = cause.__cause__ or cause.__context__ or (reason if isinstance(reason, BaseException) else None)
 
 
 def _encode(value: Any) -> str:
