@@ -15,7 +15,6 @@ from typing import Any
 
 import simpy
 
-WARM_UP_SHARE = 0.2
 VACUUM_INTERVAL_SEC = 5.0
 _SLICE_SEC = 0.004  # then another process may have the core, at a tick of a kernel with 250 a second
 _GIL_SLICE_SEC = 0.005  # then another thread of the worker may have the interpreter
@@ -102,6 +101,7 @@ class Load:
     group: int  # jobs of a statement that enqueues
     cores: int  # of the server
     seconds: float = 20.0
+    warm_up_share: float = 0.2  # of the seconds: what was due then is left out of the times
     generators: int = 4  # connections that enqueue
     workers: int = 1  # processes
     threads: int = 8  # of each
@@ -384,10 +384,10 @@ class _Worker:
 
 
 def simulate(constants: Constants, load: Load) -> Result:
-    """Run the load for its seconds. The first fifth is left out of the times; the same seed gives the same result."""
+    """Run the load for its seconds. The warm-up is left out of the times; the same seed gives the same result."""
     model = _Model(constants, load)
     model.run()
-    warm_up_sec = load.seconds * WARM_UP_SHARE
+    warm_up_sec = load.seconds * load.warm_up_share
     times = Times(model.done)
     return Result(
         times=times.due_in(warm_up_sec, load.seconds),

@@ -24,7 +24,6 @@ from benchmarks.queue_model import (
     BACKLOG_PAUSE_SEC,
     MAX_BACKLOG,
     VACUUM_INTERVAL_SEC,
-    WARM_UP_SHARE,
     Load,
     Times,
     arrival_times,
@@ -140,7 +139,7 @@ class _Generator:
 def run_load(server_dsn: str, server: psutil.Process, load: Load, *, has_vacuum: bool = True) -> RealLoad:
     """Enqueue at random times, or as much as possible; measure each job from the time at which it was due.
 
-    Jobs that were due in the first fifth are left out of the times. The others are waited for.
+    Jobs that were due in the warm-up are left out of the times. The others are waited for.
     """
     side = drain.DATALOADER[0]
     with fresh_database(server_dsn) as dsn, drain.running_workers(side, dsn, load.threads, _ignore) as [worker]:
@@ -153,7 +152,7 @@ def run_load(server_dsn: str, server: psutil.Process, load: Load, *, has_vacuum:
         rows = query_value(dsn, _TIMES)
     *own, all_programs = (b - a for a, b in zip(before[0], after[0], strict=True))
     elapsed_sec = after[1] - before[1]
-    begin_at, end_at = (generator.began_at + load.seconds * share for share in (WARM_UP_SHARE, 1.0))
+    begin_at, end_at = (generator.began_at + load.seconds * share for share in (load.warm_up_share, 1.0))
     server_us, worker_us, generator_us = (cpu_sec / len(rows) * 1e6 for cpu_sec in own)
     vacuum_us = vacuum.cpu_sec / len(rows) * 1e6
     return RealLoad(

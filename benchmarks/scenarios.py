@@ -17,7 +17,7 @@ _WINDOW_SEC = 2.0
 _NORMAL_FACTOR = 2.0  # times are normal again when p99 is less than so many times that before
 _CALM_WINDOWS = 3  # in a row
 _COLORS = ("#2563eb", "#b45309", "#7c3aed", "#0f766e", "#be123c")
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 860, 380, 60, 40
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 860, 380, 70, 40
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ def print_answers(constants: Constants, chart: Path) -> None:
     rows: list[list[Cell]] = []
     lines: dict[str, list[tuple[float, float]]] = {}
     for scenario in scenarios(constants, rate):
-        load = replace(base, jobs_per_sec=rate, seconds=scenario.seconds, disturbance=scenario.disturbance)
+        load = replace(base, jobs_per_sec=rate, seconds=scenario.seconds, warm_up_share=0)
+        load = replace(load, disturbance=scenario.disturbance)
         times = simulate(constants, load).times
         windows = _windows(times, scenario.seconds)
         disturbed = times.due_in(BEGIN_SEC, scenario.disturbance.end_sec)

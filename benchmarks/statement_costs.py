@@ -23,6 +23,7 @@ from benchmarks.real_load import ENQUEUE, RealLoad, run_load
 SIZES = (1, 100)  # jobs of the groups whose costs are measured
 _GROUPS_PER_SEC = 40  # so few that each group finds an idle server
 _FLUSH_COUNT = 300
+_FACTORS = (0.5, 3.0)  # of costs under load; beyond them other programs use the machine
 
 
 def measure(server_dsn: str, server: psutil.Process, statements: int, seconds: float) -> Constants:
@@ -67,7 +68,7 @@ def measure(server_dsn: str, server: psutil.Process, statements: int, seconds: f
 def calibrate(constants: Constants, saturated: RealLoad, load: Load) -> Constants:
     """Return the costs under full load, where statements share caches: so many times those of statements alone that the
     model saturates where the real load does. The vacuum's cost is measured in that load."""
-    low, high = 0.5, 3.0
+    low, high = _FACTORS
     for _ in range(9):
         factor = (low + high) / 2
         scaled = replace(constants.scaled(factor), vacuum_us=saturated.vacuum_us)
