@@ -15,10 +15,13 @@ from typing import Any
 
 import simpy
 
+from workers.maintenance import rest_sec
+
 VACUUM_INTERVAL_SEC = 5.0
 _SLICE_SEC = 0.004  # then another process may have the core, at a tick of a kernel with 250 a second
 _GIL_SLICE_SEC = 0.005  # then another thread of the worker may have the interpreter
 _MAX_BATCH = 500  # outcomes that are settled at once
+_STATISTICS_BATCH, _STATISTICS_IDLE_SEC = 10_000, 2.0  # events; and without so many
 _PREFETCH_PER_THREAD, _MAX_PREFETCH = 40, 400
 MAX_BACKLOG, BACKLOG_PAUSE_SEC = 1_000, 0.005  # ready jobs of a load that is as large as possible
 _MIN_KEPT_UP = 0.97  # fewer jobs done than offered: saturated
@@ -61,6 +64,8 @@ class Constants:
     generator: StatementCost  # of the program that enqueues
     flush_sec: float  # one flush of the WAL
     vacuum_us: float  # of a job
+    statistics_us: float  # of an event
+    events: float  # of a job
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
@@ -72,7 +77,7 @@ class Constants:
         return cls(**{**values, **costs})
 
     def scaled(self, factor: float) -> Constants:
-        """All CPU costs times a factor, but for the vacuum's: statements cost more while others use the same caches."""
+        """The costs of statements and programs times a factor: they are more while others use the same caches."""
         costs: dict[str, Any] = {
             name: cost.times(factor) for name, cost in vars(self).items() if isinstance(cost, StatementCost)
         }
@@ -247,7 +252,8 @@ class _Model:
         self.generators = simpy.Resource(self.env, load.generators)
         self.ready = JobBuffer()
         self.idle_workers: deque[simpy.Event] = deque()
-        self.arrived_count = self.to_vacuum = 0
+        self.arrived_count = self.ended_count = self.to_vacuum = 0
+        self.aggregated_count = 0.0  # events
         self.done: list[tuple[float, float, int]] = []
 
     def run(self) -> None:
@@ -260,6 +266,7 @@ class _Model:
             _Worker(self)
         if self.load.has_vacuum:
             self.env.process(self.vacuum())
+        self.env.process(self.aggregate())
         if self.load.disturbance is not None and self.load.disturbance.vacuum_jobs:
             self.env.process(self.catch_up(self.load.disturbance))
         self.env.run(until=self.load.seconds)
@@ -299,6 +306,7 @@ class _Model:
 
     def end(self, jobs: Jobs, count: int) -> None:
         self.done += [(due_at, self.env.now, size) for due_at, size in jobs]
+        self.ended_count += count
         self.to_vacuum += count
 
     def vacuum(self) -> Process:
@@ -306,6 +314,18 @@ class _Model:
             yield self.env.timeout(VACUUM_INTERVAL_SEC)
             jobs, self.to_vacuum = self.to_vacuum, 0
             yield from self.server.compute(self.constants.vacuum_us * jobs / 1e6)
+
+    def aggregate(self) -> Process:
+        """Make statistics of events in batches, with rests of nine times as long, less the later they are."""
+        while True:
+            events = min(_STATISTICS_BATCH, self.ended_count * self.constants.events - self.aggregated_count)
+            began = self.env.now
+            yield from self.server.compute(self.constants.statistics_us * events / 1e6)
+            self.aggregated_count += events
+            late_jobs = self.ended_count - self.aggregated_count / max(1e-9, self.constants.events)
+            lag_sec = late_jobs / max(1.0, self.ended_count) * self.env.now
+            pause_sec = rest_sec(self.env.now - began, lag_sec) if events >= _STATISTICS_BATCH else _STATISTICS_IDLE_SEC
+            yield self.env.timeout(max(0.001, pause_sec))
 
     def catch_up(self, disturbance: Disturbance) -> Process:
         yield self.env.timeout(disturbance.begin_sec)

@@ -43,6 +43,14 @@ SELECT extract(epoch FROM created_at)::float8, extract(epoch FROM finished_at)::
 _BACKLOG = "SELECT count(*) FROM (SELECT FROM dl_jobs WHERE queue = %s AND status = 'queued' LIMIT %s) waiting"
 
 
+_EVENTS = """
+SELECT count(*), count(*) FILTER (WHERE NOT s.unread @> e.event_id) FROM dl_job_events e, dl_statistics_state s
+"""
+_STATISTICS_SESSIONS = """
+SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'dataloader-maint%%' AND datname = current_database()
+"""
+
+
 @dataclass(frozen=True)
 class RealLoad:
     """CPU in microseconds of a job. `late_ms`: how late the generator was at the 99th percentile, of its own doing.
@@ -54,6 +62,8 @@ class RealLoad:
     worker_us: float
     generator_us: float
     vacuum_us: float
+    statistics_us: float  # of an event that was aggregated
+    events: float  # of a job
     commits: float
     late_ms: float
     others: float
@@ -149,7 +159,9 @@ def run_load(server_dsn: str, server: psutil.Process, load: Load, *, has_vacuum:
             generator.run()
             drain.wait_until_drained(side, dsn)
             after = _cpu_times(server, worker), time.monotonic(), drain.commit_count(dsn)
+            statistics_sec = _cpu_sec_of_statistics(dsn)
         rows = query_value(dsn, _TIMES)
+        ((events, aggregated),) = query_value(dsn, _EVENTS)
     *own, all_programs = (b - a for a, b in zip(before[0], after[0], strict=True))
     elapsed_sec = after[1] - before[1]
     begin_at, end_at = (generator.began_at + load.seconds * share for share in (load.warm_up_share, 1.0))
@@ -158,14 +170,22 @@ def run_load(server_dsn: str, server: psutil.Process, load: Load, *, has_vacuum:
     return RealLoad(
         times=Times(rows).due_in(begin_at, end_at),
         done_per_sec=sum(begin_at <= ended_at < end_at for _, ended_at, _ in rows) / (end_at - begin_at),
-        server_us=server_us - vacuum_us,
+        server_us=server_us - vacuum_us - statistics_sec / len(rows) * 1e6,
         worker_us=worker_us,
         generator_us=generator_us,
         vacuum_us=vacuum_us,
+        statistics_us=statistics_sec / max(1, aggregated) * 1e6,
+        events=events / len(rows),
         commits=(after[2] - before[2]) / len(rows),
         late_ms=quantile(generator.late_ms, 99) if generator.late_ms else 0.0,
         others=max(0.0, (all_programs - sum(own)) / elapsed_sec / (psutil.cpu_count() or 1)),
     )
+
+
+def _cpu_sec_of_statistics(dsn: str) -> float:
+    """The sessions are new, and do little else."""
+    times = [psutil.Process(pid).cpu_times() for (pid,) in query_value(dsn, _STATISTICS_SESSIONS)]
+    return float(sum(one.user + one.system for one in times))
 
 
 def _cpu_times(server: psutil.Process, worker: psutil.Process) -> tuple[float, float, float, float]:

@@ -109,10 +109,11 @@ def print_table(constants: Constants, seconds: float) -> None:
 def print_saturation(constants: Constants, factor: float, real: RealLoad, load: Load) -> None:
     model = simulate(constants, load)
     print(
-        f"Saturated: {real.done_per_sec:,.0f} jobs/s, {model.done_per_sec:,.0f} in the model, where all CPU costs are"
+        f"Saturated: {real.done_per_sec:,.0f} jobs/s, {model.done_per_sec:,.0f} in the model, where CPU costs are"
         f" {factor:.2f} times those of statements alone.\nCPU of a job: server {real.server_us:.0f} µs, worker"
-        f" {real.worker_us:.0f}, generator {real.generator_us:.0f}, vacuum {real.vacuum_us:.1f}; commits of a job"
-        f" {real.commits:.3f}, model {model.commits:.3f}; other programs used {real.others:.0%} of the machine\n",
+        f" {real.worker_us:.0f}, generator {real.generator_us:.0f}, vacuum {real.vacuum_us:.1f}; statistics"
+        f" {real.statistics_us:.1f} of each of {real.events:.1f} events.\nCommits of a job: {real.commits:.3f}, model"
+        f" {model.commits:.3f}. Other programs used {real.others:.0%} of the machine.\n",
         flush=True,
     )
 

@@ -62,19 +62,21 @@ def measure(server_dsn: str, server: psutil.Process, statements: int, seconds: f
         generator=_fit([load.generator_us * size for load, size in zip(loads, SIZES, strict=True)]),
         flush_sec=flush_sec,
         vacuum_us=0.0,
+        statistics_us=0.0,
+        events=loads[-1].events,
     )
 
 
 def calibrate(constants: Constants, saturated: RealLoad, load: Load) -> Constants:
     """Return the costs under full load, where statements share caches: so many times those of statements alone that the
-    model saturates where the real load does. The vacuum's cost is measured in that load."""
+    model saturates where the real load does. The costs of vacuum and statistics are measured in that load."""
+    constants = replace(constants, vacuum_us=saturated.vacuum_us, statistics_us=saturated.statistics_us)
     low, high = _FACTORS
     for _ in range(9):
         factor = (low + high) / 2
-        scaled = replace(constants.scaled(factor), vacuum_us=saturated.vacuum_us)
-        is_faster = simulate(scaled, load).done_per_sec > saturated.done_per_sec
+        is_faster = simulate(constants.scaled(factor), load).done_per_sec > saturated.done_per_sec
         low, high = (factor, high) if is_faster else (low, factor)
-    return replace(constants.scaled((low + high) / 2), vacuum_us=saturated.vacuum_us)
+    return constants.scaled((low + high) / 2)
 
 
 def _fit(group_us: list[float]) -> StatementCost:

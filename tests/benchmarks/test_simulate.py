@@ -27,7 +27,7 @@ FREE = StatementCost(0, 0)
 CONSTANTS = Constants(
     measured_at="2026-11-24", cores=2, enqueue=StatementCost(400, 50), claim=StatementCost(300, 40),
     settle=StatementCost(200, 30), rest=FREE, python=StatementCost(0, 20), generator=FREE, flush_sec=0.001,
-    vacuum_us=10,
+    vacuum_us=10, statistics_us=0, events=3,
 )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def test_costs_under_load_explain_the_saturation():
     """A machine on which all costs are 1.4 times those of statements alone."""
     load = Load(jobs_per_sec=None, group=20, cores=2, seconds=5, shares_cores=True)
     done_per_sec = simulate(CONSTANTS.scaled(1.4), load).done_per_sec
-    saturated: Any = SimpleNamespace(done_per_sec=done_per_sec, vacuum_us=14)
+    saturated: Any = SimpleNamespace(done_per_sec=done_per_sec, vacuum_us=14, statistics_us=1)
 
     calibrated = calibrate(CONSTANTS, saturated, load)
 
@@ -180,6 +180,19 @@ def test_vacuum_that_is_behind_takes_a_core():
 
     assert disturbed.core_share - calm.core_share == pytest.approx(10 / 40, rel=0.05)
     assert disturbed.times.due_in(20, 29).mean_ms > calm.times.due_in(20, 29).mean_ms + 4
+
+
+def test_statistics_rest_nine_times_as_long_as_a_batch():
+    """3,000 events a second of 10 µs are 3 % of a core; of 30,000 some wait, since a tenth is too little."""
+    constants = replace(CONSTANTS, statistics_us=10)
+    load = Load(jobs_per_sec=1_000, group=100, cores=1, seconds=60, has_vacuum=False)
+    few, many = (
+        simulate(constants, one).core_share - simulate(CONSTANTS, one).core_share
+        for one in (load, replace(load, jobs_per_sec=10_000, cores=4, workers=8))
+    )
+
+    assert few == pytest.approx(0.03, rel=0.1)
+    assert 0.1 / 4 <= many < 0.3 / 4
 
 
 def test_peak_has_more_arrivals_until_its_end():
