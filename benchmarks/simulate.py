@@ -47,7 +47,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--chart", type=Path, default=CHART_FILE, help="the chart that a passed check writes")
     parser.add_argument("--measure", action="store_true", help="measure the costs of this machine into that file")
     parser.add_argument("--check", action="store_true", help="compare two real loads with the model")
-    parser.add_argument("--answers", action="store_true", help="print the answers from the file, without a check")
     parser.add_argument("--statements", type=int, default=400, help="statements of each kind and size to measure")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each load, real or simulated")
     parser.add_argument("--runs", type=int, default=3, help="of each real load")
@@ -56,11 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not (options.measure or options.check):
         if not options.constants.exists():
             parser.error(f"there is no file {options.constants}; --measure writes it")
-        constants = Constants.load(options.constants)
-        if options.answers:
-            print_answers(constants, options.chart)
-        else:
-            print_table(constants, options.seconds)
+        print_table(Constants.load(options.constants), options.seconds)
         return
     with benchmark_server(SERVER_SETTINGS) as (server_dsn, server):
         if server is None:

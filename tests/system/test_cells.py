@@ -126,8 +126,12 @@ class Shop:
 
     def p99_sec(self, label: str) -> float:
         """Of the jobs in the cells that are never lost, from the trigger to the end."""
-        ends = {job_id: at for cell in "abc" for job_id, at in self._cells.queues[cell].sql(_END_TIMES)}
-        times = [ends[job_id] - at for job_id, (of, at) in self._accepted.items() if of == label and job_id in ends]
+        ends: dict[str, float] = {
+            job_id: at for cell in "abc" for job_id, at in self._cells.queues[cell].sql(_END_TIMES)
+        }
+        times: list[float] = [
+            ends[job_id] - at for job_id, (of, at) in self._accepted.items() if of == label and job_id in ends
+        ]
         return statistics.quantiles(times, n=100, method="inclusive")[98]
 
 
