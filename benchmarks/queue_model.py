@@ -59,8 +59,8 @@ class Constants:
     enqueue: StatementCost
     claim: StatementCost
     settle: StatementCost
-    rest: StatementCost  # of the server: notifications, statistics, the writers of the log
-    python: StatementCost  # of a worker process: for a claim with its settlement, and for each job
+    rest: StatementCost  # of the server: for a notification to an idle worker, and for each job
+    python: StatementCost  # of a worker process: for a claim or a settlement, and for each job
     generator: StatementCost  # of the program that enqueues
     flush_sec: float  # one flush of the WAL
     vacuum_us: float  # of a job
@@ -300,9 +300,11 @@ class _Model:
             yield from self.server.compute(self.constants.enqueue.cpu_sec(group))
             yield from self.disk.commit()
         self.ready.put([(due_at, group)])
+        wakes = len(self.idle_workers)
         while self.idle_workers:
             self.idle_workers.popleft().succeed()
-        yield from self.server.compute(self.constants.rest.cpu_sec(group))
+        rest = self.constants.rest
+        yield from self.server.compute((rest.fixed_us * wakes + rest.per_job_us * group) / 1e6)
 
     def end(self, jobs: Jobs, count: int) -> None:
         self.done += [(due_at, self.env.now, size) for due_at, size in jobs]
@@ -368,7 +370,7 @@ class _Worker:
                 yield woken
             else:
                 claimed, count = ready.take(self.max_claim - self.buffer.count)
-                yield from self.interpret(self.costs.python.fixed_us / 2e6)
+                yield from self.interpret(self.costs.python.fixed_us / 1e6)
                 yield from self.model.server.compute(self.costs.claim.cpu_sec(count))
                 yield from self.model.disk.commit()
                 self.buffer.put(claimed)
@@ -397,7 +399,7 @@ class _Worker:
                 yield self.signals["ended"]
                 continue
             jobs, count = self.ended.take(_MAX_BATCH)
-            yield from self.interpret(self.costs.python.fixed_us / 2e6)
+            yield from self.interpret(self.costs.python.fixed_us / 1e6)
             yield from self.model.server.compute(self.costs.settle.cpu_sec(count))
             self.model.end(jobs, count)
             yield from self.model.disk.commit()

@@ -22,6 +22,7 @@ from benchmarks.real_load import ENQUEUE, RealLoad, run_load
 
 SIZES = (1, 100)  # jobs of the groups whose costs are measured
 _GROUPS_PER_SEC = 40  # so few that each group finds an idle server
+_STATEMENTS = 3  # of a group at least: enqueue, claim, settle
 _FLUSH_COUNT = 300
 _FACTORS = (0.5, 3.0)  # of costs under load; beyond them other programs use the machine
 
@@ -49,16 +50,23 @@ def measure(server_dsn: str, server: psutil.Process, statements: int, seconds: f
         )
         for size in SIZES
     ]
-    statement_us = [sum(parts) for parts in zip(enqueue, claim, settle, strict=True)]
-    rest = [load.server_us * size - us for load, size, us in zip(loads, SIZES, statement_us, strict=True)]
+    settle_cost = _fit(settle)
+    counts = [load.commits * size for load, size in zip(loads, SIZES, strict=True)]  # statements of a group
+    rest = [
+        # A group whose jobs end one after the other has several settlements.
+        load.server_us * size - enqueue_us - claim_us - settle_us - (count - _STATEMENTS) * settle_cost.fixed_us
+        for load, size, count, enqueue_us, claim_us, settle_us in zip(
+            loads, SIZES, counts, enqueue, claim, settle, strict=True
+        )
+    ]
     return Constants(
         measured_at=datetime.now(UTC).date().isoformat(),
         cores=cores,
         enqueue=_fit(enqueue),
         claim=_fit(claim),
-        settle=_fit(settle),
+        settle=settle_cost,
         rest=_fit(rest),
-        python=_fit([load.worker_us * size for load, size in zip(loads, SIZES, strict=True)]),
+        python=_fit_statements([load.worker_us for load in loads], [count - 1 for count in counts]),
         generator=_fit([load.generator_us * size for load, size in zip(loads, SIZES, strict=True)]),
         flush_sec=flush_sec,
         vacuum_us=0.0,
@@ -82,6 +90,13 @@ def calibrate(constants: Constants, saturated: RealLoad, load: Load) -> Constant
 def _fit(group_us: list[float]) -> StatementCost:
     small, large = zip(SIZES, group_us, strict=True)
     return StatementCost.from_two_sizes(small, large)
+
+
+def _fit_statements(job_us: list[float], statements: list[float]) -> StatementCost:
+    """Each is of the groups of one size: the microseconds of a job, and the statements of a group."""
+    (small, large), ratio = SIZES, statements[1] / statements[0]
+    per_job_us = max(0.0, (job_us[1] * large - ratio * job_us[0] * small) / (large - ratio * small))
+    return StatementCost(max(0.0, (job_us[0] - per_job_us) * small / statements[0]), per_job_us)
 
 
 class _StatementTimer:

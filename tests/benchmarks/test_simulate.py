@@ -21,7 +21,7 @@ from benchmarks.queue_model import (
     simulate,
 )
 from benchmarks.scenarios import BEGIN_SEC, Scenario, print_answers
-from benchmarks.statement_costs import calibrate
+from benchmarks.statement_costs import _fit_statements, calibrate
 
 FREE = StatementCost(0, 0)
 CONSTANTS = Constants(
@@ -113,6 +113,23 @@ def test_group_waits_for_a_free_connection():
 
     assert simulate(constants, replace(load, generators=1)).done_per_sec == pytest.approx(100, rel=0.03)
     assert not simulate(constants, replace(load, generators=2)).is_saturated
+
+
+def test_only_an_idle_worker_costs_a_notification():
+    constants = replace(CONSTANTS, rest=StatementCost(1_000, 0))
+    idle = Load(jobs_per_sec=10, group=1, cores=2, seconds=100)
+    busy = Load(jobs_per_sec=None, group=100, cores=2, seconds=5)
+
+    assert simulate(constants, idle).core_share - simulate(CONSTANTS, idle).core_share == pytest.approx(0.005, rel=0.1)
+    assert simulate(constants, busy).done_per_sec == pytest.approx(simulate(CONSTANTS, busy).done_per_sec, rel=0.02)
+
+
+def test_cost_of_a_workers_statement_is_fitted_to_their_numbers():
+    """Two statements for a group of 1, five for one of 100; 300 µs for each and 20 µs for each job."""
+    cost = _fit_statements([2 * 300 + 20, (5 * 300 + 100 * 20) / 100], [2, 5])
+
+    assert cost.fixed_us == pytest.approx(300)
+    assert cost.per_job_us == pytest.approx(20)
 
 
 def test_one_flush_is_for_all_commits_that_wait():
