@@ -250,7 +250,7 @@ class Schedules:
         firsts, lasts = (array(moment.isoformat() for moment in moments) for moments in zip(*ranges, strict=True))
         parameters = {**validate_texts({"name": name}), "firsts": firsts, "lasts": lasts, "limit": limit}
         rows = self._execute("firings_between", parameters)
-        return [CalendarFiring(schedule=row[0], **vars(from_row(Firing, row[1:]))) for row in rows]
+        return [from_row(CalendarFiring, row[1:], schedule=row[0]) for row in rows]
 
     def run(
         self, schedule: Schedule, fire_at: datetime, job: Mapping[str, Any], *, again: bool, detail: str
