@@ -98,7 +98,7 @@ def test_history_of_a_check_is_drawn_and_links_its_jobs(seen: OpenPage):
     page.get_by_role("link", name="History of the task's checks").click()
     expect(page.locator("#check-1 canvas")).to_be_visible()
     page.get_by_text("Results: rows").click()
-    expect(page.get_by_role("region", name="Results: rows").get_by_role("row")).to_have_count(6)
+    expect(page.get_by_role("table", name="Results: rows").get_by_role("row")).to_have_count(6)
 
 
 def test_schedule_is_previewed_created_changed_run_and_deleted(seen: OpenPage):

@@ -69,7 +69,8 @@ def test_limit_is_created_changed_and_deleted(seen: OpenPage):
     expect(row).to_contain_text("0 of 5")
     row.locator("summary").click()
     row.get_by_role("button", name="Delete ops-api").click()
-    expect(page.get_by_text("ops-api")).to_have_count(0)
+    expect(row).to_have_count(0)
+    expect(page.locator("#done")).to_contain_text("ops-api deleted")
 
 
 def test_alert_rule_is_created_muted_switched_and_deleted(seen: OpenPage):
