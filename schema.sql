@@ -485,6 +485,7 @@ CREATE TABLE dl_workers (
     schedules        text[]      NOT NULL DEFAULT '{}',   -- schedules that its tasks declare
     labels           jsonb       NOT NULL DEFAULT '{}',   -- of the process, such as {"gpu": true}
     unserved_tasks   jsonb       NOT NULL DEFAULT '{}',   -- task -> the labels that it requires and the process lacks
+    reaps            bool        NOT NULL DEFAULT true,   -- takes jobs of dead processes; false: DL_REAPER=false
     worker_name      text,                                -- DL_WORKER_NAME, which at most one process holds
     incarnation      bigint,                              -- how many processes held the name so far
     superseded_by    uuid,                                -- the process that took over its name

@@ -31,6 +31,7 @@ def describe_worker(worker_id: UUID, name: str, pipelines: Pipelines, options: P
         schedules=tuple(declared["name"] for declared in declared_schedules(pipelines)),
         labels=options.labels or {},
         unserved_tasks=unserved,
+        reaps=options.reaps,
     )
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _MARKS = {"ok": ("ok", "green"), "info": ("note", "cyan"), "warning": ("warning", "yellow"), "error": ("ERROR", "red")}
 _SETTINGS = Table("variable, value, source, default", uncut="variable, source")
-_TASKS = Table("task, kind, module, requires", {"requires": lambda task: format_labels(task["requires"])})
+_TASKS = Table("task, kind, module, requires, python", {"requires": lambda task: format_labels(task["requires"])})
 
 
 def _load_settings(*, loads_pipelines: bool = False, **overrides: Any) -> Settings:
@@ -281,7 +281,13 @@ def tasks(*, as_json: bool) -> None:
     sys.path.append(str(Path.cwd()))  # as for the service: the packages may be in the working directory
     failures = contract.load_tasks(settings.pipelines, settings.tasks)
     items = [
-        {"task": t.name, "kind": t.kind.value, "module": t.call.__module__, "requires": dict(t.options.requires)}
+        {
+            "task": t.name,
+            "kind": t.kind.value,
+            "module": t.call.__module__,
+            "requires": dict(t.options.requires),
+            "python": t.options.python,
+        }
         for t in contract.registry
     ]
     _TASKS.print({"tasks": items, "failures": failures}, "tasks", as_json=as_json)

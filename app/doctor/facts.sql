@@ -115,7 +115,7 @@ SELECT 'slot', slot_name, '', CASE WHEN active THEN 'active' ELSE 'inactive' END
 -- name: doctor_queue
 -- Jobs that no worker will claim, and attempts that run too long. Each list is limited.
 WITH RECURSIVE live AS MATERIALIZED (
-    SELECT name, queues, tasks, schedules, labels, unserved_tasks FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
+    SELECT name, queues, tasks, schedules, labels, unserved_tasks, reaps FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
 ), queues AS (
     (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
     UNION ALL
@@ -140,6 +140,7 @@ WITH RECURSIVE live AS MATERIALIZED (
 )
 SELECT jsonb_build_object(
            'live', (SELECT count(*) FROM live),
+           'reaping', (SELECT count(*) FROM live WHERE reaps),
            'queues_without_worker', (SELECT coalesce(jsonb_agg(queue ORDER BY queue), '[]') FROM queues
                                       WHERE NOT EXISTS (SELECT FROM live WHERE queues.queue = ANY (live.queues))),
            'tasks_without_worker', (SELECT coalesce(jsonb_agg(DISTINCT task), '[]')

@@ -94,6 +94,7 @@ def _format_age(transaction: Transaction) -> str:
 def check_queue(facts: Mapping[str, Any]) -> Iterator[Finding]:
     checks = (
         _check_workers,
+        _check_reapers,
         _check_labels,
         _check_running,
         _check_lock_keys,
@@ -147,6 +148,17 @@ def _check_workers(facts: Mapping[str, Any]) -> Iterator[Finding]:
             "add its package to DL_PIPELINES of a worker, and restart that; `dataloader tasks` lists the known tasks;"
             " if the trigger misspelt a task: dataloader bulk cancel --task NAME",
             tasks=tasks,
+        )
+
+
+def _check_reapers(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    if facts["live"] and not facts["reaping"]:
+        yield error(
+            "no_reaper",
+            "no live worker process takes the jobs of dead ones: all have DL_REAPER=false. Jobs of a process that dies "
+            "stay running, and hold their keys",
+            "remove DL_REAPER=false from the environment of at least one worker process, and restart it",
+            workers=facts["live"],
         )
 
 

@@ -27,6 +27,7 @@ class WorkerInfo:
     schedules: tuple[str, ...] = ()  # that its tasks declare
     labels: Labels = field(default_factory=dict)
     unserved_tasks: Mapping[str, Labels] = field(default_factory=dict)  # what the tasks require that others serve
+    reaps: bool = True  # it takes jobs of dead processes
 
 
 @dataclass(frozen=True)

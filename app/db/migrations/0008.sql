@@ -94,10 +94,11 @@ END $$;
 -- Schedules: the calendar reads the first firings of each day.
 CREATE INDEX dl_firings_fire_idx ON dl_firings (fire_at);
 
--- Workers: labels, and the tasks that a process leaves to others for want of them.
+-- Workers: labels, and the tasks that a process leaves to others for want of them; whether it reaps.
 
 ALTER TABLE dl_workers
     ADD COLUMN labels jsonb NOT NULL DEFAULT '{}',
-    ADD COLUMN unserved_tasks jsonb NOT NULL DEFAULT '{}';
+    ADD COLUMN unserved_tasks jsonb NOT NULL DEFAULT '{}',
+    ADD COLUMN reaps bool NOT NULL DEFAULT true;
 -- Heartbeats would have new statistics taken each minute, and every session plan its claims again.
 ALTER TABLE dl_workers SET (autovacuum_analyze_threshold = 100000);

@@ -33,6 +33,7 @@ class TaskOptions:
     cpu_sec: int | None
     connection_check: bool
     argv: list[str] | None
+    python: str | None
     requires: dict[str, bool | str]
 
     @classmethod

@@ -233,9 +233,23 @@ def test_tasks_lists_what_the_packages_register(run, company):
 
     assert shown.exit_code == 0
     assert "company.good" in shown.stdout
-    assert {"task": "company.good", "kind": "function", "module": "company_loads.good", "requires": {}} in result[
+    module = "company_loads.good"
+    assert {"task": "company.good", "kind": "function", "module": module, "requires": {}, "python": None} in result[
         "tasks"
     ]
+
+
+def test_tasks_shows_interpreter_of_a_task(run, company):
+    (company / "good.py").write_text(
+        "from pipelines.contract import register\n\n\n"
+        "@register('company.old', python='/srv/old/bin/python', isolation='process')\n"
+        "def old(args): ...\n"
+    )
+
+    shown, result = run("tasks"), json.loads(run("tasks", "--json").stdout)
+
+    assert "/srv/old/bin/python" in shown.stdout
+    assert [task["python"] for task in result["tasks"] if task["task"] == "company.old"] == ["/srv/old/bin/python"]
 
 
 def test_packages_without_tasks_are_an_empty_list(run, company):

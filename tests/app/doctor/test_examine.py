@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg2
 import pytest
@@ -17,6 +18,7 @@ from app.doctor.__main__ import expected_schema_text
 from app.doctor.examine import Connections, run_checks
 from app.doctor.facts import DatabaseFacts, detect_pooler
 from app.doctor.findings import Finding, Severity, worst
+from app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.pgbouncer import running_pgbouncer
 from tests.support.queue_fixture import QueueFixture
 
@@ -257,3 +259,22 @@ def test_writing_the_catalogue_needs_no_arguments():
     done = subprocess.run([sys.executable, "-c", "import app.doctor.__main__"], cwd=ROOT, check=False, timeout=60)
 
     assert done.returncode == 0
+
+
+def test_finding_if_no_live_process_reaps(own_queue_db: QueueFixture, examined):
+    def found() -> list[str]:
+        return [one.remedy for one in examined(own_queue_db.dsn) if one.check == "no_reaper"]
+
+    own_queue_db.sql("DELETE FROM dl_workers")
+    without_workers = found()
+    liveness = WorkerLiveness(own_queue_db.session)
+    for n in range(2):
+        info = WorkerInfo(uuid4(), f"host:{n}", "1", ("q",), ("t",), 1, reaps=False)
+        liveness.beat(info, heartbeat_sec=60)
+    all_leave_them = found()
+    liveness.beat(WorkerInfo(uuid4(), "host:3", "1", ("q",), ("t",), 1), heartbeat_sec=60)
+
+    assert without_workers == []
+    assert len(all_leave_them) == 1
+    assert "DL_REAPER=false" in all_leave_them[0]
+    assert found() == []

@@ -259,6 +259,7 @@ def test_known_tasks_are_listed_with_options_and_args_schema(client):
             "cpu_sec": None,
             "connection_check": True,
             "argv": None,
+            "python": None,
             "requires": {},
         },
         "args_schema": None,
