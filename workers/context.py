@@ -241,21 +241,23 @@ class JobContext:
             return connections.fan_out(follow_ups, last, on=on, need=need)
 
     def acquire(self, limit: str, n: int = 1) -> None:
-        check_calls(limit, n)
-        connections = self._require_connections()
         if self.reported.in_transaction:
             raise RuntimeError(
                 "acquire may wait, and an open transaction would hold its locks meanwhile; call it before"
             )
-        while True:
-            self.check()
-            with self._owner_only():
-                wait_sec = seconds_to_wait(connections.execute_owned("acquire_limit", {"name": limit, "weight": n}), n)
-            if wait_sec == 0:
-                return
-            if wait_sec > _MAX_IDLE_SESSION_SEC:
-                connections.close_unused()
+        while (wait_sec := self.try_acquire(limit, n)) > 0:
             self.sleep(min(wait_sec, _MAX_ACQUIRE_WAIT_SEC))
+
+    def try_acquire(self, limit: str, n: int = 1) -> float:
+        """Count calls in a rate if they may be made now; return 0.0 then, else the seconds to wait."""
+        check_calls(limit, n)
+        self.check()
+        connections = self._require_connections()
+        with self._owner_only():
+            wait_sec = seconds_to_wait(connections.execute_owned("acquire_limit", {"name": limit, "weight": n}), n)
+        if wait_sec > _MAX_IDLE_SESSION_SEC:
+            connections.close_unused()
+        return wait_sec
 
     def offload(
         self, engine: str, call: Callable[..., Any] | None = None, /, *args: Any, **options: Unpack[OffloadOptions]

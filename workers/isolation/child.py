@@ -27,6 +27,7 @@ from app.queue.job import Reports
 from pipelines.contract import Fail, Stop
 from pipelines.reports import Check, DatasetUse
 from workers.attempt import Attempt
+from workers.isolation.database_calls import DatabaseCalls
 from workers.outcome import Outcome, add_event_fields
 from workers.stop_signal import StopStep
 from workers.threads import WakeupPipe, clock
@@ -169,6 +170,7 @@ class ChildProcess:
             self._readers[channel.fileno()] = _LineReader(self._on_message, max_message)
         for descriptor in self._readers:
             os.set_blocking(descriptor, False)
+        self._database_calls = DatabaseCalls(attempt, self._wakeup.set)
         self._outgoing = bytearray()  # messages that the child has not read yet
         self._stderr_lines: deque[str] = deque(maxlen=_STDERR_TAIL_LINES)
         self._result_message: dict[str, Any] | None = None
@@ -208,6 +210,8 @@ class ChildProcess:
                 while not self._has_exited():
                     self._extend_watchdog()
                     self._announce_stop()
+                    for reply in self._database_calls.finished():
+                        self.send({"reply": reply})
                     self._flush()
                     self._read_output()
                     self._escalate()
@@ -217,6 +221,7 @@ class ChildProcess:
             code, peak_kb = self._collect_exit()
             self._read_remaining_output()
             self._resources.close()
+            self._database_calls.end()
             self._end_sessions()
         if self._start_error is not None:
             raise StartFailed(self._start_error)
@@ -331,7 +336,8 @@ class ChildProcess:
                         tuple(asdict(DatasetUse(**use)) for use in datasets),
                     )
             case {"call": [str(name), dict(arguments)]}:
-                self.send({"reply": self._call_context(name, arguments)})
+                if not self._database_calls.start(name, arguments):
+                    self.send({"reply": self._call_context(name, arguments)})
             case {"offloads": True}:
                 attempt.has_offloads = True
             case {"log": [str(level), str(stream), str(text)]}:

@@ -44,11 +44,9 @@ _PROGRESS_KEYS = frozenset(
 _UNAVAILABLE = {
     "connect": "open a connection yourself: PGAPPNAME and PGOPTIONS end its session with the attempt",
     "transaction": "open a connection yourself, and write so that a second run changes nothing",
-    "enqueue": "execute SELECT dl_enqueue(…) on a connection of your own, or let a job wait for this one in a graph",
-    "fan_out": "execute SELECT dl_enqueue(…) on a connection of your own, or use a graph",
-    "acquire": "give the task a limit with a rate",
-    "upstream": 'name what you need in the args, as in {"$result": "extract.rows"}',
 }
+_MAX_ACQUIRE_WAIT_SEC = 5.0  # a rate may be changed meanwhile
+Upstream = collections.namedtuple("Upstream", "job_id status result error")
 Interval = collections.namedtuple("Interval", "start end")
 Checkpoint = collections.namedtuple("Checkpoint", "cursor")
 Progress = collections.namedtuple("Progress", "done total unit", defaults=(None, None, None))
@@ -121,6 +119,10 @@ class Channel:
             raise Fail(reply["fail"])
         if "error" in reply:
             raise ValueError(reply["error"])
+        if "stop" in reply:
+            raise Stop(reply["stop"])
+        if "unavailable" in reply:
+            raise RuntimeError(reply["unavailable"])
         return reply
 
 
@@ -168,7 +170,7 @@ class ContextLog:
 
 
 class Context:
-    """The context of a task, as `pipelines.context.Context` describes it, without what needs the queue's database."""
+    """The context of a task, as `pipelines.context.Context` describes it; the worker does what needs its database."""
 
     def __init__(self, spec: Any, channel: Any) -> None:
         job = spec["job"]
@@ -188,6 +190,7 @@ class Context:
         self._stopped, self._lock = threading.Event(), threading.Lock()
         self._progress = dict(spec["progress"] or {})
         self._unsent: dict[str, Any] = {}  # under the lock
+        self._upstream: Any = None
 
     def __getattr__(self, name: Any) -> Any:
         if name in _UNAVAILABLE:
@@ -205,8 +208,6 @@ class Context:
     def check(self, name: Any = None, value: Any = None, **limits: Any) -> Any:
         if self.stop_reason is not None:
             raise Stop(self.stop_reason)
-        if limits.get("vs") is not None:
-            raise NotAvailable("ctx.check with vs= is not available in a task with an interpreter of its own")
         if name is not None or value is not None:
             limits = {key: _plain_number(limit) for key, limit in limits.items()}
             self._channel.call("check", {"name": name, "value": _plain_number(value), **limits})
@@ -224,6 +225,32 @@ class Context:
         if reply:
             self.record_progress({"links": reply["links"]})  # as the worker has made them: without secrets
         self._safe_point()
+
+    @property
+    def upstream(self) -> Any:
+        """The results of parents by their keys; read once."""
+        if self._upstream is None:
+            found = self._channel.call("upstream", {})["value"]
+            self._upstream = {key: Upstream(uuid.UUID(p[0]), *p[1:]) for key, p in found.items()}
+        return self._upstream
+
+    def enqueue(self, task: Any, args: Any = None, **options: Any) -> Any:
+        self._safe_point()
+        return uuid.UUID(self._channel.call("enqueue", _job_request({"task": task, "args": args, **options}))["value"])
+
+    def fan_out(self, jobs: Any, *, then: Any, on: Any = "succeeded", need: Any = "all") -> Any:
+        self._safe_point()
+        request = {"jobs": [_job_request(job) for job in jobs], "then": _job_request(then), "on": on, "need": need}
+        ids, last = self._channel.call("fan_out", request)["value"]
+        return [uuid.UUID(job_id) for job_id in ids], uuid.UUID(last)
+
+    def acquire(self, limit: Any, n: Any = 1) -> Any:
+        while True:
+            self.check()
+            wait_sec = self._channel.call("try_acquire", {"limit": limit, "n": n})["value"]
+            if wait_sec <= 0:
+                return
+            self.sleep(min(wait_sec, _MAX_ACQUIRE_WAIT_SEC))
 
     def sleep(self, seconds: Any) -> Any:
         self.check()
@@ -281,6 +308,12 @@ class Context:
             or (handled is not None and _is_caused_by_stop(handled))
         ):
             raise Stop(self.stop_reason)
+
+
+def _job_request(job: Any) -> Any:
+    """A job to enqueue, with its time as text."""
+    at = job.get("available_at")
+    return {**job, "available_at": at.isoformat()} if isinstance(at, datetime) else dict(job)
 
 
 def _plain_number(value: Any) -> Any:

@@ -8,17 +8,21 @@ import os
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from app.admin.limits import Limits
 from app.queue.job import ReleaseReason, Settlement, Status
 from pipelines.contract import Pipelines, StopReason, load_tasks, register
-from tests.support import eventually
+from tests.support import eventually, graph_tasks
 from tests.support.claimed_jobs import CapturedLines, attempt_with
 from tests.support.real_service import is_alive
 from workers.attempt import Attempt
+from workers.isolation.database_calls import DatabaseCalls
 from workers.isolation.interpreter import MIN_VERSION, STANDALONE_PROGRAM, find_unusable
 from workers.outcome import Outcome, Released
 from workers.secrets import SecretStore
@@ -28,6 +32,7 @@ from workers.threads import clock
 # A package named as ours, which knows nothing of us but the module `dataloader`.
 LEGACY = """
 import asyncio, logging, os, sys, time
+from datetime import datetime, timezone
 from dataloader import Checkpoint, Fail, Progress, Snooze, Stop, Wait
 
 
@@ -108,8 +113,6 @@ def raises(args, ctx):
         raise Wait(["00000000-0000-0000-0000-000000000001"], "cursor")
     if kind == "exit":
         raise SystemExit(3)
-    if kind == "vs":
-        ctx.check("rows", 1, vs="median:7")
     if kind == "limits":
         ctx.check("rows", 1, min=5)
     if kind == "produced":
@@ -118,9 +121,30 @@ def raises(args, ctx):
         ctx.checkpoint("x" * 2_000_000)
     if hasattr(type(ctx), kind):
         raise AssertionError(kind)
-    if kind in ("connect", "transaction", "enqueue", "fan_out", "acquire", "upstream"):
+    if kind in ("connect", "transaction"):
         getattr(ctx, kind)
     raise KeyError(kind)
+
+
+def asks(args, ctx):
+    parent = ctx.upstream["extract"]
+    ctx.check("rows", 1, vs="median:7", tolerance=0.5)
+    ctx.acquire("partner-api")
+    started = time.monotonic()
+    ctx.acquire("partner-api")
+    waited = time.monotonic() - started
+    later = datetime(2030, 1, 31, tzinfo=timezone.utc)
+    first = ctx.enqueue("next", {"n": 1}, queue="other", available_at=later)
+    try:
+        ctx.enqueue("next", {"n": 1}, colour="red")
+    except ValueError as error:
+        refused = str(error)
+    jobs, last = ctx.fan_out([{"task": "part", "args": {"n": n}, "queue": "other"} for n in (1, 2)],
+                             then={"task": "whole", "queue": "other"})
+    return {
+        "rows": parent.result["rows"], "status": parent.status, "waited": waited > 0.1, "refused": refused,
+        "job": str(first), "jobs": len(jobs), "last": str(last),
+    }
 
 
 def waits(args, ctx):
@@ -243,9 +267,6 @@ def test_next_attempt_resumes_at_the_checkpoint(folder):
     [
         ("fail", "Fail: no use"),
         ("connect", "NotAvailable: ctx.connect is not available in a task with an interpreter of its own; open"),
-        ("enqueue", "NotAvailable: ctx.enqueue is not available in a task with an interpreter of its own; execute"),
-        ("upstream", "NotAvailable: ctx.upstream is not available"),
-        ("vs", "NotAvailable: ctx.check with vs="),
         ("limits", "Fail: the check 'rows' failed"),
     ],
 )
@@ -465,3 +486,58 @@ def test_drain_starts_the_interpreter_too(worker_pools, folder):
     (job,) = drain(worker_pools.dsn, task_of(folder, "coroutine"), ["q"])
 
     assert (job.id, job.result) == (job_id, "slept")
+
+
+@pytest.mark.parametrize("python", INTERPRETERS.values(), ids=INTERPRETERS)
+def test_child_asks_worker_for_parents_rates_and_jobs(worker_pools, folder, python):
+    queue_db = worker_pools.queue_fixture
+    Limits(queue_db.session).set("partner-api", rate=5, per_sec=1)
+    tasks = task_of(folder, "asks", python)
+    tasks.register("extract")(graph_tasks.extract)
+    job = {"queue": "q", "lock_key": "a"}
+    graph = {"jobs": [{**job, "key": "extract", "task": "extract", "args": {"rows": 3}},
+                      {**job, "key": "t", "task": "t", "lock_key": "b", "after": [{"job": "extract"}]}]}  # fmt: skip
+    ids = dict(queue_db.sql("SELECT key, job_id FROM dl_enqueue_graph(%s)", json.dumps(graph)))
+
+    drain(worker_pools.dsn, tasks, ["q"])
+
+    asked = queue_db.job(ids["t"])
+    assert asked.status is Status.SUCCEEDED, asked.traceback or asked.error
+    result = dict(asked.result)
+    assert "colour" in result.pop("refused")
+    follow_up, last = (queue_db.job(UUID(result.pop(name))) for name in ("job", "last"))
+    assert result == {"rows": 3, "status": "succeeded", "waited": True, "jobs": 2}
+    assert (follow_up.queue, follow_up.available_at) == ("other", datetime(2030, 1, 31, tzinfo=UTC))
+    assert last.task == "whole"
+    assert queue_db.sql("SELECT wait_state::text FROM dl_jobs WHERE job_id = %s", str(last.id)) == [("waiting",)]
+    assert queue_db.sql("SELECT name FROM dl_checks WHERE job_id = %s", str(asked.id)) == [("rows",)]
+
+
+def test_call_of_child_that_is_stopped_raises_stop(folder):
+    attempt = attempt_with(task="t")
+    attempt.stop(StopReason.CANCEL)
+    calls = DatabaseCalls(attempt, lambda: None)
+
+    assert not calls.start("check", {})
+    assert calls.start("enqueue", {"task": "t"})
+    calls.end()
+
+    assert calls.finished() == [{"stop": "cancel"}]
+    assert calls.finished() == []
+
+
+def test_call_without_database_or_with_wrong_arguments_is_an_error():
+    calls = DatabaseCalls(attempt_with(task="t"), lambda: None)
+    wrong: dict[str, dict[str, Any]] = {
+        "try_acquire": {"limit": 5},
+        "fan_out": {},
+        "enqueue": {"task": "t", "available_at": "x"},
+    }
+    for name, arguments in {"upstream": {}, **wrong}.items():
+        assert calls.start(name, arguments)
+        calls.end()
+
+    kinds = [next(iter(reply)) for reply in calls.finished()]
+
+    assert kinds[1:] == ["error"] * 3
+    assert kinds[0] in ("error", "fail", "unavailable")

@@ -1,0 +1,84 @@
+"""What a child without our packages asks of the queue's database: done here, by a thread of its own for each request.
+
+The thread that watches the process must not wait for the database: it would delay the stop of the job.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from pipelines.contract import Fail, Stop
+from workers.attempt import Attempt
+
+_END_TIMEOUT_SEC = 2.0
+
+
+class DatabaseCalls:
+    """Requests of one child, one at a time. Used by the thread that watches the process."""
+
+    def __init__(self, attempt: Attempt, wake: Callable[[], None]) -> None:
+        self._attempt, self._wake = attempt, wake
+        self._replies: deque[dict[str, Any]] = deque()  # appended by the threads
+        self._thread: threading.Thread | None = None
+        self._calls: Mapping[str, Callable[..., Any]] = {
+            "check": attempt.check,  # with vs=, which compares with former values
+            "enqueue": self._enqueue,
+            "fan_out": self._fan_out,
+            "upstream": self._upstream,
+            "try_acquire": attempt.try_acquire,
+        }
+
+    def start(self, name: str, arguments: dict[str, Any]) -> bool:
+        """Begin a call; False: it needs no database."""
+        if name not in self._calls or (name == "check" and arguments.get("vs") is None):
+            return False
+        self._thread = threading.Thread(
+            target=self._run, args=(name, arguments), name=threading.current_thread().name, daemon=True
+        )
+        self._thread.start()
+        return True
+
+    def finished(self) -> list[dict[str, Any]]:
+        """The replies that the child has not been sent."""
+        return [self._replies.popleft() for _ in range(len(self._replies))]
+
+    def end(self) -> None:
+        """The process is gone: wait for the statement that it has left behind."""
+        if self._thread is not None:
+            self._thread.join(_END_TIMEOUT_SEC)
+
+    def _run(self, name: str, arguments: dict[str, Any]) -> None:
+        try:
+            reply = {"value": self._calls[name](**arguments)}
+        except Stop as stop:
+            reply = {"stop": str(stop.reason)}
+        except Fail as failure:
+            reply = {"fail": str(failure)}
+        except (TypeError, ValueError) as error:
+            reply = {"error": str(error)}
+        except Exception as error:  # of the database: another attempt may have more luck
+            reply = {"unavailable": f"{type(error).__name__}: {error}"}
+        self._replies.append(reply)
+        self._wake()
+
+    def _enqueue(self, **request: Any) -> str:
+        return str(self._attempt.enqueue(**_decode_times(request)))
+
+    def _fan_out(self, jobs: list[dict[str, Any]], then: dict[str, Any], **options: Any) -> list[Any]:
+        jobs = [_decode_times(job) for job in jobs]
+        ids, last = self._attempt.fan_out(jobs, then=_decode_times(then), **options)
+        return [[str(job_id) for job_id in ids], str(last)]
+
+    def _upstream(self) -> dict[str, list[Any]]:
+        parents = self._attempt.upstream
+        return {key: [str(p.job_id), str(p.status), p.result, p.error] for key, p in parents.items()}
+
+
+def _decode_times(request: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError."""
+    at = request.get("available_at")
+    return request if not isinstance(at, str) else {**request, "available_at": datetime.fromisoformat(at)}
