@@ -21,14 +21,14 @@ from app.db.pool import Pool
 from tests.support import eventually
 from tests.support.real_service import RunningService, ServiceJobs, ServiceStarter, query_rows
 
-THREADS = 2  # of a process
-MAX_PROCESSES = 4
+THREADS = 3  # of a process
+MAX_PROCESSES = 3
 TARGET_WAIT_SEC = 2.0
 MIN_COOLDOWN_SEC = 3.0  # or twice as long as a process takes to start
 INTERVAL_SEC = 0.5
 GRACE_SEC = 30
 MEASURED_SEC = 3.0  # of a wave, after one cool-down
-JOBS_PER_SEC = 9  # of a wave: five threads
+JOBS_PER_SEC = 9  # of a wave: between four and five threads, far from what another number of processes has
 RUN_SEC, LONG_RUN_SEC = 0.5, 7.0
 
 
@@ -126,8 +126,13 @@ class Wave:
         """Return all jobs, once the last are made."""
         self.others += self._jobs.insert(count=5, key=f"one-{self._began_at}", seconds=0.1)
         eventually(self._is_over, 120, lambda: f"{self._scaler.curve[-1]}", interval_sec=0.05)
+        eventually(self._has_ended, 60, interval_sec=0.05)  # or the long ones would be a second rise of the load
         self.others += self._jobs.insert(count=3, seconds=LONG_RUN_SEC)
         return [*self.steady, *self.others]
+
+    def _has_ended(self) -> bool:
+        self._scaler.step()
+        return self._jobs.status_counts().keys() == {"succeeded"}
 
     def _is_over(self) -> bool:
         self._scaler.step()
