@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--statements", type=int, default=0, help="how many of the costliest to list, with hosts")
     parser.add_argument("--samples", type=int, default=100, help="single jobs for the pick-up")
     parser.add_argument("--seconds", type=float, default=3.0, help="of commits, in the parts listen and sessions")
-    parser.add_argument("--processes", nargs="+", type=int, default=[40, 150], help="of the part listen")
+    parser.add_argument("--processes", nargs="+", type=int, default=[150], help="of the part listen")
     options = parser.parse_args(argv)
     if (reason := missing_tools()) is not None:
         parser.error(reason)
