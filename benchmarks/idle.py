@@ -29,7 +29,7 @@ from workers.listener import ListenMode
 _SETTINGS = {"fsync": "on", "max_connections": "800", "shared_buffers": "256MB", "max_wal_size": "1GB",
              "shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.track": "top",
              "pg_stat_statements.track_planning": "on"}  # fmt: skip
-_SETTLE_SEC = 15.0  # what processes do at their start is not measured
+_SETTLE_SEC = 45.0  # what processes do at their start, and the first partitions, are not measured
 _PREPARE = "CREATE EXTENSION IF NOT EXISTS pg_stat_statements"
 _STATEMENTS = (
     "SELECT calls, total_plan_time, total_exec_time, left(regexp_replace(query, '\\s+', ' ', 'g'), 90)"
