@@ -61,7 +61,8 @@ UPDATE dl_offloads o
 RETURNING o.name, o.job_id, o.engine, due.is_orphan, coalesce(due.attempt, 0), o.log_position, o.is_abandoned,
           coalesce(extract(epoch FROM clock_timestamp() - o.unavailable_since) > o.engine_timeout_sec, false),
           coalesce(o.deadline_at <= clock_timestamp(), false),
-          coalesce(extract(epoch FROM clock_timestamp() - coalesce(o.awaited_since, o.stop_requested_at)), 0)::float8;
+          coalesce(extract(epoch FROM clock_timestamp() - CASE WHEN due.is_orphan THEN o.stop_requested_at ELSE o.awaited_since END),
+                   0)::float8;
 
 -- name: record_offload_poll
 UPDATE dl_offloads

@@ -19,7 +19,7 @@ NAME = "fake"
 _FAULT_RATE = 0.08  # of the requests
 _FAULTS = {
     "GET": ("500", "lost", "slow", "hang"),
-    "POST": ("500", "lost", "slow", "hang", "twice"),
+    "POST": ("500", "lost", "slow", "hang", "twice", "late"),
     "DELETE": ("500", "lost", "slow", "hang", "twice"),
 }
 

@@ -2,7 +2,8 @@
 
 POST /programs/NAME starts a program, or answers 409 if the name exists; GET shows its state, DELETE stops it. A fault
 is taken by the next request of its method: `500` and `hang` before it has an effect, `lost` and `slow` after it;
-`unknown` in place of its answer, `twice` as if it was sent twice.
+`late` answers 500 and has its effect half a second later; `unknown` in place of its answer, `twice` as if it was sent
+twice.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from pipelines.offload import (
 )
 
 _HANG_SEC = 3.0
+_LATE_SEC = 0.5
 _CLIENT_TIMEOUT_SEC = 1.0
 
 
@@ -68,6 +70,7 @@ class FakeEngine:
     token: str | None = None  # that requests must bear
     port: int = 0
     _server: ThreadingHTTPServer | None = None
+    _starting: threading.Lock = field(default_factory=threading.Lock)
 
     def up(self) -> FakeEngine:
         engine = self
@@ -124,6 +127,9 @@ class FakeEngine:
             time.sleep(_HANG_SEC)
         if fault in ("hang", "500"):
             return 500, {"error": "a fault"}
+        if fault == "late":
+            threading.Timer(_LATE_SEC, getattr(self, f"_{method.lower()}"), (name, part, body)).start()
+            return 500, {"error": "a fault"}
         if fault == "twice":
             getattr(self, f"_{method.lower()}")(name, part, body)
         code, value = getattr(self, f"_{method.lower()}")(name, part, body)
@@ -134,6 +140,10 @@ class FakeEngine:
         return (404, {}) if fault == "unknown" else (code, value)
 
     def _post(self, name: str, part: str, body: Any) -> tuple[int, Any]:
+        with self._starting:
+            return self._start(name, body)
+
+    def _start(self, name: str, body: Any) -> tuple[int, Any]:
         if name in self.programs and not self.programs[name].is_forgotten:
             return 409, {"error": "it exists"}
         if body["entrypoint"].startswith("refused"):

@@ -11,6 +11,7 @@ from app.queue.job import ClaimedJob
 from app.queue.offloads import Outcome
 from pipelines.offload import EngineUnavailable, Executor, OffloadFailed
 from workers.offloads.poller import MAX_POLL_SEC, MIN_POLL_SEC
+from workers.offloads.remote_stop import RemoteStop
 from workers.threads import clock
 
 _FIRST_STOP_CHECK_SEC = 0.1
@@ -66,10 +67,10 @@ class EngineCalls:
 
     def stop(self, engine: str, executor: Executor, name: str, limits: StopLimits) -> Outcome:
         """Stop work and wait until it has ended. Raises OffloadFailed if that takes longer than the grace period."""
+        remote_stop = RemoteStop(executor, name)
         deadline, pause_sec = clock() + limits.grace_sec, _FIRST_STOP_CHECK_SEC
-        self.ask(engine, limits.engine_timeout_sec, lambda: executor.stop(name))
-        while not self.ask(engine, limits.engine_timeout_sec, lambda: executor.status(name)).state.is_over:
-            if clock() >= deadline:
+        while not self.ask(engine, limits.engine_timeout_sec, remote_stop.has_ended):
+            if clock() >= deadline and not remote_stop.may_arrive:
                 if limits.is_abandoned:
                     return "abandoned"
                 raise OffloadFailed(f"{engine} {name} was asked to stop {limits.grace_sec:g} s ago, and has not ended")

@@ -15,6 +15,7 @@ from app import log
 from app.queue.offloads import DuePoll, Offloads
 from pipelines.executors import Engines
 from pipelines.offload import EngineUnavailable, Executor, RemoteState, RemoteStatus
+from workers.offloads.remote_stop import RemoteStop
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
@@ -167,10 +168,12 @@ class OffloadPoller:
                 raise backoff.error
             executor = self._engines.get(due.engine)
             if due.is_orphan:
-                executor.stop(due.name)
-            status = executor.status(due.name)
-            if not due.is_orphan and status.state not in (RemoteState.UNKNOWN, RemoteState.PENDING):
-                lines, position = executor.logs(due.name, due.log_position)
+                is_over = RemoteStop(executor, due.name, asked_sec=due.waited_sec).has_ended()
+            else:
+                state = executor.status(due.name).state
+                is_over = state.is_over
+                if state not in (RemoteState.UNKNOWN, RemoteState.PENDING):
+                    lines, position = executor.logs(due.name, due.log_position)
         except Exception as error:
             if backoff is None or clock() >= backoff.until:
                 self._record_outage(due.engine, error)
@@ -183,14 +186,14 @@ class OffloadPoller:
         if lines:
             self._write_log(due, lines)
         offloads.record_poll(due.name, next_sec=next_sec, log_position=position)
-        self._conclude(offloads, due, status)
+        self._conclude(offloads, due, is_over)
 
     @staticmethod
-    def _conclude(offloads: Offloads, due: DuePoll, status: RemoteStatus) -> None:
+    def _conclude(offloads: Offloads, due: DuePoll, is_over: bool) -> None:
         if due.is_orphan:
-            if status.state.is_over or due.is_abandoned:
-                outcome: Any = "stopped" if status.state.is_over else "abandoned"
+            if is_over or due.is_abandoned:
+                outcome: Any = "stopped" if is_over else "abandoned"
                 offloads.end(due.name, outcome)
                 _log.info("offload.stopped", offload=due.name, job=str(due.job_id), outcome=outcome)
-        elif status.state.is_over or due.is_late:
+        elif is_over or due.is_late:
             offloads.wake_job(due.job_id, due.name)

@@ -15,6 +15,7 @@ from app.queue.job import ClaimedJob
 from app.queue.offloads import Offload, Offloads
 from pipelines.context import StopReason
 from pipelines.offload import EngineUnavailable, UnknownEngine
+from workers.offloads.remote_stop import RemoteStop
 from workers.offloads.service import OffloadService, forget_local
 from workers.threads import clock
 
@@ -70,18 +71,18 @@ class OffloadStopper:
             self._show_pending(row, str(error))
             self._retry(lambda: self._offloads.end(row.name, "abandoned"))
             return
-        deadline, pause_sec, has_stopped = clock() + grace_sec, _FIRST_PAUSE_SEC, False
+        remote_stop = RemoteStop(executor, row.name)
+        deadline, pause_sec = clock() + grace_sec, _FIRST_PAUSE_SEC
         while self._may_continue():
             detail, is_away = "it has not ended", False
             try:
-                if not has_stopped:
-                    executor.stop(row.name)
-                    has_stopped = True
-                if executor.status(row.name).state.is_over:
+                if remote_stop.has_ended():
                     self._retry(lambda: self._offloads.end(row.name, "stopped"))
                     forget_local(executor, row.name)
                     _log.info("offload.stopped", offload=row.name, job=str(row.job_id), outcome="stopped")
                     return
+                if remote_stop.may_arrive:
+                    detail = "the engine does not know it yet, and may still carry out its submission"
             except EngineUnavailable as error:
                 detail, is_away = f"the engine does not answer: {error}", True
             if clock() >= deadline:

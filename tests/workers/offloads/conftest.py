@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.fake_engine import FakeEngine
 from tests.workers.offloads.real_engines import DaskCluster, RayHead, dask_cluster, ray_head
-from workers.offloads import engine_calls, poller
+from workers.offloads import engine_calls, poller, remote_stop
 
 PROGRAM = Path(__file__).parents[2] / "support" / "offload_program.py"
 
@@ -44,6 +44,7 @@ def fast_polls(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "MAX_POLL_SEC", 0.3)
     monkeypatch.setattr(poller, "_REQUEST_INTERVAL_SEC", 0.01)
     monkeypatch.setattr(poller, "_CLAIM_INTERVAL_SEC", 0.1)
+    monkeypatch.setattr(remote_stop, "LATE_SUBMISSION_SEC", 1.0)
 
 
 @pytest.fixture(scope="session")

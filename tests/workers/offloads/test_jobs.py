@@ -160,6 +160,27 @@ def test_cancel_stops_work_of_an_isolated_job(offloads: OffloadFixture, tmp_path
     assert offloads.rows(job_id) == [(name, "stopped")]
 
 
+@pytest.mark.parametrize("stopper", ["attempt", "poller"])
+def test_cancel_stops_work_that_begins_late(offloads: OffloadFixture, stopper: str):
+    offloads.engine.faults["POST"].extend(["late", *["500"] * 100])
+    pool = offloads.start()
+    job_id = offloads.add("blocking", "gate")
+    name = offloads.name(job_id)
+    eventually(lambda: offloads.engine.count_requests("POST") > 0)
+
+    if stopper == "poller":
+        pool.stop(grace=0)
+        offloads.pools.queue_fixture.queue.cancel(job_id)
+        offloads.start()
+    else:
+        offloads.pools.queue_fixture.queue.cancel(job_id)
+
+    offloads.pools.wait_for_status(job_id, Status.CANCELED)
+    eventually(lambda: offloads.rows(job_id) == [(name, "stopped")])
+    assert offloads.engine.starts[name] == 1
+    assert not offloads.is_alive(name)
+
+
 def test_stop_that_does_not_come_is_shown(offloads: OffloadFixture):
     offloads.engine.ignores_stop = True
     offloads.start(queues={"q": 2})

@@ -1,0 +1,35 @@
+"""Stops work on another engine by its name."""
+
+from __future__ import annotations
+
+from pipelines.offload import Executor, RemoteState
+from workers.threads import clock
+
+LATE_SUBMISSION_SEC = 20.0
+"""An engine may carry out a submission this long after its sender gave up or died."""
+
+
+class RemoteStop:
+    """The stop of one piece of work. While its name is unknown, its submission may still arrive."""
+
+    def __init__(self, executor: Executor, name: str, *, asked_sec: float = 0.0) -> None:
+        """Since when the work is to stop: nothing submits it after that."""
+        self._executor, self._name = executor, name
+        self._until = clock() + max(0.0, LATE_SUBMISSION_SEC - asked_sec) if executor.survives else clock()
+        self._is_known = self._is_sent = False
+
+    @property
+    def may_arrive(self) -> bool:
+        return not self._is_known and clock() < self._until
+
+    def has_ended(self) -> bool:
+        """Ask the engine; stop the work as soon as its name is known. Raises EngineUnavailable."""
+        state = self._executor.status(self._name).state
+        if state is RemoteState.UNKNOWN:
+            return not self.may_arrive
+        self._is_known = True
+        if state.is_over or self._is_sent:
+            return state.is_over
+        self._executor.stop(self._name)
+        self._is_sent = True
+        return self._executor.status(self._name).state.is_over
