@@ -382,7 +382,10 @@ MUTANTS: Mapping[str, Mutant] = {
             "containers",
             edits=[
                 StatementEdit(
-                    "register_worker", r"n\.boot_id = %\(boot_id\)s::text AND n\.pid_namespace[^\n]*\n[^\n]*", "true"
+                    "register_worker",
+                    r"AND boot_id = %\(boot_id\)s::text\s+AND pid_namespace[^\n]* AND time_namespace[^\n]*",
+                    "",
+                    min_matches=2,
                 ),
             ],
             patch=_prove_by_pid_alone,
