@@ -15,6 +15,7 @@ from app.errors import BackfillEnded, BackfillNotFound
 from app.queue.job import Status
 
 _BAD_ENDS = frozenset({Status.FAILED, Status.LOST, Status.CANCELED})
+_MAX_ROWS_SLICES = 1000
 
 
 class BackfillMode(StrEnum):
@@ -230,7 +231,9 @@ class Backfills:
         return [from_row(SliceState, row) for row in rows]
 
     def loaded_rows(self, backfill_id: UUID) -> LoadedRows:
-        return LoadedRows(*self._execute("loaded_rows", {"backfill_id": str(backfill_id)})[0])
+        """Of a thousand of its slices, if it has as many: all of a large one are not read for each view."""
+        parameters = {"backfill_id": str(backfill_id), "limit": _MAX_ROWS_SLICES}
+        return LoadedRows(*self._execute("loaded_rows", parameters)[0])
 
     def last_jobs(self, task: str, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
         """By key, of slices that have had a job: the state of the last one, and its id."""

@@ -106,10 +106,10 @@ SELECT s.partition_key, CASE WHEN s.state = 'succeeded' AND j.warnings > 0 THEN 
  WHERE s.task = %(task)s::text AND s.partition_key = ANY (%(keys)s::text[]);
 
 -- name: loaded_rows
--- Of a backfill: the slices whose jobs reported how many rows they loaded, and the rows of these.
-SELECT count(rows)::int, coalesce(sum(rows), 0)::bigint
-  FROM dl_slices
- WHERE backfill_id = %(backfill_id)s::uuid AND state = 'succeeded';
+-- Of a backfill: slices whose jobs reported how many rows they loaded, no more than so many, and the rows of these.
+SELECT count(*)::int, coalesce(sum(rows), 0)::bigint
+  FROM (SELECT rows FROM dl_slices WHERE backfill_id = %(backfill_id)s::uuid AND state = 'succeeded' AND rows IS NOT NULL
+         LIMIT %(limit)s::int) some;
 
 -- name: last_slice_keys
 -- The last slices of a task by key.
