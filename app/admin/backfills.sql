@@ -109,7 +109,7 @@ SELECT s.partition_key, CASE WHEN s.state = 'succeeded' AND j.warnings > 0 THEN 
 -- Of a backfill: slices whose jobs reported how many rows they loaded, no more than so many, and the rows of these.
 SELECT count(*)::int, coalesce(sum(rows), 0)::bigint
   FROM (SELECT rows FROM dl_slices WHERE backfill_id = %(backfill_id)s::uuid AND state = 'succeeded' AND rows IS NOT NULL
-         LIMIT %(limit)s::int) some;
+         LIMIT %(limit)s::int) sample;
 
 -- name: last_slice_keys
 -- The last slices of a task by key.
