@@ -137,9 +137,9 @@ class JobQueue:
         self._execute("cancel", {"job_id": str(job_id)})
         return self._get_or_raise(job_id)
 
-    def retry(self, job_id: UUID) -> Job:
-        """Queue a failed, canceled or lost job again, with all its attempts."""
-        if not self._execute("retry", {"job_id": str(job_id)}):
+    def retry(self, job_id: UUID, *, keep_time: bool = False) -> Job:
+        """Queue a failed, canceled or lost job again, with all its attempts. `keep_time`: not before its time."""
+        if not self._execute("retry", {"job_id": str(job_id), "keep_time": keep_time}):
             job = self._get_or_raise(job_id)
             has_status = job.status in (Status.FAILED, Status.CANCELED, Status.LOST)
             raise NotRetryable(job_id, job.status, job.live_key if has_status else None)

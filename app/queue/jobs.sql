@@ -723,10 +723,13 @@ SELECT count(*)::int,
 -- name: retry
 -- failed | canceled | lost -> queued, by an operator: the same job with all its attempts. Not while another job has its live
 -- key. One whose parents have not all ended waits for them again; that is decided again when this commits, since one may end now.
+-- With `keep_time` one that was to start later still does; dl_jobs_manual_update writes its event, since its wait state stays.
 WITH requeued AS (
     UPDATE dl_jobs
-       SET status = 'queued', wait_state = CASE WHEN EXISTS (SELECT FROM dl_edges e WHERE e.child_id = dl_jobs.job_id AND e.met IS NULL) THEN 'waiting' ELSE 'ready' END::dl_wait_state,
-           skipped = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false, available_at = clock_timestamp(), error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL, progress = '{}', started_at = NULL,
+       SET status = 'queued', wait_state = CASE WHEN EXISTS (SELECT FROM dl_edges e WHERE e.child_id = dl_jobs.job_id AND e.met IS NULL) THEN 'waiting'
+                                                WHEN %(keep_time)s::bool AND available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
+           available_at = CASE WHEN %(keep_time)s::bool THEN greatest(available_at, clock_timestamp()) ELSE clock_timestamp() END,
+           skipped = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false, error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL, progress = '{}', started_at = NULL,
            finished_at = NULL, heartbeat_at = NULL
      WHERE job_id = %(job_id)s::uuid AND status::text IN ('failed', 'canceled', 'lost')
        AND NOT EXISTS (SELECT FROM dl_jobs other
@@ -741,6 +744,7 @@ WITH requeued AS (
     SELECT job_id, queue, clock_timestamp(), 'requeue',
            jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', 'retry')
       FROM requeued
+     WHERE wait_state <> 'scheduled'
 )
 SELECT job_id FROM requeued;
 

@@ -100,16 +100,19 @@ class ActHistory:
 
     def act(self, request_id: str) -> Act | None:
         """What the caller has changed by this request, if that is among the newest entries of the audit."""
-        after = self._audit.newest_id() - _NEWEST_READ
-        found = self._audit.entries(request_id=request_id, after=after, limit=_MAX_ENTRIES)
-        actor = current_actor()
+        if not request_id.isprintable():  # no request has such an id, and the database takes no NUL
+            return None
+        newest_id, actor = self._audit.newest_id(), current_actor()
+        found = self._audit.entries(request_id=request_id, after=newest_id - 2 * _NEWEST_READ, limit=_MAX_ENTRIES + 1)
         entries = [
             entry for entry in found if entry.actor == actor.name and entry.key_id == actor.key_id and _is_change(entry)
         ]
-        if not entries:
+        if not entries or entries[0].audit_id <= newest_id - _NEWEST_READ:
             return None
+        # Of a larger or older one some entries are not read, and a part of an act is never undone.
+        is_complete = len(found) <= _MAX_ENTRIES and found[-1].audit_id > newest_id - _NEWEST_READ
         can_undo = all(_can_undo(entry) for entry in entries) and entries[0].action != _UNDO_ACTION
-        return Act(request_id, entries, can_undo)
+        return Act(request_id, entries, is_complete and can_undo)
 
     def undo(self, request_id: str) -> None:
         """Write the old values back. Raises InvalidForm if something has changed since."""
@@ -174,9 +177,10 @@ class ActHistory:
             case "alert_rule":
                 self._alerts.change(UUID(name), **before)
             case "job" if "status" in before:
-                self._queue.retry(UUID(name))
+                self._queue.retry(UUID(name), keep_time=True)
             case "job":
-                self._editor.edit(UUID(name), _parsed(self._last_edit(entry)[0]))
+                version = self._jobs.get_with_version(UUID(name)).version
+                self._editor.edit(UUID(name), _parsed(self._last_edit(entry)[0]), if_version=version)
 
     def _restore_queue(self, entry: AuditEntry, name: str) -> None:
         old = {"state": "open", **dict.fromkeys(entry.after)} if entry.before is None else entry.before
@@ -184,6 +188,7 @@ class ActHistory:
         removed = [field for field in ("concurrency", "per_worker", "fair", "share") if field in old]
         if "state" in old:
             values["state"] = QueueState(old["state"] or "open")
+            values["note"] = old["note"] if "note" in old else self._current(entry).note  # a state has its own note
         remove = [field for field in removed if old[field] is None]
         self._queues.change_settings(name, **values, remove=remove, changed_by=current_actor().name)
 
@@ -212,12 +217,15 @@ class ActHistory:
         self._breakers.set(task, **numbers, **state, changed_by=current_actor().name)
 
     def _last_edit(self, entry: AuditEntry) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The values before and after the last edit of a job; of args the audit has only the names."""
+        """The values before and after the edit of a job; of args the audit has only the names. Raises InvalidForm if
+        there is a later edit."""
         events = self._jobs.last_events(UUID(str(entry.subject_id)), limit=_MAX_EVENTS)
-        edits = [event.payload for event in events if event.kind == "edited"]
+        edits = [event for event in events if event.kind == "edited"]
         if not edits:
             raise InvalidForm("Nothing was undone: the old values are not known any more.")
-        return edits[-1]["before"], edits[-1]["after"]
+        if edits[-1].ts > entry.at:  # an edit writes its event before its entry
+            raise InvalidForm(f"Nothing was undone: job {entry.subject_id} has changed since.")
+        return edits[-1].payload["before"], edits[-1].payload["after"]
 
 
 def create_undo_page(history: ActHistory, options: WebOptions) -> ApiBlueprint:

@@ -116,7 +116,7 @@ def test_changed_args_are_listed_by_name(pool, audit, dsn):
         JobQueue(pool).enqueue(NewJob(queue="q", task="t", lock_key="k", args={"a": 1, "b": 1, "c": 1})).job_id
     )
     with acting_as(ANNA):
-        pool.execute("retry", {"job_id": job_id})  # there is nothing to retry
+        pool.execute("retry", {"job_id": job_id, "keep_time": False})  # there is nothing to retry
     do(
         dsn,
         "SELECT set_config('dl.audit_context', %s, true);"

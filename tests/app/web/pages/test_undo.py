@@ -182,3 +182,59 @@ def test_act_of_another_caller_is_not_undone(client, source, dsn, act, undo):
     assert refused.status_code == 409
     assert "cannot be undone" in refused.text
     assert Limits(source).status("crm").concurrency == 3
+
+
+def test_undo_of_an_edit_leaves_the_later_edit_of_another(client, source, act, undo, trigger):
+    job_id = trigger(args={"day": 1}, priority=5)
+    version = re.search(r'name="version" value="([^"]+)"', client.get(f"/jobs/{job_id}/edit").text)
+    assert version
+    note = act(f"/jobs/{job_id}/edit", version=version[1], priority="9", args='{"day": 2}')
+    client.patch(f"/api/v1/jobs/{job_id}", json={"args": {"day": 7}})
+
+    answer = undo(note)
+
+    assert answer.status_code == 409
+    assert "has changed since" in answer.text
+    job = client.get(f"/api/v1/jobs/{job_id}").json
+    assert (job["priority"], job["args"]) == (9, {"day": 7})
+
+
+def test_undo_of_a_cancel_keeps_the_time_of_the_job(client, source, act, undo, trigger, queue):
+    job_id = trigger(available_at="2099-01-01T00:00:00Z")
+
+    undo(act(f"/jobs/{job_id}/cancel"))
+
+    job = client.get(f"/api/v1/jobs/{job_id}").json
+    assert (job["status"], job["available_at"][:4]) == ("queued", "2099")
+    assert queue.get(job["job_id"]).status == "queued"
+    assert [event.kind for event in queue.events(job["job_id"])] == ["queued", "canceled", "requeue"]
+
+
+def test_undo_of_a_state_keeps_the_note_that_stayed(source, act, undo):
+    act("/queues/etl/state", state="paused", note="moving")
+    undo(act("/queues/etl/state", state="draining", note="moving"))
+
+    settings = Queues(source).settings()["etl"]
+    assert (settings.state, settings.note) == ("paused", "moving")
+
+
+def test_act_of_too_many_or_too_old_changes_has_no_undo(source, client, act, undo, dsn):
+    note = act("/limits", name="crm", concurrency="3")
+    execute_sql(
+        dsn,
+        "INSERT INTO dl_audit (action, actor, key_id, via, request_id, subject, subject_id, before, after) "
+        "SELECT action, actor, key_id, via, request_id, 'alert', dl_new_id()::text, '{\"acknowledged_at\": null}', "
+        '\'{"acknowledged_at": "2026-01-01T00:00:00Z"}\' '
+        "FROM dl_audit, generate_series(1, 50) WHERE audit_id = (SELECT max(audit_id) FROM dl_audit)",
+    )
+
+    assert "cannot be undone" in undo(note).text
+    execute_sql(dsn, "DELETE FROM dl_audit WHERE subject = 'alert'", "SELECT setval('dl_audit_audit_id_seq', 2000)")
+    act("/limits", name="other", concurrency="3")
+    assert "cannot be undone" in undo(note).text
+    assert Limits(source).status("crm").concurrency == 3
+
+
+@pytest.mark.parametrize("cookie", ['"a\\000b"', "\\", "x" * 3_000])
+def test_page_with_a_broken_cookie_of_an_act_answers(client, source, cookie):
+    assert client.get("/queues", headers={"Cookie": f"dl_act={cookie}"}).status_code == 200
