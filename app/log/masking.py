@@ -29,11 +29,19 @@ _SECRET_NAME = re.compile(
     r"|authori[sz]ation$|(?:^|_)auth$|credential|cookie|(?:^|_)dsn$"
 )
 _VALUE = r"""(?:[bru]{0,2}"(?:\\.|[^"\\])*"|[bru]{0,2}'(?:\\.|[^'\\])*'|(?:\\.|(?!&\w+=)\S)+)"""
-# user:password@ of a URL, up to the last @ as passwords may hold a raw one; host:port/ is let through
-_URL_PASSWORD = (re.compile(r"(://[^\s:/@]{0,256}):(?!\d{1,5}(?:[/?#,\s]|$))\S{0,512}@"), rf"\1:{MASK}@")
-# password=… of a URL's query, or of a connection string in the form of libpq or ODBC
+# user:password@ of a URL, up to the last @ as passwords may hold a raw one; host:port/ is let through. The pattern
+# takes all up to the next blank, so that each character is read once; a password may be a token of any length.
+_URL_PASSWORD = (
+    re.compile(r"(://[^\s:/@]{0,256}):(?!\d{1,5}(?:[/?#,\s]|$))(\S*)"),
+    lambda found: f"{found[1]}:{MASK}@{found[2].rpartition('@')[2]}" if "@" in found[2] else found[0],
+)
+# password=… of a URL's query, or of a connection string in the form of libpq or ODBC, where it may be PWD={…}
 _PARAMETER_PASSWORD = (
-    re.compile(r"((?:^|[\s?&;])(?:ssl)?password\s?=\s?)(?:'(?:\\.|[^'\\])*'|[^\s&;]+)", re.IGNORECASE),
+    re.compile(
+        r"""((?:^|[\s?&;])(?:(?:ssl)?password|pwd)\s{0,9}=\s{0,9})"""
+        r"""(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\{(?:\}\}|[^{}])*\}|[^\s&;]+)""",
+        re.IGNORECASE,
+    ),
     rf"\1{MASK}",
 )
 _CONNECTION_STRING = re.compile(r"://|\b(?:host|hostaddr|user|uid|dbname|server|service)\s?=", re.IGNORECASE)
@@ -241,9 +249,28 @@ def unmask(edited: Any, original: Any) -> Any:
         return original
     if isinstance(edited, dict) and isinstance(original, dict):
         return {name: unmask(value, original.get(name)) for name, value in edited.items()}
-    if isinstance(edited, list) and isinstance(original, list) and len(edited) == len(original):
-        return [unmask(value, old) for value, old in zip(edited, original, strict=True)]
+    if isinstance(edited, list) and isinstance(original, list):
+        return _unmask_items(edited, original)
     return edited
+
+
+def _unmask_items(edited: list[Any], original: list[Any]) -> list[Any]:
+    """Items may have been added, removed or moved: each is that with the same shown value, else that of its place."""
+    by_shown: dict[str, list[Any]] = {}
+    shown = [repr(mask_secret_fields(item)) for item in original]
+    for text, item in zip(shown, original, strict=True):
+        by_shown.setdefault(text, []).append(item)
+    items = []
+    for at, value in enumerate(edited):
+        text = repr(value)
+        similar = by_shown.get(text, [])
+        if (at < len(shown) and shown[at] == text) or (len(edited) == len(original) and not similar):
+            items.append(unmask(value, original[at]))
+        elif all(item == similar[0] for item in similar):
+            items.append(unmask(value, similar[0] if similar else None))
+        else:  # several have other secrets and look the same
+            items.append(value)
+    return items
 
 
 def mask(value: Any) -> Any:

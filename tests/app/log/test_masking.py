@@ -207,6 +207,10 @@ def test_only_values_of_secret_names_are_masked():
         ),
         ("host=h password='a b' user=u", "host=h password=*** user=u"),
         ("Server=h;Uid=u;Password=pw;Timeout=5", "Server=h;Uid=u;Password=***;Timeout=5"),
+        ("host=h password  =  pw user=u", "host=h password  =  *** user=u"),
+        ("Server=h;Uid=u;PWD={p;w}};x};Timeout=5", "Server=h;Uid=u;PWD=***;Timeout=5"),
+        ('host=h;password="a b";user=u', "host=h;password=***;user=u"),
+        (f"postgresql://u:{'token' * 300}@h/db", "postgresql://u:***@h/db"),
         ("http://h:8080/a@b", "http://h:8080/a@b"),
         ("from a://u:p@h to b://v:q@h", "from a://u:***@h to b://v:***@h"),
     ],
@@ -225,6 +229,18 @@ def test_changed_address_keeps_what_was_entered():
 
     assert unmask({"source": "postgresql://u:new@h/db"}, original) == {"source": "postgresql://u:new@h/db"}
     assert unmask({"source": "postgresql://u:***@evil/db"}, original) == {"source": "postgresql://u:***@evil/db"}
+
+
+def test_masked_items_of_a_list_are_found_after_a_change():
+    one, two = "postgresql://u:first@a/db", "postgresql://u:second@b/db"
+    shown_one, shown_two = mask_secret_fields([one, two])
+
+    assert unmask([shown_two], [one, two]) == [two]
+    assert unmask([shown_two, shown_one], [one, two]) == [two, one]
+    assert unmask([shown_one, "new", shown_two], [one, two]) == [one, "new", two]
+    assert unmask([{"password": "***", "day": 2}], [{"password": "pw", "day": 1}]) == [{"password": "pw", "day": 2}]
+    same = [{"password": "a"}, {"password": "b"}]  # which of them is removed cannot be known
+    assert unmask([{"password": "***"}, {"password": "***"}], same) == same
 
 
 def test_a_company_has_secrets_of_its_own():
