@@ -107,9 +107,9 @@ class JobExplainer:
         ended = ended_reason(job, self._reader.attempts(job_id))
         return JobExplanation(job.id, job.status, [ended], None, True, None)
 
-    def explain_task(self, task: str, *, default_queue: str | None = None) -> TaskExplanation:
-        """`default_queue` is that of the task's jobs unless a trigger names another."""
-        return TaskExplanation(task, list(self._task_reasons(task, default_queue)))
+    def explain_task(self, task: str, *, queue: str | None, default_queue: str) -> TaskExplanation:
+        """`queue` is that of the task's jobs unless a trigger names another; without it `default_queue` is."""
+        return TaskExplanation(task, list(self._task_reasons(task, queue, default_queue)))
 
     def explain_queue(self, queue: str) -> QueueExplanation:
         return QueueExplanation(queue, list(self._queue_reasons(queue)))
@@ -142,21 +142,23 @@ class JobExplainer:
         )
         yield from [reason for reason in full if reason is not None][:MAX_LISTED]
 
-    def _task_reasons(self, task: str, default_queue: str | None) -> Iterator[ExplanationReason]:
+    def _task_reasons(self, task: str, queue: str | None, default_queue: str) -> Iterator[ExplanationReason]:
         if (breaker := self._open_breaker(task)) is not None:
             yield breaker_reason(breaker)
         found = self._schedules.list_by_name(task=task)
         backfills = self._backfills.newest(task=task, is_open=True)
-        named = [default_queue, *(s.effective_definition.get("queue") for s in found), *(b.queue for b in backfills)]
-        yield from self._reasons_of_queues(task, {queue for queue in named if queue})
+        own = queue or default_queue
+        named = {*(s.effective_definition.get("queue") or own for s in found), *(b.queue for b in backfills)}
+        workers = self._queues.live_workers()
+        is_known = any(task in worker.tasks for worker in workers)
+        yield from self._reasons_of_queues(task, named | {queue} if queue else named, own if is_known else None)
         yield from self._closed_limits(task, is_breaker_open=breaker is not None)
         schedules = sorted(map(schedule_reason, found), key=is_next)
         yield from (reason for reason in schedules if not is_next(reason))
         for backfill in backfills:
             if backfill.state is BackfillState.PAUSED:
                 yield backfill_reason(backfill)
-        workers = self._queues.live_workers()
-        if not any(task in worker.tasks for worker in workers):
+        if not is_known:
             if (requires := find_requirements(task, workers)) is not None:
                 yield labels_reason(task, requires, [worker.labels for worker in workers])
             else:
@@ -164,10 +166,12 @@ class JobExplainer:
                 yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, {"task": task})
         yield from (reason for reason in schedules if is_next(reason))
 
-    def _reasons_of_queues(self, task: str, named: set[str]) -> Iterator[ExplanationReason]:
-        """Of the queues where the task's jobs are or go: which are closed, and which no worker serves."""
+    def _reasons_of_queues(self, task: str, named: set[str], otherwise: str | None) -> Iterator[ExplanationReason]:
+        """Of the queues where its jobs are or go, `otherwise` if none: which are closed, and which no worker serves."""
         parameters = {"task": task, "queues": array(self._queues.names()), "max_jobs": _MAX_READY_JOBS}
         used = dict(self._execute("queues_of_task", parameters))
+        if not named and not used and otherwise is not None:
+            named = {otherwise}
         settings, workers = self._queues.settings(), self._queues.live_workers()
         for queue in sorted(named | used.keys()):
             if queue in settings and settings[queue].state is not QueueState.OPEN:

@@ -90,7 +90,7 @@ _LISTENERS_IN_ORDER = (None, "listening", "relayed", "off")
 class WorkerStatus:
     """A worker process as it registered itself. `alive`: its last heartbeat is less than three intervals old;
     `listener` says whether it receives notifications or polls; `queue_threads` has the threads of each queue;
-    `stopping`: it is shutting down; `would_lose_sec`: how long its jobs without a checkpoint have run so far;
+    `stopping`: it is shutting down; `would_lose_sec`: how long the attempts of its jobs without a checkpoint have run;
     `unserved_tasks`: the tasks that it knows and leaves to others, with the labels that they require."""
 
     worker_id: UUID

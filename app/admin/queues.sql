@@ -144,8 +144,12 @@ SELECT draining, pg_notify('dl_control', CASE WHEN draining THEN 'drain ' ELSE '
 -- Registered worker processes with their running jobs, live ones first.
 WITH running AS MATERIALIZED (
     SELECT job_id, queue, task, attempt, started_at, heartbeat_at, worker,
-           CASE WHEN checkpoint IS NULL THEN greatest(0, extract(epoch FROM clock_timestamp() - started_at)) ELSE 0 END AS loss_sec
-      FROM dl_jobs WHERE status = 'running' LIMIT 10000
+           CASE WHEN checkpoint IS NULL  -- since the start of this attempt; started_at is that of the first
+                THEN greatest(0, extract(epoch FROM clock_timestamp()
+                     - coalesce((SELECT e.ts FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked'
+                                  ORDER BY e.event_id DESC LIMIT 1), started_at)))
+                ELSE 0 END AS loss_sec
+      FROM dl_jobs j WHERE status = 'running' LIMIT 10000
 )
 SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, cardinality(jobs.running) AS busy, w.started_at, w.seen_at,
        w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND w.dead_at IS NULL AS alive, w.draining, w.listener,

@@ -10,7 +10,7 @@ from uuid import UUID
 import click
 
 from app.cli import text
-from app.cli.parsing import NOT_NEGATIVE, POSITIVE, args_options, limit_option, without_none
+from app.cli.parsing import NOT_NEGATIVE, POSITIVE, args_options, limit_option, limit_option_to, without_none
 from app.cli.service_options import RemoteGroup, RemoteService, remote_command
 from app.cli.tables import Table
 
@@ -121,10 +121,10 @@ def _watch(service: RemoteService, backfill_id: str) -> None:
 
 @backfills.command("list", short_help="List the backfills.")
 @click.option("--task", help="Only backfills of this task.")
-@limit_option
+@limit_option_to(200)
 def backfills_list(service: RemoteService, *, task: str | None, limit: int) -> None:
     """List the backfills, newest first, with their slices by state."""
-    service.print_list(service.get(_PATH, task=task, limit=min(limit, 200)), "backfills", _BACKFILLS)
+    service.print_list(service.get(_PATH, task=task, limit=limit), "backfills", _BACKFILLS)
 
 
 @backfills.command("show", short_help="Show a backfill.")

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import click
 
 from app.cli import text
-from app.cli.parsing import limit_option
+from app.cli.parsing import limit_option, limit_option_to
 from app.cli.service_options import RemoteService, remote_command
 from app.cli.tables import Table
 
@@ -57,10 +57,10 @@ def datasets(service: RemoteService, *, name: str | None, limit: int) -> None:
 @remote_command(short_help="List the data checks of a task.")
 @click.argument("task")
 @click.option("--name", metavar="NAME", help="Only this check.")
-@limit_option
+@limit_option_to(365)
 def checks(service: RemoteService, *, task: str, limit: int, name: str | None) -> None:
     """List the last results of each data check of a TASK, newest first."""
-    found = service.get(f"/api/v1/tasks/{quote(task, safe='')}/checks", name=name, limit=min(limit, 365))
+    found = service.get(f"/api/v1/tasks/{quote(task, safe='')}/checks", name=name, limit=limit)
     if service.as_json:
         service.print_payload(found)
         return

@@ -147,9 +147,16 @@ class RenamedOption(click.Option):
 
 
 SECONDS, DURATION = Seconds(), Seconds(1)
-limit_option = click.option(
-    "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="List at most this many."
-)
+
+
+def limit_option_to(maximum: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """--limit, up to what the API lists at once."""
+    return click.option(
+        "--limit", type=click.IntRange(1, maximum), default=50, show_default=True, help="List at most this many."
+    )
+
+
+limit_option = limit_option_to(1000)
 
 
 def args_options(command: Callable[..., None]) -> Callable[..., None]:

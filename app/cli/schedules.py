@@ -18,7 +18,7 @@ from app.cli.parsing import (
     TEXT_FILE,
     TIME,
     args_options,
-    limit_option,
+    limit_option_to,
     option_type,
     parse_duration,
     without_none,
@@ -195,6 +195,7 @@ def schedules_create(service: RemoteService, *, name: str, is_paused: bool, **op
     if "task" not in body or "kind" not in body:
         raise click.UsageError("give --task, and one of --cron, --every and --after")
     made = service.post(_PATH, body)
+    service.print_warnings(made)
     service.print_payload(made, f"{text.one_line(made['explanation'])}.", _summary(made))
 
 
@@ -204,6 +205,7 @@ def schedules_create(service: RemoteService, *, name: str, is_paused: bool, **op
 def schedules_edit(service: RemoteService, *, name: str, **options: Any) -> None:
     """Change the given options of a schedule; the others stay. Of a schedule in code they override the code."""
     changed = service.patch(_path(name), _definition(**options))
+    service.print_warnings(changed)
     service.print_payload(changed, f"{text.one_line(changed['explanation'])}.", _summary(changed))
 
 
@@ -250,10 +252,10 @@ def schedules_preview(service: RemoteService, *, name: str, limit: int, begin: d
 @schedules.command("firings", short_help="List what became of each time.")
 @name_argument
 @click.option("--before", type=TIME, metavar="TIME", help="Only earlier times.")
-@limit_option
+@limit_option_to(500)
 def schedules_firings(service: RemoteService, *, name: str, before: datetime | None, limit: int) -> None:
     """List what became of each time of a schedule, the latest first."""
-    query = without_none({"before": before and before.isoformat(), "limit": min(limit, 500)})
+    query = without_none({"before": before and before.isoformat(), "limit": limit})
     service.print_list(service.get(_path(name, "firings"), **query), "firings", _FIRINGS)
 
 
@@ -307,9 +309,8 @@ def schedules_apply(service: RemoteService, *, file: IO[str], dry_run: bool, pru
             continue
         changes.append({"schedule": name, "change": "changed" if name in existing else "created"})
         if not dry_run:
-            service.client.request(
-                "PUT", _path(name), body={k: v for k, v in definition.items() if k != "name"}, repeatable=True
-            )
+            body = {k: v for k, v in definition.items() if k != "name"}
+            service.print_warnings(service.client.request("PUT", _path(name), body=body, repeatable=True))
     for name in existing.keys() - wanted.keys() if prune else ():
         changes.append({"schedule": name, "change": "deleted"})
         if not dry_run:

@@ -55,6 +55,7 @@ def webhooks_list(service: RemoteService) -> None:
 def webhooks_create(service: RemoteService, *, to: str, events: tuple[str, ...], **options: Any) -> None:
     """Create a webhook that sends every end of a job, or the given events, to ADDRESS. The secret is shown only now."""
     webhook = service.post(_PATH, without_none({**options, "url": to, "events": events or None}))
+    service.print_warnings(webhook)
     service.print_payload(webhook, f"webhook {webhook['webhook_id']}", f"secret  {webhook['secret']}")
 
 

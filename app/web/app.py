@@ -126,7 +126,7 @@ def create_app(
         create_task_stats_blueprint(executor, pipelines),
         create_events_blueprint(executor, options, closing),
         create_job_logs_blueprint(queue, watcher),
-        create_webhooks_blueprint(executor, options),
+        create_webhooks_blueprint(executor, pipelines, options),
         create_alerts_blueprint(executor, pipelines),
         create_health_blueprint(check_readiness, probe, options),
         create_metrics_blueprint(registry),

@@ -33,7 +33,7 @@ def test_job_runs_where_the_labels_are(worker_pools: WorkerPoolFixture, tasks: P
     assert deferred == "no live worker has the labels that are required by the task 'train'"
     assert reason.code == "labels_missing"
     assert reason.message == ("No live worker of queue 'q' has gpu=true (task 'train' requires gpu=true, spot=false).")
-    assert explainer.explain_task("train").reasons[0].code == "labels_missing"
+    assert explainer.explain_task("train", queue=None, default_queue="q").reasons[0].code == "labels_missing"
 
     on_spot = worker_pools.listening_pool(labels={"gpu": True, "spot": True})
     (reason,) = explainer.explain(job_id).reasons

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 from uuid import UUID
@@ -12,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from app.admin.api_keys import Scope
 from app.admin.edits import CLONED_FIELDS, JobEditor
 from app.admin.job_detail import JobDetail, JobReader
+from app.log.masking import unmask
 from app.queue.job import Job, NewJob
 from app.queue.jobs import JobQueue
 from app.web.api.job_list import detail_response
@@ -94,11 +96,13 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
         """Edit a queued job.
 
         With `If-Match`, the job's `ETag`, nothing is changed if the job has changed since. An `edited` event records
-        the values before and after. A repeated trigger with the job's idempotency key still finds it.
+        the values before and after. A repeated trigger with the job's idempotency key still finds it. A value of `args`
+        that is sent masked, as it was shown, keeps what the job has.
         """
         job = reader.get_with_version(parse_job_id(job_id)).job
-        _validate_edit(body, job, pipelines, options)
-        editor.edit(job.id, {name: vars(body)[name] for name in body.model_fields_set}, if_version=if_match_version())
+        changes = _unmasked({name: vars(body)[name] for name in body.model_fields_set}, job)
+        _validate_edit(body, changes.get("args"), job, pipelines, options)
+        editor.edit(job.id, changes, if_version=if_match_version())
         audit_action("job.edited", job_id=job.id, fields=sorted(body.model_fields_set))
         return detail_response(reader, job.id)
 
@@ -112,10 +116,11 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
     def clone_job(body: JobClone, job_id: str) -> dict[str, Any]:
         """Create a job like this one, with other args if given.
 
-        Its idempotency key, its live key and its parent are not copied.
+        Its idempotency key, its live key and its parent are not copied. A value of `args` that is sent masked, as it
+        was shown, is copied.
         """
         original = reader.get_with_version(parse_job_id(job_id)).job
-        changes = {name: value for name, value in vars(body).items() if value is not None}
+        changes = _unmasked({name: value for name, value in vars(body).items() if value is not None}, original)
         new_job = NewJob(**{**{name: getattr(original, name) for name in CLONED_FIELDS}, **changes})
         current_actor().require_trigger(new_job.task, new_job.queue)
         errors = validate_args(pipelines.get(new_job.task), dict(new_job.args))
@@ -142,9 +147,16 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
     return blueprint
 
 
-def _validate_edit(body: JobEditRequest, job: Job, pipelines: Pipelines, options: WebOptions) -> None:
+def _unmasked(changes: dict[str, Any], job: Job) -> dict[str, Any]:
+    """The changes with the secrets of the job where their args have the mask."""
+    return {**changes, "args": unmask(changes["args"], job.args)} if changes.get("args") else changes
+
+
+def _validate_edit(
+    body: JobEditRequest, args: Mapping[str, Any] | None, job: Job, pipelines: Pipelines, options: WebOptions
+) -> None:
     parents = () if job.graph_id is None else None
-    errors = [] if body.args is None else validate_args(pipelines.get(job.task), body.args, parents=parents)
+    errors = [] if args is None else validate_args(pipelines.get(job.task), dict(args), parents=parents)
     if body.lease_ttl_sec is not None and body.lease_ttl_sec < options.min_lease_ttl_sec:
         errors.append(FieldError("lease_ttl_sec", short_lease_message(body.lease_ttl_sec, options.min_lease_ttl_sec)))
     if errors:

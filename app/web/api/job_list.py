@@ -39,6 +39,7 @@ from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint, VersionedResponse
 from app.web.schemas import MAX_PAGE_SIZE, JobEvents, QueryModel, Timestamp
 from pipelines.contract import Pipelines
+from pipelines.task import DEFAULT_QUEUE
 
 _MAX_SEARCH_LENGTH = 200
 _STATUS_PATTERN = "|".join(Status)
@@ -210,7 +211,9 @@ def create_job_list_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBl
         serves its queue or knows the task.
         """
         known = pipelines.get(task)
-        return explainer.explain_task(task, default_queue=None if known is None else known.options.queue)
+        return explainer.explain_task(
+            task, queue=None if known is None else known.options.queue, default_queue=DEFAULT_QUEUE
+        )
 
     return blueprint
 

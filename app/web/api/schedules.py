@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -10,9 +11,10 @@ from uuid import UUID
 from pydantic import Field, create_model
 
 from app.admin.api_keys import Scope
-from app.admin.schedules import Firing
+from app.admin.schedules import Firing, Schedule
 from app.db.statements import Executor
 from app.web.json_io import FieldError
+from app.web.known_names import NameCheck
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint, VersionedResponse, if_match_version
@@ -91,6 +93,13 @@ class CalendarQuery(QueryModel):
     schedule: Annotated[str | None, Field(description="Only this schedule.")] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChangedSchedule(ScheduleDetail):
+    """A schedule that was created or changed. `warnings`: why its queue or task may be misspelt."""
+
+    warnings: list[str]
+
+
 @dataclass(frozen=True)
 class ScheduleList:
     schedules: list[ScheduleDetail]
@@ -117,12 +126,15 @@ class ScheduleRun:
 
 def create_schedules_blueprint(executor: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     blueprint = ApiBlueprint("schedules", "/api/v1", problems=DATABASE_PROBLEMS)
-    editor = ScheduleEditor(executor, pipelines, options)
+    editor, names = ScheduleEditor(executor, pipelines, options), NameCheck(executor, pipelines)
     unknown = (ProblemCode.SCHEDULE_NOT_FOUND,)
     changed = (ProblemCode.SCHEDULE_NOT_FOUND, ProblemCode.CHANGED)
 
     def versioned(schedule: Any) -> VersionedResponse:
         return VersionedResponse(editor.detail(schedule), str(schedule.version))
+
+    def changed_schedule(values: Mapping[str, Any], change: Callable[[], Any]) -> VersionedResponse:
+        return _with_warnings(editor, names.warnings(queue=values.get("queue"), task=values.get("task")), change())
 
     @blueprint.get("/schedules", query=ScheduleQuery, response=ScheduleList, scope=Scope.READ, standby=True)
     def list_schedules(query: ScheduleQuery) -> ScheduleList:
@@ -132,7 +144,7 @@ def create_schedules_blueprint(executor: Executor, pipelines: Pipelines, options
     @blueprint.post(
         "/schedules",
         body=NewSchedule,
-        response=ScheduleDetail,
+        response=ChangedSchedule,
         problems=(ProblemCode.SCHEDULE_EXISTS, ProblemCode.OUTSIDE_KEY_LIMITS),
         scope=Scope.OPERATE,
     )
@@ -143,7 +155,7 @@ def create_schedules_blueprint(executor: Executor, pipelines: Pipelines, options
         once; those of a later one that do not fit are recorded as refused, and the following time is fired.
         """
         values = {name: getattr(body, name) for name in body.model_fields_set if name not in ("name", "is_paused")}
-        return versioned(editor.create(body.name, values, is_paused=body.is_paused))
+        return changed_schedule(values, lambda: editor.create(body.name, values, is_paused=body.is_paused))
 
     @blueprint.post("/schedules/preview", body=NewSchedule, query=PreviewQuery, response=Preview, scope=Scope.READ)
     def preview_new_schedule(body: NewSchedule, query: PreviewQuery) -> Preview:
@@ -159,7 +171,7 @@ def create_schedules_blueprint(executor: Executor, pipelines: Pipelines, options
     @blueprint.patch(
         "/schedules/<name>",
         body=ScheduleChange,
-        response=ScheduleDetail,
+        response=ChangedSchedule,
         problems=(*changed, ProblemCode.OUTSIDE_KEY_LIMITS),
         scope=Scope.OPERATE,
         if_match=True,
@@ -173,18 +185,19 @@ def create_schedules_blueprint(executor: Executor, pipelines: Pipelines, options
         changes = {field: value for field, value in vars(body).items() if value is not None}
         if not changes:
             raise InvalidRequest([FieldError("", "there is no change; send at least one field")])
-        return versioned(editor.change(name, changes, version=if_match_version()))
+        return changed_schedule(changes, lambda: editor.change(name, changes, version=if_match_version()))
 
     @blueprint.put(
         "/schedules/<name>",
         body=WholeSchedule,
-        response=ScheduleDetail,
+        response=ChangedSchedule,
         problems=(ProblemCode.CHANGED, ProblemCode.OUTSIDE_KEY_LIMITS),
         scope=Scope.OPERATE,
     )
     def put_schedule(body: WholeSchedule, name: str) -> VersionedResponse:
         """Create a schedule, or replace all fields of one that people made. Whether it is paused does not change."""
-        return versioned(editor.put(name, {field: getattr(body, field) for field in body.model_fields_set}))
+        values = {field: getattr(body, field) for field in body.model_fields_set}
+        return changed_schedule(values, lambda: editor.put(name, values))
 
     @blueprint.delete("/schedules/<name>", response=Deleted, problems=unknown, scope=Scope.OPERATE)
     def delete_schedule(name: str) -> Deleted:
@@ -269,3 +282,7 @@ def create_schedules_blueprint(executor: Executor, pipelines: Pipelines, options
         return Preview(explain(definition), editor.preview(name, definition, begin, query.n))
 
     return blueprint
+
+
+def _with_warnings(editor: ScheduleEditor, warnings: list[str], schedule: Schedule) -> VersionedResponse:
+    return VersionedResponse(ChangedSchedule(**vars(editor.detail(schedule)), warnings=warnings), str(schedule.version))

@@ -25,6 +25,7 @@ from app.log import mask_secret_fields, redact_text
 from app.net import MAX_URL_LENGTH, AllowedHosts
 from app.web.auth.guard import current_actor
 from app.web.json_io import dump_json
+from app.web.known_names import NameCheck
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
@@ -40,6 +41,7 @@ from app.web.schemas import (
     validate_events,
     validate_url,
 )
+from pipelines.contract import Pipelines
 
 _MAX_OVERLAP_SEC = 30 * 86_400
 
@@ -110,6 +112,13 @@ class WebhookWithSecret(Webhook):
     secret: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class CreatedWebhook(WebhookWithSecret):
+    """A webhook that was created, with its secret. `warnings`: why its queue or task may be misspelt."""
+
+    warnings: list[str]
+
+
 @dataclass(frozen=True)
 class WebhookList:
     webhooks: list[Webhook]
@@ -127,9 +136,9 @@ class DeliveryQueued:
     delivery_id: UUID
 
 
-def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
+def create_webhooks_blueprint(executor: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     blueprint = ApiBlueprint("webhooks", "/api/v1", problems=DATABASE_PROBLEMS)
-    webhooks = Webhooks(executor)
+    webhooks, names = Webhooks(executor), NameCheck(executor, pipelines)
     allowed = AllowedHosts.parse(options.webhook_allowed_hosts)
     new_model, edit_model = with_url_check(NewWebhook, allowed), with_url_check(WebhookEdit, allowed)
     webhook_problems = (ProblemCode.WEBHOOK_NOT_FOUND,)
@@ -140,15 +149,16 @@ def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlu
         """List webhooks, oldest first. Only a key with `admin` sees whole URLs, others only their hosts."""
         return WebhookList([visible_webhook(webhook) for webhook in webhooks.all()])
 
-    @blueprint.post("/webhooks", body=new_model, response=WebhookWithSecret, scope=Scope.ADMIN)
-    def create_webhook(body: NewWebhook) -> WebhookWithSecret:
+    @blueprint.post("/webhooks", body=new_model, response=CreatedWebhook, scope=Scope.ADMIN)
+    def create_webhook(body: NewWebhook) -> CreatedWebhook:
         """Create a webhook.
 
         The response has the secret that signs its deliveries. It cannot be read again.
         """
         webhook, secret = webhooks.add(**vars(body))
         audit_action("webhook.created", webhook_id=webhook.webhook_id)
-        return WebhookWithSecret(**vars(webhook), secret=secret)
+        warnings = names.warnings(queue=body.queue, task=body.task)
+        return CreatedWebhook(**vars(webhook), secret=secret, warnings=warnings)
 
     @blueprint.get("/webhooks/<uuid:webhook_id>", response=Webhook, problems=webhook_problems, scope=Scope.READ)
     def get_webhook(webhook_id: UUID) -> Webhook:

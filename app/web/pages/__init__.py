@@ -82,7 +82,7 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
         create_graph_page(queue.executor, options),
         create_tasks_page(queue, pipelines, options),
         create_failures_page(queue.executor, options),
-        create_queues_page(queue.executor, options),
+        create_queues_page(queue.executor, pipelines, options),
         create_workers_page(queue.executor, options),
         create_limits_page(queue.executor, options),
         create_datasets_page(queue.executor, options),

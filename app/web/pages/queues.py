@@ -15,6 +15,7 @@ from app.admin.statistics import Period, RecentRun, Statistics
 from app.db.statements import Executor
 from app.web.api.queues import REMOVABLE, QueueSettingsEdit
 from app.web.auth.guard import current_actor
+from app.web.known_names import NameCheck
 from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import (
@@ -30,6 +31,7 @@ from app.web.pages.forms import validate_fields
 from app.web.pages.queue_charts import QueueChart
 from app.web.problems import ProblemCode, RequestRejected
 from app.web.routing import ApiBlueprint
+from pipelines.contract import Pipelines
 
 _MAX_CHANGES_SHOWN = 8
 
@@ -39,6 +41,8 @@ class QueueStateForm(FormModel):
 
     queue: FormText = Field(min_length=1, description="The queue.")
     state: FormText = Field(description="open, paused or draining.")
+    note: FormText = Field("", max_length=500, description="A reason, shown with the queue.")
+    create: FormText = Field("", description="yes: also if nothing is known of a queue of this name.")
 
 
 class QueueActionForm(FormModel):
@@ -62,10 +66,10 @@ class QueuePageQuery(FormModel):
     period: Period = Field("24h", description="How far back the chart goes.")
 
 
-def create_queues_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+def create_queues_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("queues_page", options)
     queues, limits = Queues(source), Limits(source)
-    statistics, audit = Statistics(source), AuditLog(source)
+    statistics, audit, names = Statistics(source), AuditLog(source), NameCheck(source, pipelines)
 
     @pages.page("/queues")
     def show_queues() -> Response:
@@ -76,10 +80,11 @@ def create_queues_page(source: Executor, options: WebOptions) -> ApiBlueprint:
 
     @pages.action("/queues", form=QueueStateForm, page_url="/queues", page=show_queues)
     def submit_queue_state(form: QueueStateForm) -> None:
-        """Pause, open or drain a queue."""
-        queues.change_settings(
-            form.queue, state=parse_choice("state", form.state, QueueState), changed_by=current_actor().name
-        )
+        """Pause, open or drain a queue. One that has had no job, worker or setting is refused without `create`."""
+        state = parse_choice("state", form.state, QueueState)
+        if form.create != "yes" and (warnings := names.warnings(queue=form.queue)):
+            raise InvalidForm.at_field("queue", "; ".join(warnings))
+        queues.change_settings(form.queue, state=state, note=form.note or None, changed_by=current_actor().name)
 
     @pages.page("/queues/<path:name>", query=QueuePageQuery, problems=(ProblemCode.NOT_FOUND,))
     def show_queue(query: QueuePageQuery | None = None, *, name: str) -> Response:
@@ -114,6 +119,7 @@ def create_queues_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     def submit_queue_action(form: QueueActionForm, name: str) -> Response:
         """Pause, open or drain the queue, with a reason."""
         state = parse_choice("state", form.state, QueueState)
+        names.warnings(queue=name, strict=True)
         queues.change_settings(name, state=state, note=form.note or None, changed_by=current_actor().name)
         return redirect_to(queue_path(name))
 
@@ -121,6 +127,7 @@ def create_queues_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     def submit_queue_settings(form: QueueSettingsForm, name: str) -> Response:
         """Change the concurrency limits of the queue, or serve its tenants in turn."""
         settings = _parse_settings(form, name)
+        names.warnings(queue=name, strict=True)
         values = {setting: getattr(settings, setting) for setting in REMOVABLE}
         known = next((status.weights for status in queues.statuses(queue=name)), {})
         weights: dict[str, int | None] = {**dict.fromkeys(known), **settings.weights}

@@ -89,9 +89,13 @@ def test_worker_would_lose_what_ran_without_checkpoint(queue_db, queues):
     for key, minutes, checkpoint in (("a", 10, None), ("b", 5, None), ("c", 60, "1")):
         run = queue_db.enqueue_and_claim(key)
         queue_db.sql(
-            "UPDATE dl_jobs SET started_at = now() - make_interval(mins => %s), checkpoint = %s WHERE job_id = %s",
-            minutes,
+            "UPDATE dl_jobs SET started_at = now() - interval '1 day', checkpoint = %s WHERE job_id = %s",
             checkpoint,
+            str(run.id),
+        )
+        queue_db.sql(
+            "UPDATE dl_job_events SET ts = now() - make_interval(mins => %s) WHERE job_id = %s AND kind = 'picked'",
+            minutes,
             str(run.id),
         )
 

@@ -341,6 +341,17 @@ def test_what_keeps_jobs_of_a_task_is_given_over_http_and_by_command(queue_db, u
     assert "of another" not in output
 
 
+def test_task_without_a_queue_has_the_default_one(queue_db, url):
+    worker(queue_db, tasks=("extract",))
+
+    before = json.loads(text_of(f"{url}/api/v1/tasks/extract/why"))["reasons"]
+    queue_db.enqueue("first", task="extract")
+    after = json.loads(text_of(f"{url}/api/v1/tasks/extract/why"))["reasons"]
+
+    assert [(reason["code"], reason["details"]["queue"]) for reason in before] == [("no_worker", "etl.default")]
+    assert after == []
+
+
 def test_closed_queue_limit_and_breaker_hold_up_task_and_queue(queue_db, url):
     worker(queue_db)
     Queues(queue_db.session).change_settings("q", state=QueueState.PAUSED, changed_by="ann", note="maintenance")

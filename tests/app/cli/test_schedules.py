@@ -28,7 +28,8 @@ def as_json(shell: Shell, *words: str) -> Any:  # noqa: F811
 def test_a_schedule_from_its_making_to_its_end(shell: Shell):  # noqa: F811
     assert "There are no schedules" in shell("schedules").output
     made = shell("schedules", "create", "by day", *MADE, "--arg", "day={interval_start:%Y-%m-%d}", "--catch-up", "all")
-    assert made.output.startswith("At 06:00 every day, UTC.\nby day is on; next ")
+    assert "At 06:00 every day, UTC.\nby day is on; next " in made.output
+    assert "Warning: there is no task" in made.output
     (listed,) = as_json(shell, "schedules", "list")["schedules"]
     assert (listed["name"], listed["definition"]["catch_up"]) == ("by day", "all")
 
@@ -55,6 +56,9 @@ def test_what_is_missing_or_wrong_is_said(shell: Shell):  # noqa: F811
     assert wrong.output.count("--cron, --every: '61' is no valid minute") == 1
     assert "nothing to change" in shell("schedules", "edit", "x", code=2).output
     assert "there is no schedule 'x'" in shell("schedules", "show", "x", code=3).output
+    assert "1<=x<=500" in shell("schedules", "firings", "x", "--limit", "501", code=2).output
+    assert "1<=x<=200" in shell("backfills", "list", "--limit", "201", code=2).output
+    assert "1<=x<=365" in shell("checks", "x", "--limit", "366", code=2).output
 
 
 def test_a_file_is_applied_and_exported(shell: Shell, tmp_path):  # noqa: F811

@@ -57,7 +57,8 @@ def last_word(result: Result, line: int = 0) -> str:
 def test_a_webhook_from_its_making_to_its_end(shell: Shell):
     assert "No webhooks" in shell("webhooks", "list").output
     made = shell("webhooks", "create", URL, "--event", "job.failed", "--task", "t")
-    hook, secret = last_word(made), last_word(made, 1)
+    hook, secret = last_word(made, 1), last_word(made, 2)
+    assert "Warning: there is no task 't'" in made.output
 
     assert secret.startswith("whsec_")
     assert secret not in shell("webhooks", "list").output

@@ -37,6 +37,20 @@ def test_impossible_change_has_field_errors(client, trigger, change, field):
     assert [error["field"] for error in response.json["errors"]] == [field]
 
 
+def test_masked_arg_keeps_the_value_of_the_job(client, trigger, queue):
+    job_id = trigger(args={"password": "s3cret!", "url": "https://u:p4ss@host/x", "n": 1})
+    path = f"/api/v1/jobs/{job_id}"
+    shown = client.get(path).json["args"]
+
+    changed = client.patch(path, json={"args": {**shown, "n": 2}})
+    clone_id = client.post(f"{path}/clone", json={"args": {**shown, "n": 3}}).json["job_id"]
+
+    kept = {"password": "s3cret!", "url": "https://u:p4ss@host/x"}
+    assert (shown["password"], changed.json["args"]) == ("***", {**shown, "n": 2})
+    assert dict(queue.get(UUID(job_id)).args) == {**kept, "n": 2}
+    assert dict(queue.get(UUID(clone_id)).args) == {**kept, "n": 3}
+
+
 def test_a_job_is_cloned_with_what_is_given(client, trigger):
     job_id = trigger(args={"n": 1}, priority=7, idempotency_key="once", live_key="one")
 

@@ -78,6 +78,16 @@ def test_a_schedule_is_created_changed_paused_and_deleted(client):
     assert client.get("/api/v1/schedules/sales").json["code"] == "schedule_not_found"
 
 
+def test_unknown_names_of_a_schedule_are_warned_of(client):
+    made = create(client, queue="nowhere")
+    changed = client.patch("/api/v1/schedules/sales", json={"queue": "elsewhere"}).json
+    kept = client.patch("/api/v1/schedules/sales", json={"priority": 7}).json
+
+    assert made["warnings"][0].startswith("there is no queue 'nowhere'; known: ")
+    assert changed["warnings"][0].startswith("there is no queue 'elsewhere'; known: ")
+    assert kept["warnings"] == []
+
+
 def test_jobs_without_a_queue_go_to_the_default_one(client):
     create(client, queue=None, task="noop", args={})
 

@@ -287,3 +287,13 @@ def test_audit_of_finished_job_omits_its_webhook_url(clean, pool, request_body):
     assert [line["action"] for line in lines] == ["delete_job", "cancel_job", "trigger_job"]
     assert "webhook" in lines[0]["before"]
     assert "tellt4le" not in str(lines)
+
+
+def test_unknown_names_of_a_webhook_are_warned_of(hooks):
+    made = add(hooks, queue="nowhere", task="load.nothing")
+
+    assert [warning.split(";")[0] for warning in made["warnings"]] == [
+        "there is no queue 'nowhere'",
+        "there is no task 'load.nothing'",
+    ]
+    assert add(hooks)["warnings"] == []

@@ -70,6 +70,20 @@ def test_queue_is_paused_and_resumed_from_the_list(client, trigger, pool):
     assert client.post("/queues", data={"queue": "etl", "state": "closed"}).status_code == 422
 
 
+def test_unknown_queue_is_paused_only_when_asked_to_create_it(client, trigger, pool):
+    trigger()
+    form = {"queue": "elt", "state": "paused", "note": "moving"}
+
+    refused = client.post("/queues", data=form)
+    of_page = [client.post(f"/queues/elt/{path}", data={"state": "paused"}) for path in ("state", "settings")]
+
+    assert (refused.status_code, [response.status_code for response in of_page]) == (422, [404, 404])
+    assert "known: etl" in refused.text
+    assert "elt" not in Queues(pool).settings()
+    assert client.post("/queues", data={**form, "create": "yes"}).status_code == 303
+    assert Queues(pool).settings()["elt"].note == "moving"
+
+
 def test_settings_form_replaces_all_settings(client, trigger, pool):
     trigger()
     values = {"concurrency": "8", "per_worker": "2", "fair": "args.tenant", "share": "0.5", "weights": "acme=3, b=2"}

@@ -49,7 +49,8 @@ def undo(client):
     return press
 
 
-def test_pause_of_a_queue_is_undone_once(client, source, act, undo):
+def test_pause_of_a_queue_is_undone_once(client, source, trigger, act, undo):
+    trigger()
     note = act("/queues/etl/state", state="paused", note="moving")
 
     assert "state open → paused" in note
@@ -66,7 +67,8 @@ def test_pause_of_a_queue_is_undone_once(client, source, act, undo):
     assert actions == ["undo_act", "submit_queue_action"]
 
 
-def test_undo_of_changed_settings_writes_the_old_ones(client, source, act, undo):
+def test_undo_of_changed_settings_writes_the_old_ones(client, source, trigger, act, undo):
+    trigger()
     act("/queues/etl/settings", concurrency="4", fair="args.tenant")
     note = act("/queues/etl/settings", concurrency="9", per_worker="2")
 
