@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,9 +53,12 @@ def load_settings(
     file, errors = _read_dotenv(dotenv)
     variables = {name: text for name, text in (file | environment).items() if text.strip()}
     sources = {name: "environment" if name in environment else ".env" for name in variables}
-    warnings = [*_follow_renames(variables, sources), *_merge_retention(variables, sources)]
+    renames = _follow_renames(variables, sources)
+    merges, merge_errors = _merge_retention(variables, sources)
+    warnings = [*renames, *merges]
 
     settings, field_errors = parse_settings(variables)
+    field_errors += merge_errors
     invalid = {error.variable for error in field_errors}
     errors += field_errors
     errors += [error for involved, error in checks.find_contradictions(settings, variables) if not involved & invalid]
@@ -82,16 +86,22 @@ def _follow_renames(variables: dict[str, str], sources: dict[str, str]) -> list[
     return warnings
 
 
-def _merge_retention(variables: dict[str, str], sources: dict[str, str]) -> list[str]:
-    """Give the values of the former settings of single statuses to the one setting. Return a warning for each."""
-    old = [name for name in MERGED if name in variables]
-    periods = ", ".join(f'"{MERGED[name]}": {variables.pop(name)}' for name in old)
-    if old:
-        variables.setdefault(JOBS_RETENTION, f"{{{periods}}}")
-        sources.setdefault(JOBS_RETENTION, sources.pop(old[0]))
-    return [
-        f"{name} is part of {JOBS_RETENTION} now; the old name will not be read by the next release" for name in old
-    ]
+def _merge_retention(variables: dict[str, str], sources: dict[str, str]) -> tuple[list[str], list[SettingError]]:
+    """Give the values of the former settings of single statuses to the one setting. Return a warning for each, and
+    what is no number."""
+    periods: dict[str, float] = {}
+    warnings, errors = [], []
+    for name in [name for name in MERGED if name in variables]:
+        text, source = variables.pop(name), sources.pop(name)
+        sources.setdefault(JOBS_RETENTION, source)
+        warnings.append(f"{name} is part of {JOBS_RETENTION} now; the old name will not be read by the next release")
+        try:
+            periods[MERGED[name]] = float(text)
+        except ValueError:
+            errors.append(SettingError(name, _shorten(text), f"a number of days would do, better in {JOBS_RETENTION}"))
+    if periods:
+        variables.setdefault(JOBS_RETENTION, json.dumps(periods))
+    return warnings, errors
 
 
 def parse_settings(variables: Mapping[str, str]) -> tuple[Settings, list[SettingError]]:
@@ -120,13 +130,16 @@ def _problems_by_variable(error: ValidationError) -> dict[str, list[str]]:
 
 def _setting_error(variable: str, text: str, problems: list[str]) -> SettingError:
     field = Settings.fields_by_variable()[variable]
-    if is_secret(field):
-        value = f"a text of {len(text)} characters (hidden)"
-    else:
-        is_long = len(text) > _MAX_SHOWN_LENGTH
-        value = f"{text[:_MAX_SHOWN_LENGTH]!r}… ({len(text)} characters)" if is_long else repr(text)
+    # Where a reference to a secret belongs, the secret itself may be what is wrong.
+    is_hidden = is_secret(field) or "$secret" in accepted_values(field)
+    value = f"a text of {len(text)} characters (hidden)" if is_hidden else _shorten(text)
     remedy = "; ".join([*filter(None, problems), f"{accepted_values(field)} would do"])
     return SettingError(variable, value, remedy)
+
+
+def _shorten(text: str) -> str:
+    is_long = len(text) > _MAX_SHOWN_LENGTH
+    return f"{text[:_MAX_SHOWN_LENGTH]!r}… ({len(text)} characters)" if is_long else repr(text)
 
 
 def _read_dotenv(path: Path | None) -> tuple[dict[str, str], list[SettingError]]:

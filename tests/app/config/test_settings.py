@@ -168,6 +168,22 @@ def test_refused_endpoint_is_not_shown(url):
     assert "characters (hidden); llm: it " in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("DL_LINEAGE", f"https://etl:{SECRET}@marquez"),
+        ("DL_LINEAGE", json.dumps({"url": "https://marquez", "key": SECRET})),
+        ("DL_CELLS", json.dumps({"north": {"url": "https://north", "key": SECRET}})),
+        ("DL_EXECUTORS", json.dumps({"ray": {"token": SECRET}})),
+    ],
+)
+def test_secret_in_place_of_its_reference_is_not_shown(variable, text):
+    with pytest.raises(ConfigError, match="characters \\(hidden\\)") as caught:
+        load(**{variable: text})
+
+    assert SECRET not in repr((caught.value, caught.value.errors))
+
+
 def test_no_secret_is_in_any_text_of_the_settings():
     settings = load(DL_DB_DSN=f"postgresql://etl:{SECRET}@db:6432/jobs?sslmode=require", PG_PASSWORD=SECRET)
 
@@ -338,8 +354,12 @@ def test_retention_of_single_statuses_is_merged_with_a_warning():
     assert [warning.split()[0] for warning in settings.warnings] == ["DL_KEEP_SUCCEEDED_DAYS", "DL_KEEP_LOST_DAYS"]
     assert {info.variable: info.source for info in settings.describe()}["DL_KEEP_JOBS_DAYS"] == "environment"
     assert load(DL_KEEP_LOST_DAYS="90", DL_KEEP_JOBS_DAYS="7").keep_jobs_days["lost"] == 7
-    with pytest.raises(ConfigError, match="DL_KEEP_JOBS_DAYS"):
-        load(DL_KEEP_LOST_DAYS="long")
+    assert load(DL_KEEP_LOST_DAYS="+09.", DL_KEEP_FAILED_DAYS=".5").keep_jobs_days["lost"] == 9
+    for text in ("long", '1, "failed": 2', "{}"):
+        with pytest.raises(ConfigError, match="DL_KEEP_LOST_DAYS: found"):
+            load(DL_KEEP_LOST_DAYS=text)
+    with pytest.raises(ConfigError, match="lost: Input should be"):
+        load(DL_KEEP_LOST_DAYS="nan")
 
 
 def test_the_number_of_settings_is_bounded():
