@@ -1,4 +1,4 @@
-"""What a child without our packages asks of the queue's database: done here, by a thread of its own for each request.
+"""What a child without our packages asks of the queue's database: done here, by a thread that ends with the last.
 
 The thread that watches the process must not wait for the database: it would delay the stop of the job.
 """
@@ -15,14 +15,18 @@ from pipelines.contract import Fail, Stop
 from workers.attempt import Attempt
 
 _END_TIMEOUT_SEC = 2.0
+_MAX_WAITING = 100  # requests: the threads of a child send one at a time, its forks may send more
 
 
 class DatabaseCalls:
-    """Requests of one child, one at a time. Used by the thread that watches the process."""
+    """Requests of one child, one after another. Used by the thread that watches the process."""
 
     def __init__(self, attempt: Attempt, wake: Callable[[], None]) -> None:
         self._attempt, self._wake = attempt, wake
-        self._replies: deque[dict[str, Any]] = deque()  # appended by the threads
+        self._replies: deque[dict[str, Any]] = deque()  # appended by any of the threads
+        self._lock = threading.Lock()
+        self._requests: deque[tuple[str, dict[str, Any]]] = deque()  # under the lock; the first is in progress
+        self._is_over = False  # under the lock
         self._thread: threading.Thread | None = None
         self._calls: Mapping[str, Callable[..., Any]] = {
             "check": attempt.check,  # with vs=, which compares with former values
@@ -36,10 +40,15 @@ class DatabaseCalls:
         """Begin a call; False: it needs no database."""
         if name not in self._calls or (name == "check" and arguments.get("vs") is None):
             return False
-        self._thread = threading.Thread(
-            target=self._run, args=(name, arguments), name=threading.current_thread().name, daemon=True
-        )
-        self._thread.start()
+        with self._lock:
+            is_idle, is_full = not self._requests, len(self._requests) >= _MAX_WAITING
+            if not is_full:
+                self._requests.append((name, arguments))
+        if is_full:
+            self._replies.append({"error": f"more than {_MAX_WAITING} requests at once"})
+        elif is_idle:
+            self._thread = threading.Thread(target=self._run, name=threading.current_thread().name, daemon=True)
+            self._thread.start()
         return True
 
     def finished(self) -> list[dict[str, Any]]:
@@ -47,23 +56,35 @@ class DatabaseCalls:
         return [self._replies.popleft() for _ in range(len(self._replies))]
 
     def end(self) -> None:
-        """The process is gone: wait for the statement that it has left behind."""
+        """The process is gone: wait for the statement that it has left behind; begin no other."""
+        with self._lock:
+            self._is_over = True
         if self._thread is not None:
             self._thread.join(_END_TIMEOUT_SEC)
 
-    def _run(self, name: str, arguments: dict[str, Any]) -> None:
+    def _run(self) -> None:
+        request = self._requests[0]
+        while True:
+            self._replies.append(self._call(*request))
+            self._wake()
+            with self._lock:
+                self._requests.popleft()
+                if self._is_over or not self._requests:
+                    self._requests.clear()
+                    return
+                request = self._requests[0]
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
-            reply = {"value": self._calls[name](**arguments)}
+            return {"value": self._calls[name](**arguments)}
         except Stop as stop:
-            reply = {"stop": str(stop.reason)}
+            return {"stop": str(stop.reason)}
         except Fail as failure:
-            reply = {"fail": str(failure)}
+            return {"fail": str(failure)}
         except (TypeError, ValueError) as error:
-            reply = {"error": str(error)}
+            return {"error": str(error)}
         except Exception as error:  # of the database: another attempt may have more luck
-            reply = {"unavailable": f"{type(error).__name__}: {error}"}
-        self._replies.append(reply)
-        self._wake()
+            return {"unavailable": f"{type(error).__name__}: {error}"}
 
     def _enqueue(self, **request: Any) -> str:
         return str(self._attempt.enqueue(**_decode_times(request)))

@@ -33,6 +33,7 @@ _REPORT_INTERVAL_SEC = 0.1
 _EXIT_ORPHANED = 71  # the worker is gone
 _PR_SET_PDEATHSIG = 1
 _MAX_LINE_LENGTH, _MAX_ERROR_LENGTH, _MAX_TRACEBACK_LENGTH = 16_384, 8_000, 64_000
+_MAX_REQUEST_BYTES = 16_000_000  # of JSON; the worker cuts longer lines
 _MAX_DELAY_SEC = 7 * 86_400.0
 _MAX_IGNORED_STOPS = 100
 _MAX_PROGRESS_NUMBERS = 8
@@ -100,8 +101,10 @@ class Channel:
         self._lock, self._call_lock = threading.RLock(), threading.Lock()
         self.replies: Any = queue.SimpleQueue()
 
-    def send(self, message: Any) -> Any:
+    def send(self, message: Any, max_bytes: Any = float("inf")) -> Any:
         line = json.dumps(message, default=str).encode() + b"\n"
+        if len(line) > max_bytes:
+            raise ValueError(f"a request to the worker has at most {max_bytes} bytes of JSON")
         with self._lock, suppress(OSError):
             self._socket.sendall(line)
 
@@ -113,7 +116,7 @@ class Channel:
     def call(self, name: Any, arguments: Any) -> Any:
         """Have the worker do this; return its reply, or raise what it raised."""
         with self._call_lock:
-            self.send({"call": [name, arguments]})
+            self.send({"call": [name, arguments]}, _MAX_REQUEST_BYTES)
             reply = self.replies.get()
         if "fail" in reply:
             raise Fail(reply["fail"])

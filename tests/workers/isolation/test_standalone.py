@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,13 @@ def curious(args, ctx):
     while ctx.stopping_in is None:
         ctx.sleep(0.01)
     return ctx.stopping_in
+
+
+def long_request(args, ctx):
+    try:
+        ctx.enqueue("t", {"text": "x" * 40_000_000})
+    except ValueError as error:
+        return str(error)
 
 
 def echo(args, ctx):
@@ -541,3 +549,49 @@ def test_call_without_database_or_with_wrong_arguments_is_an_error():
 
     assert kinds[1:] == ["error"] * 3
     assert kinds[0] in ("error", "fail", "unavailable")
+
+
+def test_calls_at_once_are_done_one_after_another():
+    """Processes that a task forks share its socket: calls at once would share a transaction."""
+    calls, running, most = DatabaseCalls(attempt_with(task="t"), lambda: None), set(), []
+
+    def work(**_: Any) -> None:
+        running.add(threading.get_ident())
+        most.append(len(running))
+        time.sleep(0.002)
+        running.discard(threading.get_ident())
+
+    calls._calls = {"upstream": work}
+    for _ in range(20):
+        assert calls.start("upstream", {})
+
+    eventually(lambda: len(most) == 20)
+    calls.end()
+    assert most == [1] * 20
+    assert calls.finished() == [{"value": None}] * 20
+
+
+def test_flood_of_calls_is_refused():
+    calls, is_over = DatabaseCalls(attempt_with(task="t"), lambda: None), threading.Event()
+    calls._calls = {"upstream": lambda: is_over.wait(20)}
+    before = threading.active_count()
+    for _ in range(1000):
+        assert calls.start("upstream", {})
+
+    replies = calls.finished()
+    assert threading.active_count() == before + 1
+    assert 800 < len(replies) < 1000
+    assert {next(iter(reply)) for reply in replies} == {"error"}
+    is_over.set()
+    calls.end()
+
+
+def test_request_that_is_too_long_is_an_error_of_the_task(worker_pools, folder):
+    """The worker would cut it in pieces, and send no reply."""
+    job_id = worker_pools.add_job("t", args={})
+
+    drain(worker_pools.dsn, task_of(folder, "long_request"), ["q"])
+
+    job = worker_pools.queue_fixture.job(job_id)
+    assert job.status is Status.SUCCEEDED, job.traceback or job.error
+    assert "at most" in job.result
