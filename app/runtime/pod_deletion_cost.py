@@ -22,6 +22,7 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # moun
 _API_ADDRESS = "https://kubernetes.default.svc"
 _INTERVAL_SEC = 60.0
 _REQUEST_TIMEOUT_SEC = 5.0
+_END_TIMEOUT_SEC = 0.2  # a request in progress is not waited for
 _MAX_COST = 2**31 - 1
 
 
@@ -45,7 +46,7 @@ class Pod:
         return cls(namespace, socket.gethostname(), folder, address) if has_token and namespace else None
 
     def write_cost(self, cost: int) -> None:
-        """Raises OSError or HTTPException; HTTPError if the API refuses it."""
+        """Raises OSError, HTTPException or, of a token that is none, ValueError; HTTPError if the API refuses it."""
         token = (self.folder / "token").read_text(encoding="utf-8").strip()  # it is replaced while it is in use
         request = Request(  # noqa: S310 - the API of the cluster
             f"{self.address}/api/v1/namespaces/{self.namespace}/pods/{self.name}",
@@ -77,7 +78,7 @@ class DeletionCost:
         except HTTPError as error:
             error.close()
             self._warn(f"{error.code} {error.reason}")
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:
             self._warn(str(error))
         else:
             self._written, self._is_failing = cost, False
@@ -107,4 +108,4 @@ def reporting_deletion_cost(pod: Pod | None, would_lose_sec: Callable[[], float]
         yield
     finally:
         is_over.set()
-        thread.join(_REQUEST_TIMEOUT_SEC + 1)
+        thread.join(_END_TIMEOUT_SEC)

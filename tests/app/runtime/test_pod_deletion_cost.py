@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,25 @@ def test_cost_is_kept_while_the_process_runs(cluster: FakeKubernetes, pod: Pod, 
     assert "pod-deletion-cost" not in {thread.name for thread in threading.enumerate()}
     with reporting_deletion_cost(None, lambda: 12.0):
         assert "pod-deletion-cost" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_end_does_not_wait_for_an_api_that_is_silent(pod: Pod, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pod_deletion_cost, "_INTERVAL_SEC", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(10)
+        slow = replace(pod, address=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with reporting_deletion_cost(slow, lambda: 12.0):
+            request, _ = silent.accept()
+            ended_at = time.monotonic()
+        with request:
+            assert time.monotonic() - ended_at < 2.0
+
+
+def test_token_that_cannot_be_sent_is_warned_of(pod: Pod, caplog, tmp_path: Path):
+    """The thread goes on: the next token may be right."""
+    caplog.set_level(logging.WARNING)
+    for token in (b"\xff\xfe", b"a\nb"):
+        (tmp_path / "token").write_bytes(token)
+        DeletionCost(pod, lambda: 7.0).update()
+
+    assert len([record for record in caplog.records if "deletion_cost" in record.message]) == 2
