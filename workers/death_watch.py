@@ -87,7 +87,10 @@ class Registration:
         """Return whether a control command asks this process for a beat, or reports a new process for it to watch."""
         if verb == "started":
             boot_id, _, worker_id = argument.partition(" ")
-            return boot_id == self._facts.boot_id and self._is_to_watch(worker_id)
+            try:
+                return boot_id == self._facts.boot_id and self._is_to_watch(worker_id)
+            except ValueError:  # any program may notify
+                return True
         return (verb, argument) == ("beat", str(self._info.id))
 
     def _is_to_watch(self, worker_id: str) -> bool:

@@ -3,9 +3,10 @@
 -- dl_notify_queue in schema.sql reads that, and decision 15 explains why no job is missed.
 
 -- name: register_worker
--- A beat. Returns a row for each other process whose death this one watches for: the next `watched` of its host by worker_id,
--- after the last the first again, or all; and those with its name. Each row, or one row without another process, also says
--- whether this process's own name was taken over and whether it was new. The first beat notifies the other processes of the host.
+-- A beat. Returns a row for each other process whose death this one watches for: of its host the next `watched` that reap, by
+-- worker_id, after the last the first again, or all; those that do not reap, as they watch for none; and those with its name.
+-- Each row, or one row without another process, also says whether this process's own name was taken over and whether it was
+-- new. The first beat notifies the other processes of the host.
 WITH self AS (
     INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec, queue_threads,
                             boot_id, pid_namespace, time_namespace, pid, start_time, lock_file, child_tasks, worker_name, schedules,
@@ -21,16 +22,21 @@ WITH self AS (
     RETURNING superseded_by, incarnation, xmax = 0 AS is_new
 ), near AS (
     (SELECT worker_id, 1 AS turn FROM dl_workers
-      WHERE worker_id > %(worker_id)s::uuid AND dead_at IS NULL AND boot_id = %(boot_id)s::text
+      WHERE worker_id > %(worker_id)s::uuid AND reaps AND dead_at IS NULL AND boot_id = %(boot_id)s::text
         AND pid_namespace = %(pid_namespace)s::text AND time_namespace = %(time_namespace)s::text
       ORDER BY worker_id LIMIT %(watched)s::int)
     UNION ALL
     (SELECT worker_id, 2 FROM dl_workers
-      WHERE worker_id < %(worker_id)s::uuid AND dead_at IS NULL AND boot_id = %(boot_id)s::text
+      WHERE worker_id < %(worker_id)s::uuid AND reaps AND dead_at IS NULL AND boot_id = %(boot_id)s::text
         AND pid_namespace = %(pid_namespace)s::text AND time_namespace = %(time_namespace)s::text
       ORDER BY worker_id LIMIT %(watched)s::int)
 ), others AS (
     (SELECT worker_id FROM near ORDER BY turn, worker_id LIMIT %(watched)s::int)
+    UNION
+    SELECT worker_id FROM dl_workers
+     WHERE NOT reaps AND worker_id <> %(worker_id)s::uuid AND dead_at IS NULL AND boot_id = %(boot_id)s::text
+       AND pid_namespace = %(pid_namespace)s::text AND time_namespace = %(time_namespace)s::text
+       AND %(reaps)s::bool
     UNION
     SELECT worker_id FROM dl_workers
      WHERE worker_name = %(worker_name)s::text AND worker_id <> %(worker_id)s::uuid AND dead_at IS NULL

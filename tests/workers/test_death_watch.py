@@ -34,8 +34,8 @@ class Planted:
         self.lock.acquire(self.id, (folder,))
         self._deaths = WorkerLiveness(worker_pools.queue_fixture.session)
 
-    def registers(self, identity: Identity, **facts: Any) -> None:
-        info = WorkerInfo(self.id, "planted:1", "1", ("planted",), ("quick", "apart"), 1)
+    def registers(self, identity: Identity, *, reaps: bool = True, **facts: Any) -> None:
+        info = WorkerInfo(self.id, "planted:1", "1", ("planted",), ("quick", "apart"), 1, reaps=reaps)
         result = HostFacts(**{**vars(identity), "lock_file": str(self.lock.path), **facts})
         self._deaths.beat(info, result, heartbeat_sec=10)
 
@@ -118,6 +118,36 @@ def test_only_some_processes_look_at_one_that_starts(worker_pools: WorkerPoolFix
     assert not registration.is_beat_requested("started", f"{me.boot_id} {last}")
     assert not registration.is_beat_requested("started", f"another {first}")
     assert registration.is_beat_requested("started", me.boot_id)  # an older version names no process
+
+
+def test_start_that_names_no_process_asks_for_a_beat(worker_pools: WorkerPoolFixture, me: Identity, tmp_path: Path):
+    """Any program may notify: a crash of the listening thread would end the process."""
+    pool = worker_pools.pool(start=False, heartbeat_sec=30.0)
+    for _ in range(WATCHED):
+        other = Planted(worker_pools, tmp_path)
+        other.registers(me)
+        other.lock.release()
+    pool._registration.read_identity(())
+    pool._registration.beat()
+
+    pool._on_control(f"started {me.boot_id} 12")
+    pool._on_control("cancel 12")
+
+    assert pool._registration.is_beat_requested("started", f"{me.boot_id} 12")
+
+
+def test_process_that_does_not_reap_is_watched_by_all(worker_pools: WorkerPoolFixture, me: Identity, tmp_path: Path):
+    """Those before it on the host may not reap either."""
+    pool = worker_pools.pool(start=False, heartbeat_sec=30.0)
+    others = [Planted(worker_pools, tmp_path) for _ in range(WATCHED + 3)]
+    for other in others:
+        other.registers(me, reaps=False)
+        other.lock.release()
+    pool._registration.read_identity(())
+
+    watched = {other.id for other in pool._registration.beat().others}
+
+    assert watched == {other.id for other in others}
 
 
 def test_job_of_a_live_process_is_left_to_it(
