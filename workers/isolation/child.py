@@ -37,6 +37,7 @@ _WATCHDOG = str(Path(__file__).with_name("watchdog.py"))
 _READ_BYTES = 65_536
 _MAX_LINE_LENGTH = 8_192  # of output
 _MAX_MESSAGE_BYTES = 16_000_000  # in addition to the result
+_MAX_UNREAD_BYTES = 1_000_000  # sent to a child that does not read; its own messages wait meanwhile
 _STDERR_TAIL_LINES = 20  # kept for the error of a command
 _LIVENESS_INTERVAL_SEC = 1.0  # between two checks that the child lives: others may hold all its descriptors open
 _SEND_RETRY_SEC = 0.02  # while the child does not read
@@ -270,9 +271,13 @@ class ChildProcess:
         timeout = _SEND_RETRY_SEC if self._outgoing else self._liveness_interval_sec
         if self._attempt.stop_reason is not None and self._last_step_at is not None:
             timeout = min(timeout, self._last_step_at + self._attempt.settings.stop_step_sec - clock())
-        self._wakeup.wait(timeout, *self._readers)
+        paused = None
+        if self._channel is not None and len(self._outgoing) > _MAX_UNREAD_BYTES:
+            paused = self._channel.fileno()
+        readable = [descriptor for descriptor in self._readers if descriptor != paused]
+        self._wakeup.wait(timeout, *readable)
         started_at = clock()
-        for descriptor in list(self._readers):
+        for descriptor in readable:
             self._read_available(descriptor)
         spent = clock() - started_at
         if spent > _READ_SLICE_SEC:  # leave the interpreter to the other jobs of this process

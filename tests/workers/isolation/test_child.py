@@ -22,6 +22,7 @@ from tests.support import eventually, hostile_tasks
 from tests.support.claimed_jobs import CapturedLines, attempt_with
 from tests.support.real_service import ServiceJobs, is_alive, query_rows
 from workers.attempt import Attempt
+from workers.isolation import child as child_module
 from workers.isolation import watchdog
 from workers.isolation.child import ChildProcess, StartFailed
 from workers.outcome import LeaseLost, Outcome, Released
@@ -302,6 +303,28 @@ def test_child_that_reads_nothing_is_stopped():
 
     assert exit_.stopped_by_us
     assert attempt.stop_signal.step == "sigterm"
+
+
+def test_child_that_asks_and_reads_no_reply_uses_bounded_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(child_module, "_MAX_UNREAD_BYTES", 10_000)
+    attempt, unread = attempt_with(), [0]
+    ours, theirs = socket.socketpair()
+    code = f"import socket\ns = socket.socket(fileno={theirs.fileno()})\n"
+    code += 'while True:\n    s.sendall(b\'{"call": ["none", {}]}\\n\' * 100)\n'
+    child = python(attempt, code, channel=ours, inherited_descriptors=(theirs.fileno(),))
+    theirs.close()
+    flush = child._flush
+
+    def record() -> None:
+        flush()
+        unread.append(len(child._outgoing))
+        if unread[-1] > 10_000:
+            threading.Timer(1.0, attempt.stop, [StopReason.CANCEL]).start()
+
+    monkeypatch.setattr(child, "_flush", record)
+    child.wait()
+
+    assert 10_000 < max(unread) < 200_000
 
 
 def test_frozen_process_is_killed():
