@@ -317,7 +317,8 @@ class JobLogWriter:
         self.thread.wake()
 
     def _add_position(self, job_id: UUID, attempt: int, text: str) -> None:
-        if text.isprintable() and text.count(" ") == 2:  # noqa: PLR2004 - three fields
+        is_valid = text.isprintable() and text.count(" ") >= 2 and len(text) <= _MAX_SCANNED_LENGTH  # noqa: PLR2004
+        if is_valid and not self._is_over_capacity():  # without it another attempt repeats lines
             with self._lock:
                 self._append(_Line((job_id, attempt), clock(), "", POSITION_STREAM, text))
             self.thread.wake()
@@ -423,7 +424,7 @@ class JobLogWriter:
             for line in batch
             if line.stream != POSITION_STREAM
         ]
-        marks = [LogPosition(*line.text.split(" ")) for line in batch if line.stream == POSITION_STREAM]
+        marks = [LogPosition(*line.text.split(" ", 2)) for line in batch if line.stream == POSITION_STREAM]
         positions = list({mark.offload: mark for mark in marks}.values())  # the last of each
         try:
             self._queue.write_logs(lines, positions)

@@ -102,7 +102,7 @@ def test_lines_are_written_once_a_second(make, table, time):
 def test_position_is_written_with_the_lines_before_it(make, table):
     logs = make()
     say(logs, "one")
-    for position in ("1", "a b", "2"):
+    for position in ("1", "2030-01-01 00:00", "a\0b"):
         logs.write(JOB, 1, "INFO", POSITION_STREAM, f"dl-x-1 run {position}")
     table.failing = [DatabaseUnavailable("away")]
 
@@ -112,7 +112,19 @@ def test_position_is_written_with_the_lines_before_it(make, table):
     logs.flush()
 
     assert table.texts == ["one"]
-    assert table.positions == [("dl-x-1", "run", "2")]
+    assert table.positions == [("dl-x-1", "run", "2030-01-01 00:00")]
+
+
+def test_flood_of_positions_uses_bounded_memory(make, monkeypatch):
+    """They come from the process of the job."""
+    monkeypatch.setattr(writer, "_MAX_PENDING_LINES", 10)
+    logs = make()
+    logs.write(JOB, 1, "INFO", POSITION_STREAM, "dl-x-1 run " + "1" * 1_000_000)
+    for n in range(1000):
+        logs.write(JOB, 1, "INFO", POSITION_STREAM, f"dl-x-1 run {n}")
+
+    assert len(logs._pending) == 10
+    assert logs._pending_bytes < 1000
 
 
 def test_lines_wait_for_the_database_and_pipelines_do_not(make, table, time):
