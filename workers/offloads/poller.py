@@ -163,12 +163,14 @@ class OffloadPoller:
         backoff = self._backoffs.get(due.engine)
         lines: list[str] = []
         position = due.log_position
+        may_arrive = False
         try:
             if backoff is not None and clock() < backoff.until:
                 raise backoff.error
             executor = self._engines.get(due.engine)
             if due.is_orphan:
-                is_over = RemoteStop(executor, due.name, asked_sec=due.waited_sec).has_ended()
+                remote_stop = RemoteStop(executor, due.name, asked_sec=due.waited_sec)
+                is_over, may_arrive = remote_stop.has_ended(), remote_stop.may_arrive
             else:
                 state = executor.status(due.name).state
                 is_over = state.is_over
@@ -186,12 +188,12 @@ class OffloadPoller:
         if lines:
             self._write_log(due, lines)
         offloads.record_poll(due.name, next_sec=next_sec, log_position=position)
-        self._conclude(offloads, due, is_over)
+        self._conclude(offloads, due, is_over=is_over, may_arrive=may_arrive)
 
     @staticmethod
-    def _conclude(offloads: Offloads, due: DuePoll, is_over: bool) -> None:
+    def _conclude(offloads: Offloads, due: DuePoll, *, is_over: bool, may_arrive: bool) -> None:
         if due.is_orphan:
-            if is_over or due.is_abandoned:
+            if is_over or (due.is_abandoned and not may_arrive):
                 outcome: Any = "stopped" if is_over else "abandoned"
                 offloads.end(due.name, outcome)
                 _log.info("offload.stopped", offload=due.name, job=str(due.job_id), outcome=outcome)

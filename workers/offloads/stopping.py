@@ -87,7 +87,8 @@ class OffloadStopper:
                 detail, is_away = f"the engine does not answer: {error}", True
             if clock() >= deadline:
                 if row.is_abandoned:
-                    self._retry(lambda: self._offloads.end(row.name, "abandoned"))
+                    if not remote_stop.may_arrive:  # else the poller stops it when it arrives
+                        self._retry(lambda: self._offloads.end(row.name, "abandoned"))
                     return
                 reason = self._attempt.stop_reason
                 if reason is StopReason.SHUTDOWN or (is_away and reason is None):

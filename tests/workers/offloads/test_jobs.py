@@ -181,6 +181,25 @@ def test_cancel_stops_work_that_begins_late(offloads: OffloadFixture, stopper: s
     assert not offloads.is_alive(name)
 
 
+@pytest.mark.parametrize("stopper", ["attempt", "poller"])
+def test_abandoned_work_that_begins_late_is_stopped(offloads: OffloadFixture, stopper: str):
+    offloads.engine.faults["POST"].extend(["late", *["500"] * 100])
+    pool = offloads.start()
+    job_id = offloads.add("blocking", "gate", options={"grace": 0.1, "abandon": True})
+    name = offloads.name(job_id)
+    eventually(lambda: offloads.engine.count_requests("POST") > 0)
+
+    if stopper == "poller":
+        pool.stop(grace=0)
+    offloads.pools.queue_fixture.queue.cancel(job_id)
+    if stopper == "poller":
+        offloads.start()
+
+    eventually(lambda: offloads.engine.starts[name] == 1)
+    eventually(lambda: not offloads.is_alive(name), 3.0)
+    eventually(lambda: offloads.rows(job_id)[0][1] is not None)
+
+
 def test_stop_that_does_not_come_is_shown(offloads: OffloadFixture):
     offloads.engine.ignores_stop = True
     offloads.start(queues={"q": 2})
