@@ -26,7 +26,7 @@ from app.errors import DatabaseUnavailable, DataloaderError
 from app.queue.graphs import Graphs
 from app.queue.jobs import JobQueue
 from app.queue.offloads import Offloads
-from app.queue.workers import notify_waiting_queues, prune_notify_state
+from app.queue.workers import BeatResult, notify_waiting_queues, prune_notify_state
 from pipelines.contract import Pipelines
 from pipelines.executors import Engines
 from workers.backfills import BackfillsDuty
@@ -37,7 +37,8 @@ from workers.schedules import LATE_SEC, SchedulesDuty
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
-_FOLLOW_INTERVAL_SEC = 5.0  # between two checks of a process that does not lead
+_FOLLOW_INTERVAL_SEC = 30.0  # between two checks of a process that does not lead, if its beats do not ask for one
+_LATE_SCHEDULES_INTERVAL_SEC = 5.0
 _FOLLOWER_REPAIR_SEC = 30.0
 IDLE_INTERVAL_SEC = 2.0  # between two checks for bulk operations or new events
 _NOTIFY_INTERVAL_SEC = 1.0
@@ -125,6 +126,12 @@ class Maintenance:
         """Run this duty now, for example because a bulk operation was requested."""
         self._next_run_at[duty] = 0.0
         self.thread.wake()
+
+    def on_beat(self, beat: BeatResult) -> None:
+        """Follow at once if no process leads, or if the leader leaves a schedule late."""
+        is_late = beat.next_schedule_in_sec is not None and beat.next_schedule_in_sec < -LATE_SEC
+        if not self.is_leader and (is_late or not beat.is_led):
+            self.thread.wake()
 
     def run_once(self) -> float:
         """Run one slice of the duty that is longest overdue; return the seconds until the next one is due."""
@@ -219,7 +226,7 @@ def follower_duties(
     """What every process does while another one leads, at longer intervals."""
     schedules = schedules_duty(session, options, tasks, counters)
     return [
-        Duty("late-schedules", _FOLLOW_INTERVAL_SEC, lambda: schedules.run(late_by_sec=LATE_SEC)),
+        Duty("late-schedules", _LATE_SCHEDULES_INTERVAL_SEC, lambda: schedules.run(late_by_sec=LATE_SEC)),
         Duty("blocked", _FOLLOWER_REPAIR_SEC, BlockedJobsDuty(JobQueue(session)).run),
     ]
 

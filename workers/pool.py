@@ -132,11 +132,7 @@ class WorkerPool:
         if self._host_relay is not None:
             self._background_threads.append(self._host_relay.thread)
         self._worker_stopper = WorkerStopper(
-            self._workers,
-            self._running_attempts,
-            self._settler,
-            self._key_locks,
-            stop_wait_sec=options.stop_wait_sec,
+            self._workers, self._running_attempts, self._settler, self._key_locks, stop_wait_sec=options.stop_wait_sec
         )
 
     def _build_dispatcher(self, queue: JobQueue, info: WorkerInfo) -> None:
@@ -188,7 +184,7 @@ class WorkerPool:
             self._running_attempts,
             interval_sec=options.heartbeat_sec,
             info=info,
-            register=lambda: self._death_watch.on_beat(self._registration.beat()),
+            register=self._beat,
             declare=lambda: write_declarations(self._pipelines, queue["renew"].executor, self.id),
             listen=self._dispatcher.listen_while_busy,
             on_crash=self._on_crash,
@@ -223,6 +219,11 @@ class WorkerPool:
             request_beat=self._heartbeat.beat_now,
             takes_from_others=options.reaps,
         )
+
+    def _beat(self) -> None:
+        beat = self._registration.beat()
+        for apply in (self._death_watch.on_beat, self._reaper.on_beat, self._maintenance.on_beat):
+            apply(beat)
 
     def _build_database_threads(self) -> None:
         """Make the threads that serve operators and webhook receivers, and the maintenance duties."""

@@ -20,12 +20,14 @@ from app.queue.attempt_sessions import (
     start_thread,
 )
 from app.queue.jobs import JobQueue
+from app.queue.workers import BeatResult
 from workers.claimer import KeyLocks
 from workers.settler import log_reaped
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _STEP_INTERVAL_SEC = 0.5
+_QUIET_PERIODS = 3  # between two checks, while each beat says that no lease has expired
 
 RunKey = tuple[UUID, UUID | None]  # job, run
 DeadRun = tuple[UUID, UUID | None, str]  # job, run, lock_key
@@ -73,6 +75,8 @@ class Reaper:
         self._takes_from_others = takes_from_others
         self._queue, self._key_locks, self._release_stale = queue, key_locks, release_stale
         self._interval_sec, self._heartbeat_sec, self._pause_sec = interval_sec, heartbeat_sec, pause_sec
+        # Beats that are not rarer than the checks make most of them needless.
+        self._quiet_interval_sec = interval_sec if interval_sec < heartbeat_sec else _QUIET_PERIODS * interval_sec
         # Runs with an expired lease, and when it was first found expired.
         self._expired_leases: dict[RunKey, tuple[DeadRun, float]] = {}
         self._server = ""  # that answered the last check; see ExpiredRuns
@@ -83,6 +87,11 @@ class Reaper:
         self._finished_runs: deque[tuple[Sequence[DeadRun], SessionsEnded, str]] = deque()
         self.last_check_at = clock()  # read by any thread
         self.thread = BackgroundThread("reaper", self.run_once, on_crash=on_crash)
+
+    def on_beat(self, beat: BeatResult) -> None:
+        """If a lease has expired, check an interval after the last check. Called by the heartbeat's thread."""
+        if beat.has_expired_leases:
+            self._next_check_at = min(self._next_check_at, self.last_check_at + self._interval_sec)
 
     def run_once(self) -> float:
         self._release_stale()
@@ -95,7 +104,7 @@ class Reaper:
         if now >= self._next_check_at:
             self._check_leases(now)
             soon_sec = min(self._interval_sec, self._heartbeat_sec)
-            self._next_check_at = now + (soon_sec if self._expired_leases else self._interval_sec)
+            self._next_check_at = now + (soon_sec if self._expired_leases else self._quiet_interval_sec)
             self.last_check_at = now
         return min(_STEP_INTERVAL_SEC, self._interval_sec)
 

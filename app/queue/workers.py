@@ -68,6 +68,9 @@ class BeatResult:
     is_new: bool = True  # the database had no row of this process
     incarnation: int | None = None  # how many processes have held the name so far
     others: Sequence[OtherWorker] = ()
+    is_led: bool = True  # there is a maintenance leader
+    next_schedule_in_sec: float | None = None  # less than 0: it is late
+    has_expired_leases: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class WorkerLiveness:
         rows = self._execute("register_worker", parameters)
         is_superseded, is_new, incarnation = rows[0][:3]
         others = tuple(from_row(OtherWorker, row[3:15]) for row in rows if row[3] is not None)
-        return BeatResult(is_superseded, is_new, incarnation, others)
+        return BeatResult(is_superseded, is_new, incarnation, others, *rows[0][15:18])
 
     def deregister(self, worker_id: UUID) -> None:
         self._execute("deregister_worker", {"worker_id": str(worker_id)})

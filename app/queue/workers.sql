@@ -6,7 +6,8 @@
 -- A beat. Returns a row for each other process whose death this one watches for: of its host the next `watched` that reap, by
 -- worker_id, after the last the first again, or all; those that do not reap, as they watch for none; and those with its name.
 -- Each row, or one row without another process, also says whether this process's own name was taken over and whether it was
--- new. The first beat notifies the other processes of the host.
+-- new, and what there is to do: that there is no maintenance leader, when the next schedule comes, and that a lease has
+-- expired. The first beat notifies the other processes of the host.
 WITH self AS (
     INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec, queue_threads,
                             boot_id, pid_namespace, time_namespace, pid, start_time, lock_file, child_tasks, worker_name, schedules,
@@ -44,6 +45,16 @@ WITH self AS (
 SELECT self.superseded_by IS NOT NULL, self.is_new, self.incarnation,
        w.worker_id, w.name, w.boot_id, w.pid_namespace, w.time_namespace, w.pid, w.start_time, w.lock_file,
        w.worker_name, w.listener, w.heartbeat_sec, w.stopping,
+       -- The lock is released at once, not with the transaction: a process that is about to lead would find it taken.
+       (SELECT NOT CASE WHEN pg_try_advisory_lock_shared(1684828527, 5)
+                        THEN pg_advisory_unlock_shared(1684828527, 5) ELSE false END) AS is_led,
+       (SELECT extract(epoch FROM next_at - clock_timestamp())::float8
+          FROM dl_schedules
+         WHERE next_at IS NOT NULL AND paused_at IS NULL AND orphaned_at IS NULL
+         ORDER BY next_at
+         LIMIT 1) AS next_schedule_in_sec,
+       EXISTS (SELECT FROM dl_jobs
+                WHERE status = 'running' AND dl_is_lease_expired(lease_expires_at, heartbeat_at, lease_ttl_sec)) AS has_expired_leases,
        CASE WHEN self.is_new AND %(boot_id)s::text IS NOT NULL
             THEN pg_notify('dl_control', concat_ws(' ', 'started', %(boot_id)s::text, %(worker_id)s::uuid)) END
   FROM self

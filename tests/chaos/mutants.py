@@ -227,6 +227,7 @@ def _fire_from_every_process() -> None:
         return made
 
     _replace(maintenance, "_FOLLOW_INTERVAL_SEC", 0.0)
+    _replace(maintenance, "_LATE_SCHEDULES_INTERVAL_SEC", 0.0)
     _replace(maintenance, "LATE_SEC", 0.0)
     request = _replace(schedules, "scheduled_job", without_key)
 

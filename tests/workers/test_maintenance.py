@@ -17,7 +17,7 @@ from app.admin.webhooks import WebhookEvent, Webhooks
 from app.errors import DatabaseUnavailable, SchemaOutdated
 from app.net import AllowedHosts
 from app.queue.job import Status
-from app.queue.workers import WorkerInfo, WorkerLiveness
+from app.queue.workers import BeatResult, WorkerInfo, WorkerLiveness
 from pipelines.contract import Breaker, Pipelines
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
@@ -212,6 +212,43 @@ def test_follower_repairs_blocked_jobs_of_frozen_leader(queue, monkeypatch):
 
     assert queue.wait_state(later) == "ready"
     assert not follower.is_leader
+
+
+@pytest.mark.parametrize(
+    ("beat", "is_due"),
+    [
+        (BeatResult(), False),
+        (BeatResult(is_led=False), True),
+        (BeatResult(next_schedule_in_sec=-4.0), False),
+        (BeatResult(next_schedule_in_sec=-6.0), True),
+    ],
+)
+def test_beat_that_asks_for_it_has_a_follower_check(queue, monkeypatch, beat, is_due):
+    leader, follower = new_maintenance(queue, Duty("duty", 1.0, lambda: None)), new_maintenance(queue)
+    leader.run_once()
+    woken: list[str] = []
+    for name, maintenance_of in (("leader", leader), ("follower", follower)):
+        monkeypatch.setattr(maintenance_of.thread, "wake", lambda name=name: woken.append(name))
+        maintenance_of.on_beat(beat)
+
+    assert woken == (["follower"] if is_due else [])
+
+
+def test_follower_fires_the_late_schedule_of_a_frozen_leader(worker_pools: WorkerPoolFixture):
+    queue = worker_pools.queue_fixture
+    frozen = new_maintenance(queue, Duty("duty", 1.0, lambda: None))
+    frozen.run_once()
+    follower = worker_pools.listening_pool({"q": 1})
+    queue.sql(
+        "INSERT INTO dl_schedules (name, source, task, overrides, next_at)"
+        " VALUES ('s', 'people', 'quick', '{}', clock_timestamp() - interval '4 s')"
+    )
+
+    eventually(lambda: queue.fetch_row("SELECT count(*) FROM dl_firings"), 15.0, "it is fired at a beat")
+
+    assert frozen.is_leader
+    assert not follower._maintenance.is_leader
+    frozen.close()
 
 
 def test_one_pool_of_two_runs_bulk_and_statistics(worker_pools: WorkerPoolFixture):

@@ -10,6 +10,7 @@ import pytest
 
 from app.queue.attempt_sessions import ConnectionSettings, SessionsEnded, end_sessions
 from app.queue.job import ExpiredRuns, ReapedJob, RepairResult, Status
+from app.queue.workers import BeatResult
 from tests.support import eventually
 from workers import reaper as room
 from workers.reaper import Reaper
@@ -65,9 +66,10 @@ def database(times: Times) -> Database:
 
 def made(database: Database, **more: Any) -> Reaper:
     make: Any = Reaper
+    options = {"interval_sec": 0.99 * HEARTBEAT, **more}  # rarer checks rely on beats
     found: Reaper = make(
-        database, NoKeys(), interval_sec=HEARTBEAT, heartbeat_sec=HEARTBEAT, pause_sec=0.0, release_stale=lambda: None,
-        on_crash=lambda name: None, **more,
+        database, NoKeys(), heartbeat_sec=HEARTBEAT, pause_sec=0.0, release_stale=lambda: None,
+        on_crash=lambda name: None, **options,
     )  # fmt: skip
     return found
 
@@ -75,6 +77,34 @@ def made(database: Database, **more: Any) -> Reaper:
 @pytest.fixture
 def reaper(database: Database) -> Reaper:
     return made(database)
+
+
+def test_expired_leases_of_a_beat_are_checked_at_the_interval(times, database):
+    reaper = made(database, interval_sec=HEARTBEAT)
+    dead, database.dead = database.dead, []
+    reaper.run_once()
+    database.dead = dead
+    for step in (0.5, 0.5, 1.0):
+        assert database.reaped == []
+        times.now += step * HEARTBEAT
+        reaper.on_beat(BeatResult(has_expired_leases=True))
+        reaper.run_once()
+
+    assert database.reaped == dead
+
+
+def test_reaper_checks_without_beats_after_three_periods(times, database):
+    reaper = made(database, interval_sec=HEARTBEAT)
+    dead, database.dead = database.dead, []
+    reaper.run_once()
+    database.dead = dead
+    for _ in range(4):
+        assert database.reaped == []
+        times.now += HEARTBEAT
+        reaper.on_beat(BeatResult())
+        reaper.run_once()
+
+    assert database.reaped == dead
 
 
 def test_run_is_reaped_at_second_check_after_a_heartbeat(times, database, reaper):

@@ -7,9 +7,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from app.admin.queues import Queues
 from app.queue.job import ClaimedJob, ReapedJob, Status, new_run_ids
 from app.queue.workers import BeatResult, HostFacts, WorkerInfo, WorkerLiveness
 from tests.support.queue_fixture import QueueFixture
+from tests.support.waiting import eventually
 
 HERE = HostFacts("boot", "pid:[1]", "time:[2]", 4711, 1000, lock_file="/run/x.lock", child_tasks=("apart",))
 
@@ -90,6 +92,38 @@ def test_deregistering_deletes_the_row_and_old_rows(queue_db: QueueFixture, beat
     WorkerLiveness(queue_db.session).deregister(worker)
 
     assert queue_db.sql("SELECT worker_id FROM dl_workers") == [(str(recent),)]
+
+
+def test_beat_says_whether_a_process_leads(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+    worker, leader = uuid4(), queue_db.new_session()
+    assert not beat(worker).is_led
+
+    assert Queues(leader).acquire_maintenance_lock()  # the beat before has left no lock
+    assert beat(worker).is_led
+
+    leader.close()
+    eventually(lambda: not beat(worker).is_led)
+
+
+def test_beat_says_when_the_next_schedule_comes(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+    worker = uuid4()
+    assert beat(worker).next_schedule_in_sec is None
+    queue_db.sql(
+        "INSERT INTO dl_schedules (name, source, task, overrides, next_at, paused_at)"
+        " VALUES ('s', 'people', 't', '{}', now() - interval '9 s', NULL),"
+        " ('paused', 'people', 't', '{}', now() - interval '1 h', now())"
+    )
+
+    assert beat(worker).next_schedule_in_sec == pytest.approx(-9, abs=2)
+
+
+def test_beat_says_whether_a_lease_has_expired(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+    worker = uuid4()
+    claimed_by(queue_db, worker)
+    assert not beat(worker).has_expired_leases
+
+    queue_db.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
+    assert beat(worker).has_expired_leases
 
 
 def test_first_beat_is_announced_once(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
