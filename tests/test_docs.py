@@ -378,3 +378,10 @@ def test_the_image_copies_what_there_is_and_what_is_not_ignored():
 
     assert copied == allowed
     assert [name for name in copied if not (ROOT / name).exists()] == []
+
+
+def test_changelog_has_no_line_twice():
+    entries = re.findall(r"^- .*(?:\n  .*)*", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert len(entries) > 100
+    assert [entry for entry in set(entries) if entries.count(entry) > 1] == []
