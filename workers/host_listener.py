@@ -272,15 +272,16 @@ class HostRelay:
         """Send what was received to all, and the state to those that have not had it."""
         state, now, peers = self._listener.state, clock(), self._group.peers()
         messages = list(_split(state, found))
-        has_changed, self._sent_state = state is not self._sent_state, state
-        if not messages and (has_changed or now >= self._next_beat_at):
-            messages = [_Message(state)]
-        if messages:
+        is_beat_due = state is not self._sent_state or now >= self._next_beat_at
+        self._sent_state = state
+        if is_beat_due:
             self._next_beat_at = now + self._beat_interval_sec
         for path in peers:
             # A process that has just begun to receive may have missed something.
             if path in self._known:
                 own = [message for message in messages if message.concerns(self._known[path])]
+                if is_beat_due and not own:
+                    own = [_Message(state)]
             else:
                 own = [_Message(state, Notifications(reconnected=True))]
             self._send(path, [*self._pending.pop(path, ()), *own])

@@ -145,9 +145,9 @@ def group_of(folder: Path) -> HostGroup:
     return HostGroup("dsn", "public", uuid4(), [f"queue-{n}" for n in range(2_000)], folder=folder)
 
 
-def relay_of(group: HostGroup) -> HostRelay:
+def relay_of(group: HostGroup, beat_interval_sec: float = 60) -> HostRelay:
     made: Any = HostRelay
-    relay: HostRelay = made(group, FakeListener(), beat_interval_sec=60, on_crash=lambda name: None)
+    relay: HostRelay = made(group, FakeListener(), beat_interval_sec=beat_interval_sec, on_crash=lambda name: None)
     return relay
 
 
@@ -229,6 +229,30 @@ def test_process_gets_names_of_its_own_queues_only(folder):
     assert listener.listen(0, wakeup).commands == ("cancel 1",)
     listener.close()
     assert list(folder.iterdir()) == []
+    relay.close()
+
+
+def test_names_of_other_queues_keep_no_beat_away(folder):
+    """The maintenance leader notifies the queues with ready jobs each second."""
+    listener = listener_of(HostGroup("dsn", "public", uuid4(), ["mine"], folder=folder))
+    relay, wakeup = relay_of(group_of(folder), beat_interval_sec=0), WakeupPipe()
+    listener.listen(0, wakeup)
+    relay.relay(Notifications())
+    listener.listen(0, wakeup)
+    before = listener.last_self_test_at or 0.0
+
+    relay.relay(Notifications(frozenset({"other"})))
+    listener.listen(0, wakeup)
+    assert (listener.last_self_test_at or 0.0) > before > 0.0
+
+    relay._beat_interval_sec = 60
+    relay.relay(Notifications())
+    fake: Any = relay._listener
+    fake.state = ListenState.DISCONNECTED
+    relay.relay(Notifications(frozenset({"other"})))
+    listener.listen(0, wakeup)
+    assert listener.state is ListenState.DISCONNECTED
+    listener.close()
     relay.close()
 
 
