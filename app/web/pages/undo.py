@@ -205,15 +205,15 @@ class ActHistory:
         if entry.before is None:
             self._breakers.delete(task)
             return
-        old = entry.before
+        old, current = entry.before, self._current(entry)
         numbers: dict[str, Any] = {}
         if any(field in old for field in _BREAKER_NUMBERS):
-            current = self._current(entry)
             numbers = {field: old.get(field, getattr(current, field, None)) for field in _BREAKER_NUMBERS}
         state: dict[str, Any] = {}
         if "state" in old or "reason" in old:
-            was_closed = old.get("state", BreakerState.OPEN) == BreakerState.CLOSED
-            state = {"state": BreakerState.CLOSED if was_closed else BreakerState.OPEN, "reason": old.get("reason")}
+            was_closed = old.get("state", current.state) == BreakerState.CLOSED
+            state["state"] = BreakerState.CLOSED if was_closed else BreakerState.OPEN
+            state["reason"] = old.get("reason", current.reason)
         self._breakers.set(task, **numbers, **state, changed_by=current_actor().name)
 
     def _last_edit(self, entry: AuditEntry) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -123,6 +123,17 @@ def test_pause_of_a_task_and_its_resume_are_undone(source, act, undo):
     assert breakers.status("noop").failures == 3
 
 
+def test_undo_of_a_reason_alone_leaves_the_task_as_it_runs(source, act, undo):
+    breakers = Breakers(source)
+    act("/tasks/noop/act", action="breaker", failures="3")
+    undo(act("/breakers", task="noop", action="resume", reason="checked"))
+    assert (breakers.status("noop").state, breakers.status("noop").reason) == ("closed", None)
+
+    act("/breakers", task="noop", action="pause", reason="same")
+    undo(act("/breakers", task="noop", action="resume", reason="same"))
+    assert (breakers.status("noop").state, breakers.status("noop").reason) == ("open", "same")
+
+
 def test_pause_of_a_schedule_and_its_resume_are_undone(client, source, act, undo):
     client.put("/api/v1/schedules/nightly", json={"expression": "0 3 * * *", "task": "noop", "queue": "etl"})
     schedules = Schedules(source)
@@ -212,7 +223,8 @@ def test_undo_of_a_cancel_keeps_the_time_of_the_job(client, source, act, undo, t
     assert [event.kind for event in queue.events(job["job_id"])] == ["queued", "canceled", "requeue"]
 
 
-def test_undo_of_a_state_keeps_the_note_that_stayed(source, act, undo):
+def test_undo_of_a_state_keeps_the_note_that_stayed(source, act, undo, trigger):
+    trigger()
     act("/queues/etl/state", state="paused", note="moving")
     undo(act("/queues/etl/state", state="draining", note="moving"))
 
