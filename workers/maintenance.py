@@ -140,30 +140,30 @@ class Maintenance:
             return _FOLLOW_INTERVAL_SEC
         name = min(self._next_run_at, key=self._next_run_at.__getitem__)
         if self._next_run_at[name] <= clock():
-            self._run_duty(self._duties[name])
+            duty = self._duties[name]
+            pause = self._run_duty(duty, self._next_run_at)
+            if pause is not None:
+                self._next_run_at[name] = clock() + min(pause, duty.interval_sec)
         return max(0.0, min(self._next_run_at.values()) - clock())
 
     def _follow(self) -> None:
         for duty in self._follower_duties:
             if clock() >= self._next_follow_at[duty.name]:
-                self._next_follow_at[duty.name] = clock() + duty.interval_sec
-                duty.run()
+                self._run_duty(duty, self._next_follow_at)
 
-    def _run_duty(self, duty: Duty) -> None:
-        self._next_run_at[duty.name] = clock() + duty.interval_sec
+    def _run_duty(self, duty: Duty, next_at: dict[str, float]) -> float | None:
+        next_at[duty.name] = clock() + duty.interval_sec
         try:
-            pause = duty.run()
+            return duty.run()
         except DatabaseUnavailable as error:
             if not self.is_leader:
                 raise  # the connection is gone, and the lock with it
             _log.warning("maintenance.failed", duty=duty.name, error=str(error))
         except Exception as error:
-            self._next_run_at[duty.name] = clock() + max(duty.interval_sec, _FAILED_RETRY_SEC)
+            next_at[duty.name] = clock() + max(duty.interval_sec, _FAILED_RETRY_SEC)
             write = _log.error if isinstance(error, DataloaderError) else _log.exception
             write("maintenance.failed", duty=duty.name, error=str(error))
-        else:
-            if pause is not None:
-                self._next_run_at[duty.name] = clock() + min(pause, duty.interval_sec)
+        return None
 
     def _acquire_lock(self) -> bool:
         if self._lock_check.is_maintenance_lock_held():

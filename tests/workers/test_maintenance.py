@@ -251,6 +251,24 @@ def test_follower_fires_the_late_schedule_of_a_frozen_leader(worker_pools: Worke
     frozen.close()
 
 
+def test_failing_duty_of_a_follower_ends_no_process(queue, caplog):
+    """All followers have the same: none would be left to run jobs."""
+    runs: list[str] = []
+
+    def fail() -> None:
+        raise KeyError("bug")
+
+    leader = new_maintenance(queue, Duty("idle", 1.0, lambda: None))
+    leader.run_once()
+    other = Duty("other", 30.0, lambda: runs.append("other"))
+    follower = new_maintenance(queue, followed=[Duty("failing", 30.0, fail), other])
+
+    run_steps(follower, 2)
+
+    assert runs == ["other"]
+    assert caplog.text.count("maintenance.failed") == 1
+
+
 def test_one_pool_of_two_runs_bulk_and_statistics(worker_pools: WorkerPoolFixture):
     for _ in range(2):
         worker_pools.listening_pool({"q": 1})
