@@ -28,7 +28,7 @@ _OF_EVERY_JOB = frozenset({"enqueue", "get_job", "claim", "promote_and_claim", "
 _OF_IDLE_PROCESSES = frozenset({
     "register_worker", "report_and_fetch", "expired_runs", "is_maintenance_lock_held", "lease_deliveries",
     "due_schedules", "defer_unknown_tasks", "repair_blocked", "notify_waiting_queues", "wake_limited", "probe_breakers",
-    "decide_left", "expire",
+    "decide_left", "expire", "lease_bulk", "next_bulk_step", "prune_backfill_limits",
 })  # fmt: skip
 _PREPARED = _OF_EVERY_JOB | _OF_IDLE_PROCESSES
 _NAME_LINE = re.compile(r"^-- name: (\w+)(?: = (\w+(?: \+ \w+)*))?$", re.MULTILINE)
