@@ -112,8 +112,9 @@ def test_without_listening_jobs_are_found_by_polling(worker_pools):
 
 def test_queue_is_polled_by_its_own_policy(worker_pools):
     polls = {"q": Exponential(base=0.1, cap=0.4, jitter=0.0)}
+    rare = worker_pools.add_job(queue="rare")
     pool = worker_pools.pool({"q": 1, "rare": 1}, listen=ListenMode.OFF, claim_backoff_sec=3600, polls=polls)
-    worker_pools.wait_for_all([worker_pools.add_job(queue="rare")], timeout=10)  # by the first claim of the start
+    worker_pools.wait_for_all([rare], timeout=10)  # by the first claim of the start
     eventually(lambda: pool._dispatcher.queues["q"].poll.interval_sec == 0.4, message="polls found nothing")
 
     worker_pools.wait_for_all([worker_pools.add_job()], timeout=10)

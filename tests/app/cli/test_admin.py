@@ -145,7 +145,9 @@ def test_jobs_shows_how_a_queued_job_waits(run, queue_db):
 
 
 def test_why_of_a_task_without_reason_says_so(run, queue_db):
-    WorkerLiveness(queue_db.session).beat(WorkerInfo(uuid4(), "host:1", "1", ("q",), ("t",), 2), heartbeat_sec=60)
+    WorkerLiveness(queue_db.session).beat(
+        WorkerInfo(uuid4(), "host:1", "1", ("etl.default",), ("t",), 2), heartbeat_sec=60
+    )
 
     assert run("why", "t").output.startswith("Nothing holds up the task t.")
     assert run("breakers", "pause", "t", "--note", "moving").output == "t is paused: moving.\n"
