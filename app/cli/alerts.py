@@ -100,6 +100,7 @@ def alerts_create(service: RemoteService, **options: Any) -> None:
 def alerts_edit(service: RemoteService, *, rule_id: UUID, **changes: Any) -> None:
     """Change the given options of a rule; the others stay."""
     rule = service.patch(f"{_RULES_PATH}/{rule_id}", changes)
+    service.print_warnings(rule)
     service.print_payload(rule, f"rule {rule['name']} is {'on' if rule['active'] else 'off'}")
 
 

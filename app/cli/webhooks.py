@@ -72,6 +72,7 @@ def webhooks_edit(
 ) -> None:
     """Change the given options of a webhook; the others stay."""
     webhook = service.patch(f"{_PATH}/{webhook_id}", {**changes, "url": to, "events": events or None})
+    service.print_warnings(webhook)
     service.print_payload(webhook, f"webhook {webhook['webhook_id']} is {'on' if webhook['active'] else 'off'}")
 
 

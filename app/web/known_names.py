@@ -28,15 +28,19 @@ class NameCheck:
     def __init__(self, executor: Executor, pipelines: Pipelines) -> None:
         self._queues, self._pipelines = Queues(executor), pipelines
 
-    def warnings(self, *, queue: str | None = None, task: str | None = None, strict: bool = False) -> list[str]:
-        """Why the queue or task may be misspelt; empty if both are known. Raises NameNotFound if `strict`."""
+    def unknown(self, *, queue: str | None = None, task: str | None = None) -> dict[str, str]:
+        """Why the queue or task may be misspelt, by `queue` and `task`; empty if both are known."""
         if queue is None and task is None:
-            return []
+            return {}
         known = self._queues.known()
         queues = known.queues | {made.options.queue for made in self._pipelines if made.options.queue}
         tasks = known.tasks | {made.name for made in self._pipelines}
-        found = [_warning("queue", queue, queues)] if queue is not None and queue not in queues else []
-        found += [_warning("task", task, tasks)] if task is not None and task not in tasks else []
+        named = (("queue", queue, queues), ("task", task, tasks))
+        return {kind: _warning(kind, name, among) for kind, name, among in named if name and name not in among}
+
+    def warnings(self, *, queue: str | None = None, task: str | None = None, strict: bool = False) -> list[str]:
+        """Why the queue or task may be misspelt. Raises NameNotFound if `strict`."""
+        found = list(self.unknown(queue=queue, task=task).values())
         if strict and found:
             raise NameNotFound("; ".join(found))
         return found

@@ -127,8 +127,8 @@ class AlertsQuery(QueryModel):
 
 
 @dataclass(frozen=True)
-class CreatedAlertRule(AlertRule):
-    """A rule that was created. `warnings`: why its queue or task may be misspelt."""
+class ChangedAlertRule(AlertRule):
+    """A rule after a change. `warnings`: why its queue or task may be misspelt."""
 
     warnings: list[str]
 
@@ -148,6 +148,9 @@ def create_alerts_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlue
     alerts, names = Alerts(executor), NameCheck(executor, pipelines)
     rule_problems = (ProblemCode.RULE_NOT_FOUND,)
 
+    def with_warnings(rule: AlertRule) -> ChangedAlertRule:
+        return ChangedAlertRule(**vars(rule), warnings=names.warnings(queue=rule.queue, task=rule.task))
+
     @blueprint.get("", query=AlertsQuery, response=AlertList, scope=Scope.READ, standby=True)
     def list_alerts(query: AlertsQuery) -> AlertList:
         """List firing alerts, or all, newest first."""
@@ -161,11 +164,11 @@ def create_alerts_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlue
     @blueprint.post(
         "/rules",
         body=NewAlertRule,
-        response=CreatedAlertRule,
+        response=ChangedAlertRule,
         problems=(ProblemCode.RULE_EXISTS,),
         scope=Scope.OPERATE,
     )
-    def create_alert_rule(body: NewAlertRule) -> CreatedAlertRule:
+    def create_alert_rule(body: NewAlertRule) -> ChangedAlertRule:
         """Create an alert rule. One worker process checks all rules every few seconds.
 
         An alert is delivered once when it fires and once when it is resolved, to the webhooks with the events
@@ -173,7 +176,7 @@ def create_alerts_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlue
         """
         rule = alerts.add(**vars(body))
         audit_action("alert_rule.created", rule_id=rule.rule_id)
-        return CreatedAlertRule(**vars(rule), warnings=names.warnings(queue=body.queue, task=body.task))
+        return with_warnings(rule)
 
     @blueprint.get("/rules/<uuid:rule_id>", response=AlertRule, problems=rule_problems, scope=Scope.READ)
     def get_alert_rule(rule_id: UUID) -> AlertRule:
@@ -181,13 +184,17 @@ def create_alerts_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlue
         return alerts.rule(rule_id)
 
     @blueprint.patch(
-        "/rules/<uuid:rule_id>", body=AlertRuleEdit, response=AlertRule, problems=rule_problems, scope=Scope.OPERATE
+        "/rules/<uuid:rule_id>",
+        body=AlertRuleEdit,
+        response=ChangedAlertRule,
+        problems=rule_problems,
+        scope=Scope.OPERATE,
     )
-    def edit_alert_rule(body: AlertRuleEdit, rule_id: UUID) -> AlertRule:
+    def edit_alert_rule(body: AlertRuleEdit, rule_id: UUID) -> ChangedAlertRule:
         """Change the values of an alert rule, or activate or deactivate it."""
         rule = alerts.change(rule_id, **vars(body))
         audit_action("alert_rule.changed", rule_id=rule_id)
-        return rule
+        return with_warnings(rule)
 
     @blueprint.post(
         "/rules/<uuid:rule_id>/mute", body=AlertMute, response=AlertRule, problems=rule_problems, scope=Scope.OPERATE

@@ -83,6 +83,12 @@ def limit_name_problem(name: str) -> str | None:
     return None
 
 
+def names_in_limit(limit: str) -> tuple[str | None, str | None]:
+    """The queue and the task that a limit such as `queue:etl` is for."""
+    kind, _, name = limit.partition(":")
+    return (name if kind == "queue" and name != "*" else None, name if kind == "task" and name != "*" else None)
+
+
 def create_limits_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
     blueprint = ApiBlueprint("limits", "/api/v1", problems=DATABASE_PROBLEMS)
     limits, names = Limits(executor), NameCheck(executor, pipelines)
@@ -114,11 +120,8 @@ def create_limits_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlue
         values = {**vars(body), "per_sec": per_sec, "changed_by": current_actor().name}
         status = limits.set(name, **values)
         audit_action("limit.set", name=name, **body.model_dump(exclude={"note"}, exclude_none=True))
-        kind, _, named = name.partition(":")
-        queue = named if kind == "queue" and named != "*" else None
-        task = named if kind == "task" and named != "*" else None
-        warnings = names.warnings(queue=queue, task=task)
-        return ChangedLimit(**vars(status), warnings=warnings)
+        queue, task = names_in_limit(name)
+        return ChangedLimit(**vars(status), warnings=names.warnings(queue=queue, task=task))
 
     @blueprint.delete(
         "/limits/<path:name>",

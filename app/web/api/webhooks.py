@@ -119,6 +119,13 @@ class CreatedWebhook(WebhookWithSecret):
     warnings: list[str]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChangedWebhook(Webhook):
+    """A webhook after a change. `warnings`: why its queue or task may be misspelt."""
+
+    warnings: list[str]
+
+
 @dataclass(frozen=True)
 class WebhookList:
     webhooks: list[Webhook]
@@ -166,13 +173,18 @@ def create_webhooks_blueprint(executor: Executor, pipelines: Pipelines, options:
         return visible_webhook(webhooks.get(webhook_id))
 
     @blueprint.patch(
-        "/webhooks/<uuid:webhook_id>", body=edit_model, response=Webhook, problems=webhook_problems, scope=Scope.ADMIN
+        "/webhooks/<uuid:webhook_id>",
+        body=edit_model,
+        response=ChangedWebhook,
+        problems=webhook_problems,
+        scope=Scope.ADMIN,
     )
-    def edit_webhook(body: WebhookEdit, webhook_id: UUID) -> Webhook:
+    def edit_webhook(body: WebhookEdit, webhook_id: UUID) -> ChangedWebhook:
         """Change a webhook, or activate or deactivate it."""
         webhook = webhooks.change(webhook_id, **vars(body))
         audit_action("webhook.changed", webhook_id=webhook_id)
-        return visible_webhook(webhook)
+        warnings = names.warnings(queue=webhook.queue, task=webhook.task)
+        return ChangedWebhook(**vars(visible_webhook(webhook)), warnings=warnings)
 
     @blueprint.delete("/webhooks/<uuid:webhook_id>", response=Deleted, problems=webhook_problems, scope=Scope.ADMIN)
     def delete_webhook(webhook_id: UUID) -> Deleted:

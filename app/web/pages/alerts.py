@@ -14,18 +14,28 @@ from app.db.statements import Executor
 from app.errors import AlertNotFound
 from app.web.api.alerts import AlertMute, AlertRuleEdit, NewAlertRule
 from app.web.auth.guard import current_actor
+from app.web.known_names import NameCheck
 from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to, safe_path
 from app.web.pages.formatter import Formatter
-from app.web.pages.forms import format_duration, parse_duration, parse_number, validate_fields, validate_form
+from app.web.pages.forms import (
+    NamingForm,
+    format_duration,
+    parse_duration,
+    parse_number,
+    validate_fields,
+    validate_form,
+)
 from app.web.pages.problems import ALERT_FIELD
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
+from pipelines.contract import Pipelines
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _MAX_FIRING = 500
 _RESOLVED_PAGE_SIZE = 20
+_RULE_TEXTS = ("name", "kind", "queue", "task", "dataset", "by_time", "zone")
 _COUNTED_KINDS = (RuleKind.SCHEDULE_BEHIND, RuleKind.CHECK_FAILED)  # their thresholds are numbers, not durations
 _KIND_NAMES = {
     RuleKind.FAILURE_RATE: "failure rate",
@@ -57,7 +67,7 @@ class SelectedAlertsForm(FormModel):
     next: FormText = Field("/alerts", description="The page to return to.")
 
 
-class RuleForm(FormModel):
+class RuleForm(NamingForm):
     """A new alert rule."""
 
     name: FormText = Field(description="For people; unique.")
@@ -82,9 +92,9 @@ class RuleActionForm(FormModel):
     mute_sec: FormText = Field("", description="How long it is muted, such as 8h.")
 
 
-def create_alerts_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+def create_alerts_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("alerts_page", options)
-    alerts, webhooks = Alerts(source), Webhooks(source)
+    alerts, webhooks, names = Alerts(source), Webhooks(source), NameCheck(source, pipelines)
 
     @pages.page("/alerts", query=AlertsPageQuery)
     def show_alerts(query: AlertsPageQuery | None = None) -> Response:
@@ -129,9 +139,10 @@ def create_alerts_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     @pages.action("/alerts/rules", form=RuleForm, page_url="/alerts", page=show_alerts)
     def submit_alert_rule(form: RuleForm) -> Response:
         """Create an alert rule."""
-        texts = {name: raw.strip() or None for name, raw in form.model_dump(exclude={"window_sec", "min_runs"}).items()}
-        texts.pop("threshold")
-        alerts.add(**vars(_parse_rule(NewAlertRule, form, parse_threshold(form.kind, form.threshold), **texts)))
+        texts = {name: getattr(form, name).strip() or None for name in _RULE_TEXTS}
+        rule = _parse_rule(NewAlertRule, form, parse_threshold(form.kind, form.threshold), **texts)
+        form.require_known(names, queue=rule.queue, task=rule.task)
+        alerts.add(**vars(rule))
         return redirect_to("/alerts#rules")
 
     @pages.action(

@@ -6,15 +6,33 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from app.web.json_io import FieldError
-from app.web.pages.base import InvalidForm
+from app.web.known_names import NameCheck
+from app.web.pages.base import FormModel, FormText, InvalidForm
 from app.web.schemas import field_errors
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _DURATION = re.compile(r"(\d+)\s*([smhdw])", re.IGNORECASE)
 _UNIT_SEC = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+class NamingForm(FormModel):
+    """A form with the name of a queue or task, which may be misspelt."""
+
+    create: FormText = Field("", description="yes: also if nothing is known of a queue or task of this name.")
+
+    def require_known(
+        self, names: NameCheck, *, queue: str | None = None, task: str | None = None, field: str = ""
+    ) -> None:
+        """Refuse names of which nothing is known, unless the form says so.
+
+        `field` is the field that has the name, if it is not `queue` or `task`. Raises InvalidForm.
+        """
+        found = {} if self.create == "yes" else names.unknown(queue=queue, task=task)
+        if found:
+            raise InvalidForm.from_errors(FieldError(field or kind, message) for kind, message in found.items())
 
 
 def validate_form(model: type[_Model], values: Mapping[str, Any], *, names: Mapping[str, str] | None = None) -> _Model:

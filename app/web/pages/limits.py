@@ -10,13 +10,15 @@ from app.admin.limits import Limits
 from app.db.statements import Executor
 from app.errors import LimitInUse, LimitNotFound
 from app.web.api.breakers import BreakerSetting
-from app.web.api.limits import LimitSetting, limit_name_problem
+from app.web.api.limits import LimitSetting, limit_name_problem, names_in_limit
 from app.web.auth.guard import current_actor
 from app.web.json_io import FieldError
+from app.web.known_names import NameCheck
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice
-from app.web.pages.forms import format_duration, validate_fields
+from app.web.pages.forms import NamingForm, format_duration, validate_fields
 from app.web.routing import ApiBlueprint
+from pipelines.contract import Pipelines
 
 _MAX_HOLDERS_SHOWN = 4
 _BREAKER_ACTIONS = ("pause", "resume", "set", "delete")
@@ -26,7 +28,7 @@ class LimitsPageQuery(FormModel):
     edit: FormText = Field("", description="The limit that the form shows.")
 
 
-class LimitForm(FormModel):
+class LimitForm(NamingForm):
     """A limit: its name and what it allows. An empty field allows any number."""
 
     name: FormText = Field(description="The limit.")
@@ -38,7 +40,7 @@ class LimitForm(FormModel):
     action: FormText = Field("set", description="set or delete.")
 
 
-class BreakerForm(FormModel):
+class BreakerForm(NamingForm):
     """Whether jobs of a task may start, and after how many failures none may."""
 
     task: FormText = Field(min_length=1, max_length=250, description="The task.")
@@ -49,9 +51,9 @@ class BreakerForm(FormModel):
     reason: FormText = Field("", description="Why it is paused.")
 
 
-def create_limits_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+def create_limits_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("limits_page", options)
-    limits, breakers = Limits(source), Breakers(source)
+    limits, breakers, names = Limits(source), Breakers(source), NameCheck(source, pipelines)
 
     @pages.page("/limits", query=LimitsPageQuery)
     def show_limits(query: LimitsPageQuery | None = None) -> Response:
@@ -83,6 +85,8 @@ def create_limits_page(source: Executor, options: WebOptions) -> ApiBlueprint:
                 raise InvalidForm(str(error)) from None
             return
         setting = _parse_limit(form)
+        queue, task = names_in_limit(form.name)
+        form.require_known(names, queue=queue, task=task, field="name")
         per_sec = 1.0 if setting.rate is not None and setting.per_sec is None else setting.per_sec
         values = vars(setting) | {"per_sec": per_sec, "changed_by": current_actor().name}
         limits.set(form.name, **values)
@@ -103,6 +107,7 @@ def create_limits_page(source: Executor, options: WebOptions) -> ApiBlueprint:
             state=None if state is None else state.value,
             reason=form.reason or None,
         )
+        form.require_known(names, task=form.task)
         breakers.set(form.task, **(vars(setting) | {"state": state}), changed_by=current_actor().name)
 
     return pages.blueprint

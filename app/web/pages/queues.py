@@ -27,7 +27,7 @@ from app.web.pages.base import (
     parse_choice,
     redirect_to,
 )
-from app.web.pages.forms import validate_fields
+from app.web.pages.forms import NamingForm, validate_fields
 from app.web.pages.queue_charts import QueueChart
 from app.web.problems import ProblemCode, RequestRejected
 from app.web.routing import ApiBlueprint
@@ -36,13 +36,12 @@ from pipelines.contract import Pipelines
 _MAX_CHANGES_SHOWN = 8
 
 
-class QueueStateForm(FormModel):
+class QueueStateForm(NamingForm):
     """Whether jobs of a queue are claimed."""
 
     queue: FormText = Field(min_length=1, description="The queue.")
     state: FormText = Field(description="open, paused or draining.")
     note: FormText = Field("", max_length=500, description="A reason, shown with the queue.")
-    create: FormText = Field("", description="yes: also if nothing is known of a queue of this name.")
 
 
 class QueueActionForm(FormModel):
@@ -82,8 +81,7 @@ def create_queues_page(source: Executor, pipelines: Pipelines, options: WebOptio
     def submit_queue_state(form: QueueStateForm) -> None:
         """Pause, open or drain a queue. One that has had no job, worker or setting is refused without `create`."""
         state = parse_choice("state", form.state, QueueState)
-        if form.create != "yes" and (warnings := names.warnings(queue=form.queue)):
-            raise InvalidForm.at_field("queue", "; ".join(warnings))
+        form.require_known(names, queue=form.queue)
         queues.change_settings(form.queue, state=state, note=form.note or None, changed_by=current_actor().name)
 
     @pages.page("/queues/<path:name>", query=QueuePageQuery, problems=(ProblemCode.NOT_FOUND,))

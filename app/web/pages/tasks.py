@@ -34,6 +34,7 @@ from app.web.api.task_stats import TaskInfo
 from app.web.auth.guard import CSRF_FIELD, current_actor
 from app.web.backfill_changes import BackfillEditor
 from app.web.caches import RefreshingValue
+from app.web.known_names import NameCheck
 from app.web.links import quote_name
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
@@ -109,7 +110,7 @@ class _TaskReader:
         self.breakers, self.queues = Breakers(queue.executor), Queues(queue.executor)
         self.schedules = ScheduleEditor(queue.executor, pipelines, options)
         self.backfills = BackfillEditor(queue, pipelines, options)
-        self._pipelines = pipelines
+        self._pipelines, self.names = pipelines, NameCheck(queue.executor, pipelines)
         job_counts = JobCounts(queue.executor)
 
         def count() -> _TaskCounts:
@@ -264,6 +265,8 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
     def act_on_task(form: TaskActionForm, name: str) -> None:
         """Pause a task, let it run again, or change its circuit breaker."""
         actor = current_actor().name
+        if form.action in ("pause", "breaker"):
+            reader.names.warnings(task=name, strict=True)
         match form.action:
             case "pause":
                 reader.breakers.set(name, state=BreakerState.OPEN, reason=form.reason or None, changed_by=actor)

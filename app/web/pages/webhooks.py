@@ -22,11 +22,13 @@ from app.web.api.webhooks import (
     with_url_check,
 )
 from app.web.auth.guard import current_actor
+from app.web.known_names import NameCheck
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer, parse_choice, redirect_to
-from app.web.pages.forms import parse_duration, validate_form
+from app.web.pages.forms import NamingForm, parse_duration, validate_form
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
+from pipelines.contract import Pipelines
 
 PAGE_SIZE = 50
 _MAX_UNDELIVERED_SHOWN = 20
@@ -39,7 +41,7 @@ class DeliveriesPageQuery(FormModel):
     before: UUID | None = Field(None, description="Only deliveries older than this one.")
 
 
-class WebhookForm(FormModel):
+class WebhookForm(NamingForm):
     """A webhook: a field `event-NAME` for each event that it delivers."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -62,9 +64,9 @@ class RotationForm(FormModel):
     overlap_sec: FormText = Field("1d", description="How long deliveries also carry a signature of the old secret.")
 
 
-def create_webhooks_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+def create_webhooks_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("webhooks_page", options)
-    webhooks = Webhooks(source)
+    webhooks, names = Webhooks(source), NameCheck(source, pipelines)
     allowed = AllowedHosts.parse(options.webhook_allowed_hosts)
     new_model, edit_model = with_url_check(NewWebhook, allowed), with_url_check(WebhookEdit, allowed)
 
@@ -91,6 +93,7 @@ def create_webhooks_page(source: Executor, options: WebOptions) -> ApiBlueprint:
         texts = {name: values[name] or None for name in ("queue", "task")}
         events = {"events": values["events"]} if values["events"] else {}
         new = validate_form(new_model, {"url": values["url"], "description": values["description"], **texts, **events})
+        form.require_known(names, queue=values["queue"], task=values["task"])
         webhook, secret = webhooks.add(**vars(new))
         return _show_secret(webhook, secret)
 
@@ -120,7 +123,10 @@ def create_webhooks_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     @pages.action(f"{path}/edit", form=WebhookForm, scope=Scope.ADMIN, **of_webhook)
     def submit_webhook_edit(form: WebhookForm, webhook_id: UUID) -> None:
         """Change the address, events and filters of a webhook."""
-        webhooks.change(webhook_id, **vars(validate_form(edit_model, _parse_webhook(form))))
+        values = _parse_webhook(form)
+        edit = validate_form(edit_model, values)
+        form.require_known(names, queue=values["queue"], task=values["task"])
+        webhooks.change(webhook_id, **vars(edit))
 
     @pages.action(f"{path}/act", form=WebhookActionForm, scope=Scope.ADMIN, **of_webhook)
     def submit_webhook_action(form: WebhookActionForm, webhook_id: UUID) -> Response | None:

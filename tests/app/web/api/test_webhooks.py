@@ -297,3 +297,15 @@ def test_unknown_names_of_a_webhook_are_warned_of(hooks):
         "there is no task 'load.nothing'",
     ]
     assert add(hooks)["warnings"] == []
+
+
+def test_change_with_unknown_names_is_warned_of(hooks):
+    webhook = f"/api/v1/webhooks/{add(hooks)['webhook_id']}"
+    rule = {"name": "old", "kind": "failure_rate", "threshold": 0.5, "task": "load.nothing"}
+    path = f"/api/v1/alerts/rules/{hooks.post('/api/v1/alerts/rules', json=rule).json['rule_id']}"
+
+    changed = [hooks.patch(webhook, json={"task": task}).json["warnings"] for task in ("load.nothing", "noop", "")]
+    (of_rule,) = hooks.patch(path, json={"threshold": 0.1}).json["warnings"]
+
+    assert ([len(warnings) for warnings in changed], "'load.nothing'" in changed[0][0]) == ([1, 0, 0], True)
+    assert of_rule.startswith("there is no task 'load.nothing'; known: ")

@@ -53,7 +53,7 @@ def test_limit_that_allows_everything_is_refused(client):
 
 
 def test_task_is_paused_set_resumed_and_deleted(client, pool):
-    client.post("/breakers", data={"task": "load", "action": "pause", "reason": "moving"})
+    client.post("/breakers", data={"task": "load", "action": "pause", "reason": "moving", "create": "yes"})
     assert "was paused" in client.get("/limits").text
     client.post("/breakers", data={"task": "load", "action": "resume"})
     client.post("/breakers", data={"task": "load", "action": "set", "failures": "5", "window_sec": "1h"})
