@@ -288,7 +288,7 @@ def measure_slices(dsn: str, options: argparse.Namespace) -> list[Sequence[Cell]
             plain_sec += time.perf_counter() - began
             query_value(dsn, "DELETE FROM dl_jobs WHERE status = 'queued'")
     query_value(dsn, "VACUUM ANALYZE dl_slices")
-    pages = time_pages(dsn, tasks, ["/health", f"/backfills/{backfill_id}", "/tasks/noop/slices", "/backfills"])
+    pages = time_pages(dsn, tasks, ["/health", f"/backfills/{backfill_id}", "/slices/noop", "/backfills"])
     rates = {"plain jobs, one INSERT a group": options.slices / plain_sec, "slices": options.slices / made_sec}
     base = next(iter(rates.values()))
     return [

@@ -186,7 +186,7 @@ def test_backfill_is_previewed_created_changed_and_canceled(seen: OpenPage):
 
 @pytest.mark.usefixtures("paused_bank")
 def test_slices_are_marked_by_mouse_and_keys_and_run(seen: OpenPage):
-    page = seen().go("/tasks/load.cbr.rates/slices")
+    page = seen().go("/slices/load.cbr.rates")
     chosen = field(page, "slices")
 
     page.locator('[data-key="2026-02-01"]').click(modifiers=["ControlOrMeta"])
@@ -214,7 +214,7 @@ def test_slices_are_marked_by_mouse_and_keys_and_run(seen: OpenPage):
 @pytest.mark.usefixtures("paused_bank")
 def test_definitions_are_changed_without_scripts(seen: OpenPage):
     window = seen(size="phone", scripts=False)
-    page = window.go("/tasks/load.cbr.rates/slices")
+    page = window.go("/slices/load.cbr.rates")
     field(page, "slices").fill("2026-02-30")
     page.get_by_role("button", name="Run", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("2026-02-30")

@@ -33,7 +33,7 @@ PAGES = {
     "schedules": "/schedules?expression=0+6+*+*+*&task=noop&queue=etl",
     "calendar": "/calendar",
     "backfills": "/backfills",
-    "slices": "/tasks/load.cbr.rates/slices",
+    "slices": "/slices/load.cbr.rates",
     "workers": "/workers",
     "alerts": "/alerts",
     "webhooks": "/webhooks",

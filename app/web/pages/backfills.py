@@ -128,7 +128,7 @@ def create_backfills_page(queue: JobQueue, pipelines: Pipelines, options: WebOpt
             loaded=editor.backfills.loaded_rows(backfill_id),
             limits=editor.binding_limits(backfill),
             path=f"/backfills/{backfill_id}",
-            slices_path=f"/tasks/{quote_name(backfill.task)}/slices",
+            slices_path=f"/slices/{quote_name(backfill.task)}",
         )
 
     @pages.action(

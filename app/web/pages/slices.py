@@ -77,7 +77,7 @@ def create_slices_page(queue: JobQueue, pipelines: Pipelines, options: WebOption
     pages = PageRenderer("slices_page", options)
     editor = BackfillEditor(queue, pipelines, options)
 
-    @pages.page("/tasks/<path:task>/slices", query=GridFields)
+    @pages.page("/slices/<path:task>", query=GridFields)
     def show_slices(query: GridFields, task: str) -> Response:
         """Show the slices of a task that have ended, and what their last jobs did."""
         return render_slices(task, query)
@@ -93,13 +93,13 @@ def create_slices_page(queue: JobQueue, pipelines: Pipelines, options: WebOption
             backfills=editor.newest(task=task, limit=_BACKFILLS_SHOWN),
             ended_count=ended_count,
             extent=extent,
-            slices_path=f"/tasks/{quote_name(task)}/slices",
+            slices_path=f"/slices/{quote_name(task)}",
         )
 
     @pages.action(
-        "/tasks/<path:task>/slices",
+        "/slices/<path:task>",
         form=SlicesForm,
-        page_url="/tasks/{task}/slices",
+        page_url="/slices/{task}",
         page=lambda task: render_slices(task, GridFields()),
         problems=(ProblemCode.OUTSIDE_KEY_LIMITS,),
     )

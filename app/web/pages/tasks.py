@@ -261,7 +261,7 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
         )  # fmt: skip
         return redirect_to(f"/jobs/{made.job_id}")
 
-    @pages.action("/tasks/<path:name>/act", form=TaskActionForm, page_url="/tasks/{name}", page=render_task)
+    @pages.action("/breakers/<path:name>", form=TaskActionForm, page_url="/tasks/{name}", page=render_task)
     def act_on_task(form: TaskActionForm, name: str) -> None:
         """Pause a task, let it run again, or change its circuit breaker."""
         actor = current_actor().name

@@ -51,7 +51,7 @@ def test_form_with_unknown_name_is_refused_until_confirmed(client, trigger, path
         ("/limits", {"name": "task:*", "concurrency": "2"}),
         ("/limits", {"name": "partner", "concurrency": "2"}),
         ("/breakers", {"task": "noop", "action": "pause"}),
-        ("/tasks/noop/act", {"action": "pause"}),
+        ("/breakers/noop", {"action": "pause"}),
     ],
 )
 def test_form_with_known_names_is_accepted(client, trigger, path, values):
@@ -64,7 +64,7 @@ def test_edit_of_a_webhook_and_pause_of_a_task_check_names(client):
     webhook = client.post("/api/v1/webhooks", json={"url": _HOOK["url"]}).json["webhook_id"]
 
     edited = client.post(f"/webhooks/{webhook}/edit", data={**_HOOK, "task": "nop"})
-    paused = client.post("/tasks/nop/act", data={"action": "pause"})
+    paused = client.post("/breakers/nop", data={"action": "pause"})
 
     assert (edited.status_code, "did you mean" in edited.text) == (422, True)
     assert paused.status_code == 409

@@ -35,7 +35,7 @@ def named(client, pipelines) -> dict[str, str]:
     return {
         "queue": f"/queues/{quoted}",
         "task": f"/tasks/{quoted}",
-        "slices": f"/tasks/{quoted}/slices",
+        "slices": f"/slices/{quoted}",
         "schedule": f"/schedules/{schedule}",
         "job": f"/jobs/{job_id}",
         "backfill": f"/backfills/{backfill['backfill_id']}",
@@ -79,7 +79,7 @@ def test_page_of_any_name_refreshes_itself(client, named, kind):
 def test_act_on_any_name_returns_to_its_page(client, named):
     acts = (
         client.post(f"{named['queue']}/state", data={"state": "paused"}),
-        client.post(f"{named['task']}/act", data={"action": "pause"}),
+        client.post(named["task"].replace("/tasks/", "/breakers/"), data={"action": "pause"}),
         client.post(f"{named['schedule']}/act", data={"action": "pause"}),
     )
 
@@ -95,3 +95,17 @@ def test_act_on_any_name_returns_to_its_page(client, named):
 )
 def test_filter_of_templates_quotes_names_and_pairs(value, text):
     assert quote_in_template(value) == text
+
+
+@pytest.mark.parametrize("end", ["slices", "act", "why", "breaker"])
+def test_task_whose_name_ends_as_an_address_has_its_page(client, pipelines, end):
+    name = f"rates/{end}"
+    pipelines.register(name, queue="etl", lock_key="k")(lambda args, ctx: None)
+    page = f"/tasks/{quote(name, safe='')}"
+
+    shown = client.get(page)
+    started = client.post(page, data={"queue": "etl", "lock_key": "k"})
+    job = client.get(f"/api/v1/jobs/{started.location.rpartition('/')[2]}").json
+
+    assert (shown.status_code, f"<h1>{name}</h1>" in shown.text, job["task"]) == (200, True, name)
+    assert client.get(f"/api{page.replace('/tasks', '/v1/tasks')}/slices").status_code == 200

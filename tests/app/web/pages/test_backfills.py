@@ -104,12 +104,12 @@ def test_slices_of_a_task_are_chosen_and_run(client, dsn):
     execute(dsn, "UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE partition_key <> '2026-01-02'")
     execute(dsn, "UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE partition_key = '2026-01-02'")
     act(client, path, "cancel")
-    page = client.get("/tasks/visits/slices?before=2026-01-06").text
+    page = client.get("/slices/visits?before=2026-01-06").text
     shown = cells(page)
     assert (shown["2026-01-01"], shown["2026-01-02"], shown["2026-01-05"]) == ("succeeded", "failed", "missing")
 
     form = {"action": "run", "first": "2026-01-01", "last": "2026-01-06", "failed": "yes"}
-    made = client.post("/tasks/visits/slices", data={**form, "slices": "2026-01-05..2026-01-06, 2026-01-01"})
+    made = client.post("/slices/visits", data={**form, "slices": "2026-01-05..2026-01-06, 2026-01-01"})
     backfill = client.get(f"/api/v1{made.headers['Location']}").json
     assert backfill["slices"] == {"list": ["2026-01-05", "2026-01-06", "2026-01-01", "2026-01-02"]}
     make(dsn)
@@ -117,10 +117,10 @@ def test_slices_of_a_task_are_chosen_and_run(client, dsn):
         ["2026-01-05", "2026-01-06", "2026-01-01", "2026-01-02"], "queued"
     )
 
-    client.post("/tasks/visits/slices", data={"action": "cancel", "slices": "2026-01-05"})
-    assert cells(client.get("/tasks/visits/slices?before=2026-01-07").text)["2026-01-05"] == "canceled"
+    client.post("/slices/visits", data={"action": "cancel", "slices": "2026-01-05"})
+    assert cells(client.get("/slices/visits?before=2026-01-07").text)["2026-01-05"] == "canceled"
     missing = {"action": "run", "missing": "yes", "first": "2025-12-30", "last": "2026-01-03"}
-    made = client.post("/tasks/visits/slices", data=missing)
+    made = client.post("/slices/visits", data=missing)
     assert client.get(f"/api/v1{made.headers['Location']}").json["slices"] == {"list": ["2025-12-30", "2025-12-31"]}
 
 
@@ -138,7 +138,7 @@ def test_slices_of_a_task_are_chosen_and_run(client, dsn):
     ],
 )
 def test_bad_choices_are_refused(client, form, problem):
-    response = client.post("/tasks/visits/slices", data=form)
+    response = client.post("/slices/visits", data=form)
 
     if problem is None:
         assert response.status_code in (302, 303), response.text
@@ -148,14 +148,14 @@ def test_bad_choices_are_refused(client, form, problem):
 
 
 def test_rows_are_those_of_the_calendar(client, dsn):
-    page = client.get("/tasks/hourly/slices").text
+    page = client.get("/slices/hourly").text
     assert len(cells(page)) == 6
     assert '<th scope="row">2026-01-01</th>' in page
-    assert "No slice of this task" in client.get("/tasks/noop/slices").text
-    assert "nonsense" in client.get("/tasks/visits/slices?after=nonsense").text
-    pages = [client.get("/tasks/visits/slices").text]
+    assert "No slice of this task" in client.get("/slices/noop").text
+    assert "nonsense" in client.get("/slices/visits?after=nonsense").text
+    pages = [client.get("/slices/visits").text]
     while earlier := re.search(r'href="\?before=([^"]+)">← Earlier', pages[-1]):
-        pages.append(client.get(f"/tasks/visits/slices?before={earlier[1]}").text)
+        pages.append(client.get(f"/slices/visits?before={earlier[1]}").text)
     keys = [key for page in pages for key in cells(page)]
     assert len(keys) == len(set(keys)) > 750
     assert min(keys) == "2024-01-01"

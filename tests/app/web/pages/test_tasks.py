@@ -220,7 +220,7 @@ def test_args_can_be_written_as_json(client):
 
 def test_task_is_paused_and_resumed(client):
     def act(action, **fields):
-        return client.post("/tasks/rates/act", data={"action": action, **fields})
+        return client.post("/breakers/rates", data={"action": action, **fields})
 
     act("pause", reason="the bank moves")
     page = client.get("/tasks/rates").text

@@ -109,8 +109,8 @@ def test_undo_is_refused_after_another_change(source, act, undo):
 
 def test_pause_of_a_task_and_its_resume_are_undone(source, act, undo):
     breakers = Breakers(source)
-    act("/tasks/noop/act", action="breaker", failures="3")
-    paused = act("/tasks/noop/act", action="pause", reason="moving")
+    act("/breakers/noop", action="breaker", failures="3")
+    paused = act("/breakers/noop", action="pause", reason="moving")
     undo(paused)
     assert breakers.status("noop").state == "closed"
 
@@ -118,14 +118,14 @@ def test_pause_of_a_task_and_its_resume_are_undone(source, act, undo):
     resumed = act("/breakers", task="noop", action="resume")
     undo(resumed)
     assert (breakers.status("noop").state, breakers.status("noop").reason) == ("open", "again")
-    changed = act("/tasks/noop/act", action="breaker", failures="7")
+    changed = act("/breakers/noop", action="breaker", failures="7")
     undo(changed)
     assert breakers.status("noop").failures == 3
 
 
 def test_undo_of_a_reason_alone_leaves_the_task_as_it_runs(source, act, undo):
     breakers = Breakers(source)
-    act("/tasks/noop/act", action="breaker", failures="3")
+    act("/breakers/noop", action="breaker", failures="3")
     undo(act("/breakers", task="noop", action="resume", reason="checked"))
     assert (breakers.status("noop").state, breakers.status("noop").reason) == ("closed", None)
 
