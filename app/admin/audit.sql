@@ -99,3 +99,33 @@ SELECT coalesce(max(audit_id), 0) FROM dl_audit;
 
 -- name: prune_audit
 SELECT dl_audit_prune(%(keep_sec)s::float8 * interval '1 second', %(limit)s::int);
+
+-- What an undo compares and writes is locked until its transaction ends. Limits are changed under their own lock, which also holds
+-- back one that does not exist yet. A breaker's row is locked before the locks of limits; `lock_missing_breaker` is for one that
+-- does not exist: no row can be locked, so no breaker can be created.
+
+-- name: lock_queue
+SELECT FROM dl_queues WHERE queue = %(subject_id)s::text FOR NO KEY UPDATE;
+
+-- name: lock_limit
+SELECT dl_lock_limits(ARRAY[%(subject_id)s::text]);
+
+SELECT FROM dl_limits WHERE name = %(subject_id)s::text FOR NO KEY UPDATE;
+
+-- name: lock_breaker
+SELECT FROM dl_breakers WHERE task = %(subject_id)s::text FOR NO KEY UPDATE;
+
+-- name: lock_missing_breaker
+LOCK TABLE dl_breakers IN SHARE ROW EXCLUSIVE MODE;
+
+-- name: lock_schedule
+SELECT FROM dl_schedules WHERE name = %(subject_id)s::text FOR NO KEY UPDATE;
+
+-- name: lock_worker
+SELECT FROM dl_workers WHERE worker_id = %(subject_id)s::uuid FOR NO KEY UPDATE;
+
+-- name: lock_alert
+SELECT FROM dl_alerts WHERE alert_id = %(subject_id)s::uuid FOR NO KEY UPDATE;
+
+-- name: lock_alert_rule
+SELECT FROM dl_alert_rules WHERE rule_id = %(subject_id)s::uuid FOR NO KEY UPDATE;

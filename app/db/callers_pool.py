@@ -14,7 +14,8 @@ import psycopg2
 from psycopg2 import extensions as ext
 
 from app.db.connection import Row, translate_errors
-from app.db.statements import statements, with_audit_setting
+from app.db.pool import BorrowedConnection
+from app.db.statements import Executor, statements, with_audit_setting
 from app.errors import PoolExhausted
 
 
@@ -48,6 +49,15 @@ class CallersPool:
                 rows = cursor.fetchall() if cursor.description else []
             connection.commit()
             return rows
+
+    @contextmanager
+    def transaction(self) -> Iterator[Executor]:
+        """Several statements as one transaction on one connection."""
+        with translate_errors(), self._borrowed() as connection:
+            with connection.cursor() as cursor:
+                cursor.execute(self._settings)
+            yield BorrowedConnection(connection, schema=self.schema)
+            connection.commit()
 
     def dsn(self) -> str:
         """The connection string of the pool's connections, password included."""

@@ -6,11 +6,12 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg2
+from psycopg2 import extensions as ext
 from psycopg2.extensions import make_dsn
 from psycopg2_pool import ThreadSafeConnectionPool
 
@@ -24,7 +25,7 @@ from app.db.connection import (
     translate_errors,
 )
 from app.db.known_servers import KNOWN_TIMELINES
-from app.db.statements import statements, with_audit_setting
+from app.db.statements import Executor, statements, with_audit_setting
 from app.errors import DatabaseUnavailable, PoolExhausted
 
 _CHECK_AFTER_IDLE_SEC = 30.0
@@ -123,6 +124,19 @@ class Pool:
                         raise
                     connection.prepared.clear()  # nothing has taken effect: the text will do
             return connection.execute(self._transaction_settings + statement.text, parameters or {}, timeout_sec)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Executor]:
+        """Several statements as one transaction on one connection."""
+        with translate_errors(), self._borrowed() as connection:
+            connection.execute(f"BEGIN; {self._transaction_settings}", None, self._command_timeout_sec)
+            try:
+                yield _OpenTransaction(connection, self.schema, self._command_timeout_sec)
+                connection.execute("COMMIT", None, self._command_timeout_sec)
+            except BaseException:
+                with suppress(psycopg2.Error):
+                    connection.execute("ROLLBACK", None, self._command_timeout_sec)
+                raise
 
     def stats(self) -> PoolStats:
         with self._pool.lock:
@@ -223,6 +237,22 @@ class Pool:
         connection.close()
 
 
+class _OpenTransaction:
+    """A connection of the pool inside a transaction."""
+
+    def __init__(self, connection: AsyncConnection, schema: str, timeout_sec: float) -> None:
+        self.schema = schema
+        self._connection, self._statements, self._timeout_sec = connection, statements(schema), timeout_sec
+
+    def execute(
+        self, name: str, parameters: Mapping[str, Any] | None = None, *, timeout_sec: float | None = None
+    ) -> list[Row]:
+        with translate_errors():
+            return self._connection.execute(
+                self._statements[name].text, parameters or {}, timeout_sec or self._timeout_sec
+            )
+
+
 class BorrowedConnection:
     """A caller's connection inside its transaction: statements commit or roll back with it."""
 
@@ -233,7 +263,8 @@ class BorrowedConnection:
     def execute(
         self, name: str, parameters: Mapping[str, Any] | None = None, *, timeout_sec: float | None = None
     ) -> list[Row]:
-        with translate_errors(), self._connection.cursor() as cursor:
+        # The connection may make other things of rows; these are tuples.
+        with translate_errors(), self._connection.cursor(cursor_factory=ext.cursor) as cursor:
             cursor.execute(*with_audit_setting(self._statements[name].text, parameters or {}))
             return cursor.fetchall() if cursor.description else []
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from app.db.encoding import sanitize_text
 
@@ -43,6 +43,20 @@ class Executor(Protocol):
     schema: str
 
     def execute(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]: ...
+
+
+@runtime_checkable
+class Transactional(Protocol):
+    """An executor that can execute several statements as one transaction: a Pool or a CallersPool."""
+
+    def transaction(self) -> AbstractContextManager[Executor]: ...
+
+
+def open_transaction(executor: Executor) -> AbstractContextManager[Executor]:
+    """What executes statements of one transaction, which ends with the block; an error rolls it back."""
+    if not isinstance(executor, Transactional):
+        raise TypeError(f"{type(executor).__name__} executes each statement as a transaction of its own")
+    return executor.transaction()
 
 
 @dataclass(frozen=True)

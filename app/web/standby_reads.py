@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from app import log
 from app.db.pool import Pool
 from app.db.standby import StandbyAge
+from app.db.statements import Executor
 from app.errors import DatabaseUnavailable
 from app.web.caches import RefreshingValue
 
@@ -108,6 +109,10 @@ class StandbyExecutor:
         reads.uses_primary = True
         self._count("primary")
         return self._primary.execute(name, parameters, timeout_sec=timeout_sec)
+
+    def transaction(self) -> AbstractContextManager[Executor]:
+        """A transaction of the primary."""
+        return self._primary.transaction()
 
     def age_sec(self) -> float | None:
         """Return how old the standby's data is at most; None: it does not answer."""

@@ -1,7 +1,8 @@
 """Undo of acts: after an act its page shows what has changed, and a form that writes the old values back.
 
 The old values are those that the audit recorded with the request of the act. They are written by the classes that every
-act uses, so that the audit shows both, and only while the values are still those that the act wrote.
+act uses, so that the audit shows both, and only while the values are still those that the act wrote: they are compared
+and written in one transaction, which locks them first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from app.admin.edits import JobEditor
 from app.admin.job_detail import JobReader
 from app.admin.limits import Limits
 from app.admin.queues import Queues, QueueState
-from app.queue.job import Status
+from app.db.statements import Executor, open_transaction
+from app.queue.job import Job, Status
 from app.queue.jobs import JobQueue
 from app.web.auth.guard import ACTOR, current_actor
 from app.web.options import WebOptions
@@ -80,12 +82,8 @@ class ActHistory:
     """Finds the acts of callers, and undoes them."""
 
     def __init__(self, queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> None:
-        source = queue.executor
-        self._audit, self._queues, self._limits, self._alerts = (
-            AuditLog(source), Queues(source), Limits(source), Alerts(source)
-        )  # fmt: skip
-        self._breakers, self._jobs, self._queue = Breakers(source), JobReader(source), queue
-        self._editor, self._schedules = JobEditor(source), ScheduleEditor(source, pipelines, options)
+        self._source, self._pipelines, self._options = queue.executor, pipelines, options
+        self._audit = AuditLog(queue.executor)
 
     def shown_act(self) -> Act | None:
         """The act from which the browser comes, once: its cookie goes with the answer."""
@@ -119,10 +117,29 @@ class ActHistory:
         act = self.act(request_id)
         if act is None or not act.can_undo:
             raise InvalidForm("This act cannot be undone: it is too old, not yours, or has no inverse.")
-        for entry in act.entries:
+        with open_transaction(self._source) as executor:
+            _Undo(executor, self._pipelines, self._options).run(act.entries)
+
+
+class _Undo:
+    """Compares what an act has changed and writes the old values, in one transaction: all of them or none."""
+
+    def __init__(self, executor: Executor, pipelines: Pipelines, options: WebOptions) -> None:
+        self._audit, self._queues, self._limits, self._alerts = (
+            AuditLog(executor), Queues(executor), Limits(executor), Alerts(executor)
+        )  # fmt: skip
+        self._breakers, self._jobs, self._queue = Breakers(executor), JobReader(executor), JobQueue(executor)
+        self._editor, self._schedules = JobEditor(executor), ScheduleEditor(executor, pipelines, options)
+        self._job_versions: dict[str, str] = {}  # of the jobs that were compared
+
+    def run(self, entries: list[AuditEntry]) -> None:
+        """Raises InvalidForm if something has changed since."""
+        for entry in sorted(entries, key=lambda entry: (entry.subject, str(entry.subject_id))):  # two undos: one order
+            self._audit.lock(entry)
+        for entry in entries:
             if not self._is_unchanged(entry):
                 raise InvalidForm(f"Nothing was undone: {entry.subject} {entry.subject_id} has changed since.")
-        for entry in act.entries:
+        for entry in entries:
             self._restore(entry)
 
     def _is_unchanged(self, entry: AuditEntry) -> bool:
@@ -150,9 +167,14 @@ class ActHistory:
             "worker": lambda: self._queues.worker(UUID(name)),
             "alert": lambda: first(a for a in self._alerts.all(limit=_MAX_ALERTS) if str(a.alert_id) == name),
             "alert_rule": lambda: self._alerts.rule(UUID(name)),
-            "job": lambda: self._jobs.get_with_version(UUID(name)).job,
+            "job": lambda: self._job(name),
         }
         return read[entry.subject]()
+
+    def _job(self, job_id: str) -> Job:
+        found = self._jobs.get_with_version(UUID(job_id))
+        self._job_versions[job_id] = found.version
+        return found.job
 
     def _restore(self, entry: AuditEntry) -> None:
         name, actor = str(entry.subject_id), current_actor().name
@@ -179,8 +201,8 @@ class ActHistory:
             case "job" if "status" in before:
                 self._queue.retry(UUID(name), keep_time=True)
             case "job":
-                version = self._jobs.get_with_version(UUID(name)).version
-                self._editor.edit(UUID(name), _parsed(self._last_edit(entry)[0]), if_version=version)
+                values = _parsed(self._last_edit(entry)[0])
+                self._editor.edit(UUID(name), values, if_version=self._job_versions[name])
 
     def _restore_queue(self, entry: AuditEntry, name: str) -> None:
         old = {"state": "open", **dict.fromkeys(entry.after)} if entry.before is None else entry.before

@@ -11,6 +11,8 @@ import pytest
 from psycopg2.pool import ThreadedConnectionPool
 
 from app.db.callers_pool import CallersPool
+from app.db.pool import Pool
+from app.db.statements import open_transaction
 from app.errors import DatabaseUnavailable, InvalidJob, PoolExhausted
 from app.queue.job import NewJob
 from app.queue.jobs import JobQueue
@@ -46,6 +48,25 @@ def settings_of(pool: Any) -> dict[str, str]:
     connection.rollback()
     pool.putconn(connection)
     return found
+
+
+@pytest.mark.parametrize("owner", ["caller", "us"])
+def test_transaction_takes_effect_as_a_whole_or_not(pool, dsn, owner):
+    own = Pool(dsn)
+    executor = CallersPool(pool) if owner == "caller" else own
+    with pytest.raises(ZeroDivisionError), open_transaction(executor) as inside:
+        lost = JobQueue(inside).enqueue(JOB).job_id
+        raise ZeroDivisionError
+    with pytest.raises(InvalidJob), open_transaction(executor) as inside:
+        JobQueue(inside).enqueue(NewJob(queue="q", task="t", lock_key="k", max_attempts=-1))
+    with open_transaction(executor) as inside:
+        kept = [JobQueue(inside).enqueue(JOB).job_id for _ in range(2)]
+        assert JobQueue(own).get(kept[0]) is None
+        assert JobQueue(inside).get(kept[1]) is not None
+
+    assert [JobQueue(executor).get(job_id) is not None for job_id in (lost, *kept)] == [False, True, True]
+    assert own.stats().in_use == 0
+    own.close()
 
 
 @pytest.mark.parametrize("autocommit", [False, True])

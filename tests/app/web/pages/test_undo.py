@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from html import unescape
 
+import psycopg2
 import pytest
 
 from app.admin.alerts import Alerts, RuleKind
@@ -13,6 +16,7 @@ from app.admin.breakers import Breakers
 from app.admin.limits import Limits
 from app.admin.queues import Queues
 from app.admin.schedules import Schedules
+from tests.support import eventually
 from tests.support.remedies import execute_sql
 
 
@@ -252,3 +256,90 @@ def test_act_of_too_many_or_too_old_changes_has_no_undo(source, client, act, und
 @pytest.mark.parametrize("cookie", ['"a\\000b"', "\\", "x" * 3_000])
 def test_page_with_a_broken_cookie_of_an_act_answers(client, source, cookie):
     assert client.get("/queues", headers={"Cookie": f"dl_act={cookie}"}).status_code == 200
+
+
+@pytest.fixture
+def definitions(client, source, trigger) -> str:
+    """A queue, a schedule and an alert rule; return the id of the rule."""
+    trigger()
+    client.put("/api/v1/schedules/nightly", json={"expression": "0 3 * * *", "task": "noop", "queue": "etl"})
+    return str(Alerts(source).add(name="old queue", kind=RuleKind.QUEUE_AGE, threshold=60.0).rule_id)
+
+
+_RACES = {
+    "queue": (
+        ("/queues/etl/state", {"state": "paused"}),
+        "UPDATE dl_queues SET state = 'draining'",
+        "SELECT state FROM dl_queues",
+    ),
+    "limit": (
+        ("/limits", {"name": "crm", "concurrency": "3"}),
+        "UPDATE dl_limits SET concurrency = 8",
+        "SELECT concurrency FROM dl_limits",
+    ),
+    "deleted limit": (
+        ("/limits", {"name": "crm", "action": "delete"}),
+        "SELECT dl_lock_limits(ARRAY['crm']); INSERT INTO dl_limits (name, concurrency) VALUES ('crm', 8)",
+        "SELECT concurrency FROM dl_limits",
+    ),
+    "breaker": (
+        ("/breakers", {"task": "noop", "action": "set", "failures": "3"}),
+        "UPDATE dl_breakers SET failures = 8",
+        "SELECT failures FROM dl_breakers",
+    ),
+    "deleted breaker": (
+        ("/breakers", {"task": "noop", "action": "delete"}),
+        "INSERT INTO dl_breakers (task, failures, resume_sec) VALUES ('noop', 8, 60)",
+        "SELECT failures FROM dl_breakers",
+    ),
+    "schedule": (
+        ("/schedules/nightly/act", {"action": "pause", "reason": "moving"}),
+        "UPDATE dl_schedules SET paused_reason = 'another'",
+        "SELECT paused_reason FROM dl_schedules",
+    ),
+    "alert rule": (
+        ("/alerts/rules/RULE", {"action": "change", "threshold": "5m"}),
+        "UPDATE dl_alert_rules SET threshold = 8",
+        "SELECT threshold FROM dl_alert_rules",
+    ),
+}
+
+
+@pytest.mark.parametrize("subject", _RACES)
+def test_undo_never_overwrites_a_change_that_commits_meanwhile(source, definitions, dsn, act, undo, subject):
+    (path, fields), change, value = _RACES[subject]
+    if subject.startswith("deleted"):
+        act(path, **{**fields, "action": "set", "concurrency": "3"} if path == "/limits" else _RACES["breaker"][0][1])
+    note = act(path.replace("RULE", definitions), **fields)
+    with closing(psycopg2.connect(dsn)) as other, other.cursor() as cursor, ThreadPoolExecutor(1) as thread:
+        cursor.execute(change)
+        before = fetch_value(dsn, value)
+        answer = thread.submit(undo, note)
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+        eventually(lambda: fetch_value(dsn, waiting, other.info.backend_pid) == 1)
+        other.commit()
+
+    assert answer.result().status_code == 409
+    assert "has changed since" in answer.result().text
+    assert fetch_value(dsn, value) not in (before, None)
+
+
+def fetch_value(dsn: str, query: str, *parameters: object) -> object:
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute(query, parameters or None)
+        row = cursor.fetchone()
+        return None if row is None else row[0]
+
+
+def test_undo_of_many_changes_writes_all_or_none(source, act, undo, trigger, dsn):
+    alerts = Alerts(source)
+    alerts.add(name="old queue", kind=RuleKind.QUEUE_AGE, threshold=0.0)
+    trigger()
+    trigger(queue="other")
+    alerts.check(interval_sec=1)
+    first, second = alerts.all()
+    note = act("/alerts", action="acknowledge", **{f"alert-{alert.alert_id}": "yes" for alert in (first, second)})
+    execute_sql(dsn, f"UPDATE dl_alerts SET acknowledged_by = 'another' WHERE alert_id = '{second.alert_id}'")
+
+    assert undo(note).status_code == 409
+    assert [alert.acknowledged_at is not None for alert in alerts.all()] == [True, True]
