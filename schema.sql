@@ -491,7 +491,8 @@ CREATE TABLE dl_workers (
     superseded_by    uuid,                                -- the process that took over its name
     takeover_at      timestamptz,                         -- when a process last began to take over its jobs
     dead_at          timestamptz                          -- when its death was proved
-) WITH (autovacuum_analyze_threshold = 100000);           -- heartbeats: after new statistics sessions plan again what reads it
+-- Heartbeats: after a vacuum or new statistics all sessions plan again what reads it. Pages are pruned as they are updated.
+) WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);
 
 -- A claim of another service or an older process leaves worker_id as it is: that of an earlier attempt, whose process may
 -- be dead. Our claims set it and every end of an attempt clears it, so one that does not change is stale.

@@ -42,6 +42,10 @@ class PollTimer:
         self.next_poll_at = now + (self.interval_sec if is_listening else min(FALLBACK_POLL_SEC, self.interval_sec))
         return True
 
+    def postpone(self, asked_at: float) -> None:
+        """Count the pause from this time, when the queue had no job."""
+        self.next_poll_at = max(self.next_poll_at, asked_at + self.interval_sec)
+
     def reset(self, now: float) -> None:
         """Start over with the first pause: a notification has come, or a job was found."""
         if self._poll_count > 1:

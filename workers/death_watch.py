@@ -43,6 +43,7 @@ _STOP_POLL_SEC = 0.05
 _ANSWER_TIMEOUT_SEC = 1.0  # for a process that listens
 _RECEIVING = ("listening", "relayed")
 WATCHED = 3  # processes of a host that each one watches
+_WATCH_BEATS = 3  # heartbeats between two looks for the processes to watch, while none starts and none is found dead
 
 
 class Registration:
@@ -57,6 +58,7 @@ class Registration:
         self.is_superseded = False  # set by the heartbeat's thread
         self.watches_all = False  # set by the death watch: whether the next beats return all processes of the host
         self._watched: set[UUID] = set()  # of the host
+        self._beats_left = 0  # until the processes to watch are looked for
         self.registered = threading.Event()  # set by the first beat: no job starts before a death could be proved
 
     def read_identity(self, child_tasks: Iterable[str]) -> None:
@@ -71,15 +73,20 @@ class Registration:
             worker_name=self._worker_name,
         )
 
-    def beat(self) -> BeatResult:
-        """Save that the process lives; return the other processes of the host."""
+    def beat(self, idle_queues: Iterable[str] = ()) -> BeatResult:
+        """Save that the process lives; return what there is to do, and now and then the other processes of the host."""
+        finds_others = self._beats_left <= 0 or self.watches_all
         beat = WorkerLiveness(self._session).beat(
             self._info,
             self._facts,
             heartbeat_sec=self._heartbeat_sec,
             watched=None if self.watches_all else WATCHED,
+            idle_queues=idle_queues,
+            finds_others=finds_others,
         )
-        self._watched = {other.id for other in beat.others if other.boot_id == self._facts.boot_id}
+        self._beats_left = _WATCH_BEATS - 1 if finds_others else self._beats_left - 1
+        if beat.has_others:
+            self._watched = {other.id for other in beat.others if other.boot_id == self._facts.boot_id}
         self.registered.set()
         return beat
 
@@ -88,9 +95,12 @@ class Registration:
         if verb == "started":
             boot_id, _, worker_id = argument.partition(" ")
             try:
-                return boot_id == self._facts.boot_id and self._is_to_watch(worker_id)
+                is_to_watch = boot_id == self._facts.boot_id and self._is_to_watch(worker_id)
             except ValueError:  # any program may notify
-                return True
+                is_to_watch = True
+            if is_to_watch:
+                self._beats_left = 0
+            return is_to_watch
         return (verb, argument) == ("beat", str(self._info.id))
 
     def _is_to_watch(self, worker_id: str) -> bool:
@@ -242,8 +252,9 @@ class DeathWatch:
 
     def on_beat(self, beat: BeatResult) -> None:
         """Save which processes there are now. Called by the heartbeat's thread."""
-        with self._lock:
-            self._other_workers = {other.id: other for other in beat.others}
+        if beat.has_others:
+            with self._lock:
+                self._other_workers = {other.id: other for other in beat.others}
         if self._name_claim is not None:
             self._name_claim.on_beat(beat)
 

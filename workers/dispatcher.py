@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from app import log
 from app.errors import DatabaseUnavailable
 from app.queue.job import ReleaseReason
+from app.queue.workers import BeatResult
 from pipelines.retry import Policy
 from workers.attempt import Attempt
 from workers.claim_timers import CONFLICT_RETRY_SEC, DueTimer, PollTimer
@@ -67,7 +68,7 @@ class Dispatcher:
         self._memory_high = False
         self._outage_logged = False  # written by the claiming thread
         self._listening_until = 0.0  # written by the leader
-        self.last_claim_at = clock()  # when a claim last returned; read by any thread, as the next
+        self.last_claim_at = clock()  # when a claim or poll last returned; read by any thread, as the next
         self.last_cycle_at = clock()  # when a claim last returned, or a wait on a working LISTEN connection ended
 
     # ── called by worker threads ────────────────────────────────────────────────────────────────────────────────
@@ -367,6 +368,20 @@ class Dispatcher:
                 self._has_leader = self._heartbeat_listening = False
                 self._wake_next()
         return True
+
+    def poll_by_beat(self, send_beat: Callable[[Sequence[str]], BeatResult]) -> BeatResult:
+        """Send a beat that asks whether queues whose threads wait have jobs. If not, it was a poll that found none."""
+        with self._lock:
+            is_receiving = self._listener.state.is_receiving
+            idle = [b for b in self.queues.values() if is_receiving and b.awaits_jobs]
+        sent_at = clock()
+        beat = send_beat([buffer.queue for buffer in idle])
+        if idle and not beat.has_ready_jobs:
+            self.last_claim_at = clock()
+            with self._lock:
+                for buffer in idle:
+                    buffer.poll.postpone(sent_at)
+        return beat
 
     @property
     def poll_interval_sec(self) -> float:

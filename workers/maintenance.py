@@ -5,6 +5,7 @@ A new duty is an entry in `duties()`: a name, an interval and a function that do
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ from workers.schedules import LATE_SEC, SchedulesDuty
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
-_FOLLOW_INTERVAL_SEC = 30.0  # between two checks of a process that does not lead, if its beats do not ask for one
+_FOLLOW_INTERVAL_SEC = 30.0  # between two checks of a process that does not lead, if its beats do not answer them
 _LATE_SCHEDULES_INTERVAL_SEC = 5.0
 _FOLLOWER_REPAIR_SEC = 30.0
 IDLE_INTERVAL_SEC = 2.0  # between two checks for bulk operations or new events
@@ -115,6 +116,7 @@ class Maintenance:
         self._session, self._duties = session, {duty.name: duty for duty in duties}
         self._lock, self._lock_check = Queues(session), Queues(follower_session)
         self._leader_generation = -1  # of the connection that holds the lock
+        self._answered_at = self._followed_at = -math.inf  # when a beat last left nothing to do; the last check
         self._next_run_at = {duty.name: clock() + duty.first_delay_sec for duty in duties}
         self.thread = BackgroundThread("maintenance", self.run_once, on_crash=on_crash)
 
@@ -128,16 +130,26 @@ class Maintenance:
         self.thread.wake()
 
     def on_beat(self, beat: BeatResult) -> None:
-        """Follow at once if no process leads, or if the leader leaves a schedule late."""
+        """Follow at once if no process leads, or if the leader leaves a schedule late; now and then while other work
+        waits that it may leave. Otherwise the beat was a check. Called by the heartbeat's thread."""
         is_late = beat.next_schedule_in_sec is not None and beat.next_schedule_in_sec < -LATE_SEC
-        if not self.is_leader and (is_late or not beat.is_led):
-            self.thread.wake()
+        is_waiting = beat.has_waiting_work and clock() >= self._followed_at + _FOLLOW_INTERVAL_SEC
+        if not beat.is_led or is_late or is_waiting:
+            self._answered_at = -math.inf
+            if not self.is_leader:
+                self.thread.wake()
+        else:
+            self._answered_at = clock()
 
     def run_once(self) -> float:
         """Run one slice of the duty that is longest overdue; return the seconds until the next one is due."""
-        if not self.is_leader and not self._acquire_lock():
-            self._follow()
-            return _FOLLOW_INTERVAL_SEC
+        if not self.is_leader:
+            answered_sec = self._answered_at + _FOLLOW_INTERVAL_SEC - clock()
+            if answered_sec > 0:
+                return answered_sec
+            if not self._acquire_lock():
+                self._follow()
+                return _FOLLOW_INTERVAL_SEC
         name = min(self._next_run_at, key=self._next_run_at.__getitem__)
         if self._next_run_at[name] <= clock():
             duty = self._duties[name]
@@ -147,6 +159,7 @@ class Maintenance:
         return max(0.0, min(self._next_run_at.values()) - clock())
 
     def _follow(self) -> None:
+        self._followed_at = clock()
         for duty in self._follower_duties:
             if clock() >= self._next_follow_at[duty.name]:
                 self._run_duty(duty, self._next_follow_at)

@@ -142,7 +142,7 @@ def state_metrics(state: PoolState) -> Iterator[Metric]:
     yield mode
     for name, documentation, value in (
         ("dataloader_consuming", "Whether the dispatcher completed a cycle in time.", float(state.consuming)),
-        ("dataloader_claim_age_seconds", "Since a claim last returned.", state.claim_age_sec),
+        ("dataloader_claim_age_seconds", "Since a claim or poll last returned.", state.claim_age_sec),
         ("dataloader_dispatch_age_seconds", "Since the dispatcher last completed a cycle.", state.dispatch_age_sec),
         ("dataloader_heartbeat_age_seconds", "Since leases were last renewed.", state.heartbeat_age_sec),
         ("dataloader_reaper_age_seconds", "Since expired leases were last looked for.", state.reaper_age_sec),

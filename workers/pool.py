@@ -221,9 +221,9 @@ class WorkerPool:
         )
 
     def _beat(self) -> None:
-        beat = self._registration.beat()
-        for apply in (self._death_watch.on_beat, self._reaper.on_beat, self._maintenance.on_beat):
-            apply(beat)
+        beat = self._dispatcher.poll_by_beat(self._registration.beat)
+        for owner in (self._death_watch, self._reaper, self._maintenance, self._webhooks, self._worker_control):
+            owner.on_beat(beat)
 
     def _build_database_threads(self) -> None:
         """Make the threads that serve operators and webhook receivers, and the maintenance duties."""
@@ -431,7 +431,7 @@ class WorkerPool:
     def _on_control(self, command: str) -> None:
         verb, _, argument = command.partition(" ")
         if verb == "deliver":
-            self._webhooks.thread.wake()
+            self._webhooks.send_now()
         elif verb in ("queue", "drain", "undrain"):
             self._worker_control.sync_now()
         elif verb in ("bulk", "limits", "graphs", "schedules", "backfills"):

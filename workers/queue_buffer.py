@@ -107,6 +107,11 @@ class QueueBuffer:
         has_demand = self.idle_count > len(self.attempts) or self.is_low
         return self.may_have_work and has_demand and self.claim_size > 0
 
+    @property
+    def awaits_jobs(self) -> bool:
+        """Whether a thread waits for a job and none is known."""
+        return self.idle_count > 0 and self.claim_size > 0 and not self.may_have_work
+
     def add(self, attempts: Sequence[Attempt], now: float) -> None:
         self.attempts.extend([(attempt, now) for attempt in attempts])
         self.poll.reset(now)

@@ -27,7 +27,7 @@ from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _STEP_INTERVAL_SEC = 0.5
-_QUIET_PERIODS = 3  # between two checks, while each beat says that no lease has expired
+_QUIET_PERIODS = 3  # between two checks, if no beat says whether a lease has expired
 
 RunKey = tuple[UUID, UUID | None]  # job, run
 DeadRun = tuple[UUID, UUID | None, str]  # job, run, lock_key
@@ -89,9 +89,13 @@ class Reaper:
         self.thread = BackgroundThread("reaper", self.run_once, on_crash=on_crash)
 
     def on_beat(self, beat: BeatResult) -> None:
-        """If a lease has expired, check an interval after the last check. Called by the heartbeat's thread."""
+        """If a lease has expired, check an interval after the last check; else the beat was a check. Called by the
+        heartbeat's thread."""
         if beat.has_expired_leases:
             self._next_check_at = min(self._next_check_at, self.last_check_at + self._interval_sec)
+        elif not self._expired_leases and self._server:
+            self.last_check_at = clock()
+            self._next_check_at = self.last_check_at + self._quiet_interval_sec
 
     def run_once(self) -> float:
         self._release_stale()

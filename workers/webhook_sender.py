@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import http.client
 import io
+import math
 import random
 import socket
 import ssl
@@ -31,6 +32,7 @@ from app.admin.webhooks import DeliveryResult, DeliveryState, LeasedDelivery, We
 from app.errors import DatabaseUnavailable
 from app.log import Alert
 from app.net import AllowedHosts, ForbiddenAddress, ParsedUrl, Resolver, parse_url, resolve
+from app.queue.workers import BeatResult
 from workers.metrics import PoolCounters
 from workers.threads import BackgroundThread, clock
 
@@ -127,9 +129,25 @@ class WebhookSender:
         self._lock = threading.Lock()
         self._in_flight: Counter[str] = Counter()  # requests by target; under the lock
         self._drained = threading.Condition(self._lock)
+        self._is_requested = threading.Event()  # a delivery may be due
+        self._answered_at = self._due_at = -math.inf  # when a beat last found none; when the next one comes
         self.thread = BackgroundThread("webhooks", self.run_once, on_crash=on_crash)
 
+    def send_now(self) -> None:
+        """Send what is due. May be called by any thread."""
+        self._is_requested.set()
+        self.thread.wake()
+
+    def on_beat(self, beat: BeatResult) -> None:
+        """A beat that found no delivery due was a poll. Called by the heartbeat's thread."""
+        if not beat.has_due_deliveries:
+            self._answered_at = clock()
+
     def run_once(self) -> float:
+        quiet_sec = min(self._answered_at + _FALLBACK_POLL_SEC, self._due_at) - clock()
+        if quiet_sec > 0 and self._is_notified() and not self._is_requested.is_set():
+            return quiet_sec
+        self._is_requested.clear()
         with self._lock:
             free = self._options.threads - self._in_flight.total()
             busy = [target for target, count in self._in_flight.items() if count >= _MAX_PER_TARGET]
@@ -152,7 +170,9 @@ class WebhookSender:
                 target=self._send_and_save, args=(delivery, claim_id), name="webhook-send", daemon=True
             ).start()
         if deliveries:
+            self._is_requested.set()  # there may be more
             return _MIN_POLL_INTERVAL_SEC
+        self._due_at = math.inf if due_in is None else clock() + due_in
         poll_sec = _FALLBACK_POLL_SEC if self._is_notified() else _POLL_INTERVAL_SEC
         return poll_sec if due_in is None else min(poll_sec, max(_MIN_POLL_INTERVAL_SEC, due_in))
 
@@ -168,7 +188,7 @@ class WebhookSender:
                 self._in_flight[delivery.target] -= 1
                 self._in_flight += Counter()  # drops targets at zero
                 self._drained.notify_all()
-            self.thread.wake()
+            self.send_now()
 
     def _send(self, delivery: LeasedDelivery) -> DeliveryResult:
         secrets = delivery.secrets

@@ -12,6 +12,7 @@ from uuid import UUID
 from app import log
 from app.admin.queues import Queues, QueueSettings, QueueState
 from app.errors import DatabaseUnavailable
+from app.queue.workers import BeatResult
 from workers.attempt import Attempt, RunningAttempts
 from workers.dispatcher import Dispatcher
 from workers.listener import ListenState
@@ -21,7 +22,7 @@ from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _SETTINGS_POLL_SEC = 5.0  # while no notifications arrive
-_IDLE_BEATS = 3  # heartbeats between two reports of a process that is notified and runs nothing
+_IDLE_BEATS = 30  # heartbeats between two reports of a process that is notified and runs nothing
 _STATM = Path("/proc/self/statm")
 
 
@@ -51,6 +52,7 @@ class WorkerControl:
         self._watch_deaths, self._memory = watch_deaths, memory
         self._last_sync_at, self._next_report_at = -math.inf, 0.0
         self._reported_attempts = 0
+        self._settings_version: str | None = None  # of the last beat; the heartbeat's
         self.is_draining = False  # read by any thread
         self._reported_state: tuple[str, bool] | None = None
         self._is_stopping = False  # set by the thread that stops the pool
@@ -65,6 +67,12 @@ class WorkerControl:
         """Report and fetch at once. May be called by any thread."""
         self._last_sync_at = -math.inf
         self.thread.wake()
+
+    def on_beat(self, beat: BeatResult) -> None:
+        """Fetch settings that have changed. Called by the heartbeat's thread."""
+        if beat.settings_version != self._settings_version:
+            self._settings_version = beat.settings_version
+            self.sync_now()
 
     def run_once(self) -> float:
         now = clock()

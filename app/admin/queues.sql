@@ -189,6 +189,7 @@ SELECT queue, state, concurrency, per_worker, fair, NULL FROM dl_queues WHERE qu
 SELECT pg_try_advisory_lock(1684828527, 5);
 
 -- name: is_maintenance_lock_held
--- Whether a process is the maintenance leader: cheaper than a query of pg_locks. The lock that this takes ends with the
--- statement, and those of several processes are shared; one that tries to lead meanwhile tries again.
-SELECT NOT pg_try_advisory_xact_lock_shared(1684828527, 5);
+-- Whether a process is the maintenance leader: cheaper than a query of pg_locks. The lock is shared with others that ask, and
+-- released at once, not with the transaction: a process that tries to lead meanwhile would find it taken.
+SELECT NOT CASE WHEN pg_try_advisory_lock_shared(1684828527, 5)
+                THEN pg_advisory_unlock_shared(1684828527, 5) ELSE false END;

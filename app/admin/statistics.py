@@ -243,6 +243,8 @@ class Statistics:
 
         Safe to call from several processes.
         """
+        if not self._execute("has_unread_events")[0][0]:
+            return None
         parameters = {"schema": self._executor.schema, "limit": limit, "runs": MAX_RECENT_RUNS}
         rows = self._execute("aggregate_events", parameters)
         return float(rows[0][1]) if rows and rows[0][0] >= limit else None

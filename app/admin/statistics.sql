@@ -1,5 +1,11 @@
 -- Statistics by minute, quarter of an hour and hour: aggregated from events in the background.
 
+-- name: has_unread_events
+-- Whether there is something to aggregate: an event, or ranges of ids in which one may still appear.
+SELECT EXISTS (SELECT FROM dl_statistics_state
+                WHERE unread <> int8multirange(int8range(safe_id + 1, NULL))
+                   OR safe_id < (SELECT max(event_id) FROM dl_job_events));
+
 -- name: aggregate_events
 -- Aggregate the next `limit` events into dl_statistics and dl_recent_runs; return their number and the age of the last
 -- one. One process at a time does so; another gets no row.

@@ -26,9 +26,9 @@ _APP = Path(__file__).parents[1]
 _FOLDERS = ("db", "queue", "admin", "doctor")
 _OF_EVERY_JOB = frozenset({"enqueue", "get_job", "claim", "promote_and_claim", "renew", "settle"})
 _OF_IDLE_PROCESSES = frozenset({
-    "register_worker", "report_and_fetch", "expired_runs", "is_maintenance_lock_held", "lease_deliveries",
+    "beat", "other_workers", "report_and_fetch", "expired_runs", "is_maintenance_lock_held", "lease_deliveries",
     "due_schedules", "defer_unknown_tasks", "repair_blocked", "notify_waiting_queues", "wake_limited", "probe_breakers",
-    "decide_left", "expire", "lease_bulk", "next_bulk_step", "prune_backfill_limits",
+    "decide_left", "expire", "lease_bulk", "next_bulk_step", "prune_backfill_limits", "has_unread_events",
 })  # fmt: skip
 _PREPARED = _OF_EVERY_JOB | _OF_IDLE_PROCESSES
 _NAME_LINE = re.compile(r"^-- name: (\w+)(?: = (\w+(?: \+ \w+)*))?$", re.MULTILINE)

@@ -68,9 +68,14 @@ class BeatResult:
     is_new: bool = True  # the database had no row of this process
     incarnation: int | None = None  # how many processes have held the name so far
     others: Sequence[OtherWorker] = ()
+    has_others: bool = True  # they were looked for
     is_led: bool = True  # there is a maintenance leader
     next_schedule_in_sec: float | None = None  # less than 0: it is late
     has_expired_leases: bool = False
+    has_ready_jobs: bool = False  # in the queues that were asked about
+    has_waiting_work: bool = False  # blocked jobs, or updates of datasets that schedules wait for
+    has_due_deliveries: bool = False  # of webhooks
+    settings_version: str = ""  # of what operators have set for this process and its queues
 
 
 @dataclass(frozen=True)
@@ -88,10 +93,28 @@ class WorkerLiveness:
         self._execute = executor.execute
 
     def beat(
-        self, info: WorkerInfo, facts: HostFacts | None = None, *, heartbeat_sec: float, watched: int | None = None
+        self,
+        info: WorkerInfo,
+        facts: HostFacts | None = None,
+        *,
+        heartbeat_sec: float,
+        watched: int | None = None,
+        idle_queues: Iterable[str] = (),
+        finds_others: bool = True,
     ) -> BeatResult:
-        """Register this process or renew its row; return other processes whose death it can detect: so many, or all."""
-        facts = facts or HostFacts()
+        """Register this process or renew its row; return what there is to do, in `idle_queues` too. With `finds_others`
+        also other processes whose death it can detect: `watched` of them, or all."""
+        facts, beat = facts or HostFacts(), {"worker_id": str(info.id), "idle_queues": array(idle_queues)}
+        rows = self._execute("beat", beat)
+        is_new = not rows
+        if is_new:
+            self._register(info, facts, heartbeat_sec)
+            rows = self._execute("beat", beat)
+        is_superseded, incarnation, *answers = rows[0][:9] if rows else (False, None)
+        others = self._other_workers(info, facts, watched) if finds_others else ()
+        return BeatResult(is_superseded, is_new, incarnation, others, finds_others, *answers)
+
+    def _register(self, info: WorkerInfo, facts: HostFacts, heartbeat_sec: float) -> None:
         parameters = {
             **vars(info),
             "worker_id": str(info.id),
@@ -104,12 +127,12 @@ class WorkerLiveness:
             "heartbeat_sec": heartbeat_sec,
             **vars(facts),
             "child_tasks": array(facts.child_tasks),
-            "watched": watched,
         }
-        rows = self._execute("register_worker", parameters)
-        is_superseded, is_new, incarnation = rows[0][:3]
-        others = tuple(from_row(OtherWorker, row[3:15]) for row in rows if row[3] is not None)
-        return BeatResult(is_superseded, is_new, incarnation, others, *rows[0][15:18])
+        self._execute("register_worker", parameters)
+
+    def _other_workers(self, info: WorkerInfo, facts: HostFacts, watched: int | None) -> tuple[OtherWorker, ...]:
+        parameters = {**vars(facts), "worker_id": str(info.id), "reaps": info.reaps, "watched": watched}
+        return tuple(from_row(OtherWorker, row) for row in self._execute("other_workers", parameters))
 
     def deregister(self, worker_id: UUID) -> None:
         self._execute("deregister_worker", {"worker_id": str(worker_id)})

@@ -3,11 +3,7 @@
 -- dl_notify_queue in schema.sql reads that, and decision 15 explains why no job is missed.
 
 -- name: register_worker
--- A beat. Returns a row for each other process whose death this one watches for: of its host the next `watched` that reap, by
--- worker_id, after the last the first again, or all; those that do not reap, as they watch for none; and those with its name.
--- Each row, or one row without another process, also says whether this process's own name was taken over and whether it was
--- new, and what there is to do: that there is no maintenance leader, when the next schedule comes, and that a lease has
--- expired. The first beat notifies the other processes of the host.
+-- Writes what a process records about itself, and notifies the other processes of its host.
 WITH self AS (
     INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec, queue_threads,
                             boot_id, pid_namespace, time_namespace, pid, start_time, lock_file, child_tasks, worker_name, schedules,
@@ -19,9 +15,50 @@ WITH self AS (
             %(labels)s::jsonb, %(unserved_tasks)s::jsonb, %(reaps)s::bool,
             CASE WHEN %(worker_name)s::text IS NOT NULL
                  THEN 1 + (SELECT coalesce(max(incarnation), 0) FROM dl_workers WHERE worker_name = %(worker_name)s::text) END)
-        ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp()
-    RETURNING superseded_by, incarnation, xmax = 0 AS is_new
-), near AS (
+        ON CONFLICT DO NOTHING
+    RETURNING worker_id, boot_id
+)
+SELECT pg_notify('dl_control', concat_ws(' ', 'started', boot_id, worker_id)) FROM self WHERE boot_id IS NOT NULL;
+
+-- name: beat
+-- Renews the row of a process. Returns whether another one took over its name, and what there is to do: that there is no
+-- maintenance leader, when the next schedule comes, that a lease has expired, that `idle_queues` have a job to claim, that
+-- blocked jobs or updates of datasets wait, which a leader that is frozen leaves, that a webhook delivery is due, and the version
+-- of what operators have set. No row: the process is not registered. The commit does not wait for the disk: a crash of the server may lose
+-- the last beats.
+WITH self AS (
+    UPDATE dl_workers SET seen_at = clock_timestamp() WHERE worker_id = %(worker_id)s::uuid
+    RETURNING superseded_by, incarnation, queues, draining
+)
+SELECT superseded_by IS NOT NULL, incarnation,
+       -- The lock is released at once, not with the transaction: a process that is about to lead would find it taken.
+       (SELECT NOT CASE WHEN pg_try_advisory_lock_shared(1684828527, 5)
+                        THEN pg_advisory_unlock_shared(1684828527, 5) ELSE false END) AS is_led,
+       (SELECT extract(epoch FROM next_at - clock_timestamp())::float8
+          FROM dl_schedules
+         WHERE next_at IS NOT NULL AND paused_at IS NULL AND orphaned_at IS NULL
+         ORDER BY next_at
+         LIMIT 1) AS next_schedule_in_sec,
+       EXISTS (SELECT FROM dl_jobs
+                WHERE status = 'running' AND dl_is_lease_expired(lease_expires_at, heartbeat_at, lease_ttl_sec)) AS has_expired_leases,
+       EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' AND queue = ANY (%(idle_queues)s::text[]))
+       OR EXISTS (SELECT FROM dl_jobs
+                   WHERE status = 'queued' AND wait_state = 'scheduled' AND available_at <= (SELECT clock_timestamp())
+                     AND %(idle_queues)s::text[] <> '{}') AS has_ready_jobs,
+       EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND wait_state = 'blocked')
+       OR EXISTS (SELECT FROM dl_dataset_updates) AS has_waiting_work,
+       EXISTS (SELECT FROM dl_deliveries d
+                WHERE d.due_at <= (SELECT clock_timestamp())
+                  AND NOT EXISTS (SELECT FROM dl_webhooks w
+                                   WHERE w.webhook_id = d.webhook_id AND w.paused_until > clock_timestamp())) AS has_due_deliveries,
+       concat_ws(' ', draining, (SELECT max(changed_at) FROM dl_queues WHERE queue = ANY (self.queues))) AS settings_version,
+       set_config('synchronous_commit', 'off', true)
+  FROM self;
+
+-- name: other_workers
+-- The other processes whose death this one watches for: of its host the next `watched` that reap, by worker_id, after the last the
+-- first again, or all; those that do not reap, as they watch for none; and those with its name.
+WITH near AS (
     (SELECT worker_id, 1 AS turn FROM dl_workers
       WHERE worker_id > %(worker_id)s::uuid AND reaps AND dead_at IS NULL AND boot_id = %(boot_id)s::text
         AND pid_namespace = %(pid_namespace)s::text AND time_namespace = %(time_namespace)s::text
@@ -41,24 +78,11 @@ WITH self AS (
     UNION
     SELECT worker_id FROM dl_workers
      WHERE worker_name = %(worker_name)s::text AND worker_id <> %(worker_id)s::uuid AND dead_at IS NULL
+       AND %(worker_name)s::text IS NOT NULL
 )
-SELECT self.superseded_by IS NOT NULL, self.is_new, self.incarnation,
-       w.worker_id, w.name, w.boot_id, w.pid_namespace, w.time_namespace, w.pid, w.start_time, w.lock_file,
-       w.worker_name, w.listener, w.heartbeat_sec, w.stopping,
-       -- The lock is released at once, not with the transaction: a process that is about to lead would find it taken.
-       (SELECT NOT CASE WHEN pg_try_advisory_lock_shared(1684828527, 5)
-                        THEN pg_advisory_unlock_shared(1684828527, 5) ELSE false END) AS is_led,
-       (SELECT extract(epoch FROM next_at - clock_timestamp())::float8
-          FROM dl_schedules
-         WHERE next_at IS NOT NULL AND paused_at IS NULL AND orphaned_at IS NULL
-         ORDER BY next_at
-         LIMIT 1) AS next_schedule_in_sec,
-       EXISTS (SELECT FROM dl_jobs
-                WHERE status = 'running' AND dl_is_lease_expired(lease_expires_at, heartbeat_at, lease_ttl_sec)) AS has_expired_leases,
-       CASE WHEN self.is_new AND %(boot_id)s::text IS NOT NULL
-            THEN pg_notify('dl_control', concat_ws(' ', 'started', %(boot_id)s::text, %(worker_id)s::uuid)) END
-  FROM self
-       LEFT JOIN (others JOIN dl_workers w ON w.worker_id = ANY (ARRAY[others.worker_id])) ON true;
+SELECT w.worker_id, w.name, w.boot_id, w.pid_namespace, w.time_namespace, w.pid, w.start_time, w.lock_file,
+       w.worker_name, w.listener, w.heartbeat_sec, w.stopping
+  FROM others JOIN dl_workers w ON w.worker_id = ANY (ARRAY[others.worker_id]);
 
 -- name: deregister_worker
 -- Deletes this process, and any that has not been seen for a day.

@@ -383,7 +383,7 @@ MUTANTS: Mapping[str, Mutant] = {
             "containers",
             edits=[
                 StatementEdit(
-                    "register_worker",
+                    "other_workers",
                     r"AND boot_id = %\(boot_id\)s::text\s+AND pid_namespace[^\n]* AND time_namespace[^\n]*",
                     "",
                     min_matches=2,

@@ -47,6 +47,16 @@ def test_found_job_or_notification_starts_the_policy_over():
     assert pauses(timer, 3, now=now + 1) == [1, 2, 4]
 
 
+def test_pause_counts_from_when_the_queue_had_no_job():
+    timer = PollTimer(Fixed(15.0))
+    pauses(timer, 1)
+
+    timer.postpone(START + 10)
+    assert timer.next_poll_at == START + 25
+    timer.postpone(START - 5)
+    assert timer.next_poll_at == START + 25, "never sooner"
+
+
 def test_reset_never_delays_a_poll():
     timer = PollTimer(Table((30.0, 5.0)))
     pauses(timer, 2)

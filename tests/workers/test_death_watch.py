@@ -120,6 +120,18 @@ def test_only_some_processes_look_at_one_that_starts(worker_pools: WorkerPoolFix
     assert registration.is_beat_requested("started", me.boot_id)  # an older version names no process
 
 
+def test_list_of_processes_is_read_at_every_third_beat(worker_pools: WorkerPoolFixture, me: Identity):
+    registration = worker_pools.pool(start=False, heartbeat_sec=30.0)._registration
+    registration.read_identity(())
+    assert [registration.beat().has_others for _ in range(5)] == [True, False, False, True, False]
+
+    assert registration.is_beat_requested("started", f"{me.boot_id} {uuid4()}")
+    assert registration.beat().has_others
+    registration.watches_all = True
+    assert registration.beat().has_others
+    assert registration.beat().has_others
+
+
 def test_start_that_names_no_process_asks_for_a_beat(worker_pools: WorkerPoolFixture, me: Identity, tmp_path: Path):
     """Any program may notify: a crash of the listening thread would end the process."""
     pool = worker_pools.pool(start=False, heartbeat_sec=30.0)

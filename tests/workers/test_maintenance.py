@@ -221,6 +221,7 @@ def test_follower_repairs_blocked_jobs_of_frozen_leader(queue, monkeypatch):
         (BeatResult(is_led=False), True),
         (BeatResult(next_schedule_in_sec=-4.0), False),
         (BeatResult(next_schedule_in_sec=-6.0), True),
+        (BeatResult(has_waiting_work=True), True),
     ],
 )
 def test_beat_that_asks_for_it_has_a_follower_check(queue, monkeypatch, beat, is_due):
@@ -232,6 +233,27 @@ def test_beat_that_asks_for_it_has_a_follower_check(queue, monkeypatch, beat, is
         maintenance_of.on_beat(beat)
 
     assert woken == (["follower"] if is_due else [])
+
+
+def test_beats_replace_the_checks_of_a_follower(queue, monkeypatch):
+    leader, checks = new_maintenance(queue, Duty("duty", 1.0, lambda: None)), list[str]()
+    leader.run_once()
+    follower = new_maintenance(queue, followed=[Duty("check", 0.0, lambda: checks.append("check"))])
+    follower.run_once()
+    assert len(checks) == 1
+
+    follower.on_beat(BeatResult(has_waiting_work=True))  # it has looked a moment ago
+    follower.run_once()
+    assert len(checks) == 1
+
+    now = clock() + 31.0
+    monkeypatch.setattr(maintenance, "clock", lambda: now)
+    follower.on_beat(BeatResult(has_waiting_work=True))
+    follower.run_once()
+    assert len(checks) == 2
+    follower.on_beat(BeatResult(is_led=False))
+    follower.run_once()
+    assert len(checks) == 3
 
 
 def test_follower_fires_the_late_schedule_of_a_frozen_leader(worker_pools: WorkerPoolFixture):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -17,6 +18,7 @@ from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers import claim_timers
 from workers.logs.writer import JobLogWriter
 from workers.pool import WorkerPool
+from workers.threads import clock
 
 SOON = 10.0  # seconds; polls come every 30, so that what starts by then was told by a notification
 
@@ -479,6 +481,27 @@ def test_stop_wakes_an_idle_pool(worker_pools: WorkerPoolFixture):
     assert pool.stop(grace=30) is True
 
     assert time.monotonic() - began < SOON
+
+
+def test_beats_poll_until_a_job_without_notification_comes(worker_pools: WorkerPoolFixture, monkeypatch):
+    pool = worker_pools.listening_pool(claim_backoff_sec=0.6)
+    worker_pools.wait_for_status(worker_pools.add_job(), Status.SUCCEEDED)
+    (buffer,) = pool._dispatcher.queues.values()
+    eventually(lambda: buffer.awaits_jobs and buffer.retry_at is None)  # unknown tasks were looked for once more
+    began, claims, claim = clock(), list[float](), pool._dispatcher._claimer.claim
+
+    def record_claim(*args: Any, **options: Any) -> Any:
+        claims.append(clock())
+        return claim(*args, **options)
+
+    monkeypatch.setattr(pool._dispatcher._claimer, "claim", record_claim)
+    eventually(lambda: pool._heartbeat.last_beat_at > began + 1.5, SOON)
+    assert claims == []
+    assert pool.state().claim_age_sec < 0.6
+
+    job = worker_pools.add_job(available_at=datetime.now(UTC) + timedelta(hours=1))
+    worker_pools.queue_fixture.make_due(job)
+    worker_pools.wait_for_status(job, Status.SUCCEEDED, SOON)
 
 
 def test_claim_in_progress_at_stop_is_released(worker_pools: WorkerPoolFixture):

@@ -101,10 +101,37 @@ def test_reaper_checks_without_beats_after_three_periods(times, database):
     for _ in range(4):
         assert database.reaped == []
         times.now += HEARTBEAT
-        reaper.on_beat(BeatResult())
         reaper.run_once()
 
     assert database.reaped == dead
+
+
+def test_beat_without_expired_leases_is_a_check(times, database):
+    reaper = made(database, interval_sec=HEARTBEAT)
+    dead, database.dead = database.dead, []
+    reaper.run_once()
+    database.dead = dead
+    for _ in range(10):
+        times.now += HEARTBEAT
+        reaper.on_beat(BeatResult())
+        reaper.run_once()
+        assert reaper.last_check_at == times.now
+    assert database.reaped == []
+
+    for _ in range(4):
+        times.now += HEARTBEAT
+        reaper.run_once()
+    assert database.reaped == dead
+
+
+def test_beat_puts_off_no_second_look_at_an_expired_lease(times, database):
+    reaper = made(database, interval_sec=HEARTBEAT)
+    reaper.run_once()
+    times.now += HEARTBEAT
+    reaper.on_beat(BeatResult())
+    reaper.run_once()
+
+    assert database.reaped == database.dead
 
 
 def test_run_is_reaped_at_second_check_after_a_heartbeat(times, database, reaper):

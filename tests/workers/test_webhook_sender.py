@@ -18,6 +18,7 @@ import pytest
 from app.admin.webhooks import DeliveryState, LeasedDelivery, WebhookEvent, Webhooks
 from app.net import AllowedHosts
 from app.queue.job import Status
+from app.queue.workers import BeatResult
 from tests.support.waiting import eventually
 from tests.support.webhook_receiver import OK, WebhookReceiver, drip, drop_connection, hang, respond_with
 from tests.support.worker_pool_fixture import WorkerPoolFixture
@@ -73,12 +74,34 @@ def test_sender_without_deliveries_polls_less_if_notified(hooks, is_notified, pa
     assert sender.run_once() == pause_sec
 
 
+def test_beat_without_due_deliveries_replaces_a_poll(hooks, monkeypatch):
+    polls: list[str] = []
+
+    def lease(*_: object, **__: object) -> tuple[list[LeasedDelivery], None]:
+        polls.append("poll")
+        return [], None
+
+    monkeypatch.setattr(hooks, "lease", lease)
+    sender = WebhookSender(hooks, options(), on_crash=pytest.fail, counters=PoolCounters(), is_notified=lambda: True)
+    sender.run_once()
+
+    sender.on_beat(BeatResult())
+    assert 29.0 < sender.run_once() <= 30.0
+    assert len(polls) == 1
+
+    sender.send_now()
+    sender.run_once()
+    assert len(polls) == 2
+
+
 def test_sender_returns_when_a_pause_of_a_receiver_ends(worker_pools, hooks):
     hooks.add("https://198.51.100.1/hook")
     worker_pools.queue_fixture.settle(worker_pools.queue_fixture.enqueue_and_claim())
     worker_pools.queue_fixture.sql("UPDATE dl_webhooks SET paused_until = now() + interval '7 s'")
     sender = WebhookSender(hooks, options(), on_crash=pytest.fail, counters=PoolCounters(), is_notified=lambda: True)
 
+    assert 5.0 < sender.run_once() <= 7.0
+    sender.on_beat(BeatResult())
     assert 5.0 < sender.run_once() <= 7.0
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from app.admin.queues import Queues, QueueState
 from app.queue.job import Status
+from app.queue.workers import BeatResult
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers import worker_control
@@ -87,7 +88,7 @@ def test_drained_worker_claims_nothing_until_resumed(worker_pools, queues):
 
 
 def test_idle_process_reports_less_while_it_is_notified(worker_pools, queues, monkeypatch):
-    """Until something changes: a job, the state of its listener, a request."""
+    """Until something changes: a job, the state of its listener, settings, a request."""
     pool = worker_pools.pool(start=False, heartbeat_sec=10.0)
     control, now, calls = pool._worker_control, [1000.0], list[float]()
 
@@ -98,13 +99,15 @@ def test_idle_process_reports_less_while_it_is_notified(worker_pools, queues, mo
     monkeypatch.setattr(control._queues, "report_and_fetch", report)
     monkeypatch.setattr(worker_control, "clock", lambda: now[0])
     control._listen_state = lambda: ListenState.DISCONNECTED if now[0] < 1010 else ListenState.LISTENING
-    for second in range(80):
+    for second in range(420):
         now[0] = 1000.0 + second
         if second == 45:
             control.sync_now()
+        if second in (50, 60, 70):
+            control.on_beat(BeatResult(settings_version="1" if second < 70 else "2"))
         control.run_once()
 
-    assert calls == [0, 5, 35, 45, 75]
+    assert calls == [0, 5, 45, 50, 70, 370]
 
 
 def test_worker_reports_age_of_progress(worker_pools, queues):

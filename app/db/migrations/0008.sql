@@ -101,4 +101,4 @@ ALTER TABLE dl_workers
     ADD COLUMN unserved_tasks jsonb NOT NULL DEFAULT '{}',
     ADD COLUMN reaps bool NOT NULL DEFAULT true;
 -- Heartbeats would have new statistics taken each minute, and every session would plan again what reads this table.
-ALTER TABLE dl_workers SET (autovacuum_analyze_threshold = 100000);
+ALTER TABLE dl_workers SET (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);

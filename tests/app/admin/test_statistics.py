@@ -84,6 +84,21 @@ def test_batch_answers_how_late_it_is_while_there_are_more(own_queue_db, rollups
     assert rollups.aggregate(limit=100) is None
 
 
+def test_nothing_is_written_while_no_event_is_new(own_queue_db, rollups):
+    own_queue_db.enqueue("a")
+    fold(rollups)
+    version = "SELECT xmin::text FROM dl_statistics_state"
+    before = own_queue_db.fetch_row(version)
+
+    assert rollups.aggregate() is None
+    assert own_queue_db.fetch_row(version) == before
+
+    own_queue_db.enqueue("b")
+    fold(rollups)
+    assert own_queue_db.fetch_row(version) != before
+    assert rollups.by_queue()["q"].queued == 2
+
+
 @pytest.fixture
 def late(own_queue_db: QueueFixture, rollups: Statistics) -> QueueFixture:
     """A job is inserted, not yet committed, and another one, with a later event, is there already."""

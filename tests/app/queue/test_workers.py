@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from app.admin.queues import Queues
+from app.admin.webhooks import Webhooks
 from app.queue.job import ClaimedJob, ReapedJob, Status, new_run_ids
 from app.queue.workers import BeatResult, HostFacts, WorkerInfo, WorkerLiveness
 from tests.support.queue_fixture import QueueFixture
@@ -24,10 +27,10 @@ def deaths(queue_db: QueueFixture) -> WorkerLiveness:
 @pytest.fixture
 def beat(deaths: WorkerLiveness) -> Callable[..., BeatResult]:
     def beats(
-        worker: UUID, facts: HostFacts = HERE, heartbeat_sec: float = 10, watched: int | None = None
+        worker: UUID, facts: HostFacts = HERE, heartbeat_sec: float = 10, watched: int | None = None, **more: Any
     ) -> BeatResult:
         info = WorkerInfo(worker, f"host:{facts.pid}", "1", ("q",), ("t", "apart"), 1)
-        return deaths.beat(info, facts, heartbeat_sec=heartbeat_sec, watched=watched)
+        return deaths.beat(info, facts, heartbeat_sec=heartbeat_sec, watched=watched, **more)
 
     return beats
 
@@ -58,6 +61,16 @@ def test_beat_with_a_limit_names_the_next_processes_in_turn(beat: Callable[..., 
     for n, worker in enumerate(ids):
         assert set(watched[worker]) == {ids[(n + step) % 5] for step in (1, 2, 3)}
     assert {other.id for other in beat(ids[0]).others} == set(ids[1:])
+
+
+def test_beat_without_the_list_is_the_same_otherwise(beat: Callable[..., BeatResult]):
+    worker = uuid4()
+    assert beat(worker, finds_others=False).is_new
+    beat(uuid4())
+
+    found = beat(worker, finds_others=False)
+    assert (found.is_new, found.has_others, list(found.others)) == (False, False, [])
+    assert len(beat(worker).others) == 1
 
 
 def test_beat_names_processes_of_its_host_and_its_name(beat: Callable[..., BeatResult]):
@@ -124,6 +137,58 @@ def test_beat_says_whether_a_lease_has_expired(queue_db: QueueFixture, beat: Cal
 
     queue_db.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
     assert beat(worker).has_expired_leases
+
+
+def test_beat_says_whether_the_queues_asked_about_have_jobs(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+    worker = uuid4()
+    queue_db.enqueue("k", queue="q")
+    assert beat(worker, idle_queues=["other", "q"]).has_ready_jobs
+    assert not beat(worker, idle_queues=["other"]).has_ready_jobs
+    assert not beat(worker).has_ready_jobs
+
+
+def test_beat_says_whether_a_scheduled_job_is_due(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+    worker, later = uuid4(), datetime.now(UTC) + timedelta(hours=1)
+    job = queue_db.enqueue("k", queue="elsewhere", available_at=later)
+    assert not beat(worker, idle_queues=["q"]).has_ready_jobs
+
+    queue_db.make_due(job)
+    assert beat(worker, idle_queues=["q"]).has_ready_jobs
+    assert not beat(worker).has_ready_jobs
+
+
+def test_beat_says_whether_work_waits_for_the_leader(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+    worker = uuid4()
+    assert not beat(worker).has_waiting_work
+    queue_db.enqueue_and_claim("k")
+    queue_db.enqueue("k")
+    assert queue_db.claim() == []
+    assert beat(worker).has_waiting_work
+
+
+def test_beat_says_whether_a_delivery_is_due(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+    worker = uuid4()
+    Webhooks(queue_db.session).add("https://198.51.100.1/hook")
+    assert not beat(worker).has_due_deliveries
+    queue_db.settle(queue_db.enqueue_and_claim())
+    assert beat(worker).has_due_deliveries
+
+    queue_db.sql("UPDATE dl_webhooks SET paused_until = now() + interval '1 h'")
+    assert not beat(worker).has_due_deliveries
+
+
+def test_version_of_settings_changes_with_queue_and_drain(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+    worker, queues = uuid4(), Queues(queue_db.session)
+    versions = [beat(worker).settings_version, beat(worker).settings_version]
+    queues.change_settings("another", per_worker=1)
+    versions.append(beat(worker).settings_version)
+    assert len(set(versions)) == 1
+
+    queues.change_settings("q", per_worker=1)
+    versions.append(beat(worker).settings_version)
+    queues.drain_worker(worker, draining=True)
+    versions.append(beat(worker).settings_version)
+    assert len(set(versions)) == 3
 
 
 def test_first_beat_is_announced_once(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
