@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tests.chaos.load import OTHER_QUEUE
 from tests.chaos.services import HEARTBEAT_SEC
 from tests.cluster.cluster import LEASE_SEC, Cluster, Host
 from tests.cluster.network import DATABASE
@@ -21,6 +25,11 @@ SELECT r.job_id::text, split_part(p.payload ->> 'worker', ':', 1),
  WHERE r.payload ->> 'reason' = ANY (%s) AND r.ts >= to_timestamp(%s)
 """
 _TAKEN = ("lease_expired", "process_died")
+_PROBE_INTERVAL_SEC = 0.05
+_PROBE = """
+INSERT INTO dl_jobs (queue, task, lock_key, args, lease_ttl_sec)
+SELECT %s, 'chaos.short', 'probe ' || gen_random_uuid(), jsonb_build_object('queue', %s), 3
+"""
 
 
 @dataclass(frozen=True)
@@ -77,13 +86,14 @@ def cut_off_database(cluster: Cluster, seconds: float = LONG_CUT_SEC) -> Outcome
 def restart_hosts(cluster: Cluster, max_gap_sec: float) -> Outcome:
     """One after the other, under load: no attempt of theirs is used up, and some host always claims."""
     began, stopped_at = database_time(cluster), {}
-    for host in cluster.hosts:
-        stopped_at[host.name] = database_time(cluster)
-        code = cluster.stop_host(host)
-        assert code != EXIT_THREAD_CRASHED, f"{host.name} crashed"
-        cluster.start_host(host)
-        wait_for_claims_by(cluster, host, since=database_time(cluster))
-        host.exit_codes.clear()
+    with probing(cluster):
+        for host in cluster.hosts:
+            stopped_at[host.name] = database_time(cluster)
+            code = cluster.stop_host(host)
+            assert code != EXIT_THREAD_CRASHED, f"{host.name} crashed"
+            cluster.start_host(host)
+            wait_for_claims_by(cluster, host, since=database_time(cluster))
+            host.exit_codes.clear()
     lost = [
         job_id
         for job_id, host_name, picked_at, taken_at in cluster.server.query(_TAKEN_RUNS, list(_TAKEN), began)
@@ -96,6 +106,26 @@ def restart_hosts(cluster: Cluster, max_gap_sec: float) -> Outcome:
     assert gap_sec <= max_gap_sec, f"nothing was claimed for {gap_sec:.1f} s"
     released = sum(event[1] == "shutdown" for event in events)
     return Outcome("rolling restart", f"longest gap between two claims {gap_sec:.2f} s, {released} jobs released")
+
+
+@contextmanager
+def probing(cluster: Cluster) -> Iterator[None]:
+    """Add a short job every 50 ms to a queue whose threads the load leaves idle. Without it the hosts that are left
+    claim nothing for as long as jobs of seconds run in all of their threads, which says nothing about a restart."""
+    is_over = threading.Event()
+
+    def add_jobs() -> None:
+        with closing(cluster.server.connect()) as connection, connection.cursor() as cursor:
+            while not is_over.wait(_PROBE_INTERVAL_SEC):
+                cursor.execute(_PROBE, (OTHER_QUEUE, OTHER_QUEUE))
+
+    thread = threading.Thread(target=add_jobs, name="probe", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(10.0)
 
 
 def describe_jobs(cluster: Cluster, job_ids: list[str]) -> str:
