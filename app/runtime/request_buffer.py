@@ -55,14 +55,15 @@ class Rejection:
     code: ProblemCode = ProblemCode.HTTP_ERROR
 
     def __bytes__(self) -> bytes:
-        body = json.dumps({
+        problem = {
             "type": f"/docs#{self.code.text}",
             "title": self.code.title,
             "status": self.status,
             "detail": self.detail,
             "code": self.code.text,
             "errors": [],
-        }).encode()  # fmt: skip
+        }
+        body = f"{json.dumps(problem)}\n".encode()
         retry_after = "Retry-After: 1\r\n" if self.status is HTTPStatus.SERVICE_UNAVAILABLE else ""
         head = (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\nContent-Type: {MEDIA_TYPE}\r\n"

@@ -141,7 +141,7 @@ def _probe_response(reason: str | None) -> ProbeResponse:
 
 
 def _json_response(status: HTTPStatus, payload: Mapping[str, Any]) -> ProbeResponse:
-    return status, "application/json", json.dumps(payload).encode()
+    return status, "application/json", f"{json.dumps(payload)}\n".encode()
 
 
 class _Server(ThreadingMixIn, WSGIServer):

@@ -188,6 +188,11 @@ def dump_json(value: Any) -> str:
         return json.dumps(_replace_non_finite(json.loads(json.dumps(value, default=_default))))
 
 
+def dump_body(value: Any) -> str:
+    """The body of a response: it ends with a line feed, so that a shell's prompt follows on a line of its own."""
+    return dump_json(value) + "\n"
+
+
 def _default(value: Any) -> Any:
     """Encode times in UTC, UUIDs, and dataclasses as objects."""
     if isinstance(value, datetime):

@@ -20,7 +20,7 @@ from werkzeug.exceptions import (
 )
 
 from app import errors
-from app.web.json_io import MAX_ERRORS, FieldError, InvalidJson, dump_json
+from app.web.json_io import MAX_ERRORS, FieldError, InvalidJson, dump_body
 
 MEDIA_TYPE = "application/problem+json"
 _MAX_LISTED_ERRORS = 3
@@ -314,7 +314,7 @@ def problem_response(error: Exception, request_id: str, *, is_read: bool = False
             headers = {"Retry-After": "5"}
         case MethodNotAllowed() if error.valid_methods:
             headers = {"Allow": ", ".join(sorted(error.valid_methods))}
-    return Response(dump_json(problem), status, headers, content_type=MEDIA_TYPE)
+    return Response(dump_body(problem), status, headers, content_type=MEDIA_TYPE)
 
 
 def _detail(error: Exception, code: ProblemCode) -> str:

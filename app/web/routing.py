@@ -17,7 +17,7 @@ from werkzeug.exceptions import NotFound, RequestEntityTooLarge, UnsupportedMedi
 from app.admin.api_keys import Scope
 from app.db.statements import acting_as
 from app.web.auth.guard import CSRF_FIELD, REQUEST_ID, authorize
-from app.web.json_io import MAX_JSON_DEPTH, FieldError, dump_json, parse
+from app.web.json_io import MAX_JSON_DEPTH, FieldError, dump_body, dump_json, parse
 from app.web.problems import InvalidRequest, ProblemCode, problem_code
 from app.web.schemas import field_errors
 from app.web.standby_reads import CHANGED_COOKIE, DATA_AGE_HEADER, MAX_LAG_KEY, allowing_standby
@@ -272,14 +272,14 @@ def _validate_flat(model: type[BaseModel], texts: MultiDict[str, str], *, ignore
 
 def _json_response(result: Any) -> Response:
     if isinstance(result, VersionedResponse):
-        return with_etag(dump_json(result.content), JSON, result.version)
-    return result if isinstance(result, Response) else Response(dump_json(result), content_type=JSON)
+        return with_etag(dump_json(result.content), result.version)
+    return result if isinstance(result, Response) else Response(dump_body(result), content_type=JSON)
 
 
 def _etag_response(result: Any) -> Response:
     if isinstance(result, Response | VersionedResponse):
         return _json_response(result)
-    return with_etag(dump_json(result), JSON)
+    return with_etag(dump_json(result))
 
 
 def _text_response(media_type: str) -> Callable[[Any], Response]:
@@ -299,13 +299,13 @@ class VersionedResponse:
     version: str
 
 
-def with_etag(text: str, content_type: str, version: str | None = None) -> Response:
-    """Return the response with its ETag, or a 304 if the caller has it already."""
+def with_etag(text: str, version: str | None = None) -> Response:
+    """Return the response of a JSON text with its ETag, or a 304 if the caller has it already."""
     tag = etag_of(text) if version is None else f"{version}.{etag_of(text)}"
     if request.method == "GET" and request.if_none_match.contains_weak(tag):
         response = Response(status=304)
     else:
-        response = Response(text, content_type=content_type)
+        response = Response(f"{text}\n", content_type=JSON)
     response.set_etag(tag)
     response.headers["Cache-Control"] = _CACHE_CONTROL
     return response

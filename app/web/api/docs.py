@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from flask import Response, render_template
 from pydantic import Field
 
+from app.web.json_io import dump_body
 from app.web.openapi import build_document
 from app.web.problems import ProblemCode
 from app.web.routing import ANY_KEY, HTML, JSON, ApiBlueprint
@@ -44,7 +45,7 @@ def create_docs_blueprint(blueprints: Sequence[ApiBlueprint]) -> ApiBlueprint:
     @blueprint.get("/openapi.json", response=dict, scope=ANY_KEY)
     def get_openapi() -> Response:
         """Get the OpenAPI 3.1 document."""
-        return Response(json.dumps(document()), content_type=JSON)
+        return Response(dump_body(document()), content_type=JSON)
 
     @blueprint.get("/docs", query=DocsQuery, response=str, media_type=HTML, scope=ANY_KEY)
     def show_docs(query: DocsQuery) -> str:

@@ -18,7 +18,7 @@ from app.admin.queues import Queues
 from app.admin.schedules import Schedules
 from app.admin.statistics import Statistics
 from app.db.statements import Executor
-from app.web.json_io import dump_json
+from app.web.json_io import dump_body
 from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer, redirect_to
@@ -116,7 +116,7 @@ def create_search_page(source: Executor, pipelines: Pipelines, options: WebOptio
         names = read_names()
         entries = [_entry(link.group, link.title, link.path) for link in navigation_links(options)]
         entries += [_entry(match.kind, match.title, match.path) for match in names.matches("")]
-        return Response(dump_json({"entries": entries}), content_type=JSON)
+        return Response(dump_body({"entries": entries}), content_type=JSON)
 
     return pages.blueprint
 

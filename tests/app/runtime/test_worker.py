@@ -118,7 +118,7 @@ def test_it_is_answered_over_the_net_until_the_end():
         "127.0.0.1", port, ProbeEndpoints(lambda: WELL, process_metrics(has_workers=True, has_api=False))
     ):
         url = f"http://127.0.0.1:{port}"
-        assert asked(f"{url}/health") == (200, '{"status": "healthy"}')
+        assert asked(f"{url}/health") == (200, '{"status": "healthy"}\n')
         assert asked(f"{url}/health/ready?x=1") == (200, '{"ready": true}')
         status, result = asked(f"{url}/metrics")
         assert status == 200

@@ -37,6 +37,23 @@ def test_non_finite_numbers_are_encoded_as_strings():
     assert result == {"first": {"a": ["inf", 1.5]}, "second": "-inf"}
 
 
+@pytest.mark.parametrize("path", ["/health", "/info", "/openapi.json", "/api/v1/queues", "/api/v1/nothing", "/palette"])
+def test_body_ends_with_a_line_feed(client, path):
+    response = client.get(path)
+
+    assert response.text.endswith("}\n")
+    assert response.content_length == len(response.data)
+    json.loads(response.text)
+
+
+def test_body_with_an_etag_ends_with_a_line_feed(client, trigger):
+    path = f"/api/v1/jobs/{trigger()}"
+    first = client.get(path)
+
+    assert (first.text.endswith("}\n"), first.content_length) == (True, len(first.data))
+    assert client.get(path, headers={"If-None-Match": first.headers["ETag"]}).status_code == 304
+
+
 def test_unknown_type_raises():
     with pytest.raises(TypeError, match="is not JSON serializable"):
         dump_json(object())
