@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 from urllib.parse import quote
@@ -48,7 +49,7 @@ class RayExecutor:
         custom = {key: value for key, value in spec.resources.items() if key not in _RESOURCES}
         variables = {**self._runtime_env.get("env_vars", {}), **spec.env}
         body = {
-            "entrypoint": spec.entrypoint,
+            "entrypoint": stoppable(str(spec.entrypoint)),
             "submission_id": name,
             "runtime_env": {**self._runtime_env, "env_vars": variables},
             "metadata": dict(spec.labels),
@@ -101,6 +102,17 @@ class RayExecutor:
         answer = self._api.send("DELETE", _path(name))
         if answer.code >= SERVER_ERROR and self.status(name).state is not RemoteState.UNKNOWN:
             raise EngineUnavailable(f"Ray answered {answer.code}: {answer.text[:200]}")
+
+
+def stoppable(entrypoint: str) -> str:
+    """The command line with which all that it starts has ended when Ray answers STOPPED.
+
+    Ray sends SIGTERM to its shell and to the processes below it that it finds: one that the shell is just starting
+    would run on. The shell waits for it, and kills its process group before Ray kills the shell.
+    """
+    kill = "sleep $((${RAY_JOB_STOP_WAIT_TIME_S:-3} - 1)); kill -KILL 0"
+    trap = f'trap "" TERM INT; c=$!; [ "$c" ] || exit 143; ({kill}) & wait $c; kill -KILL 0'
+    return f"trap '{trap}' TERM INT; eval {shlex.quote(entrypoint)} & wait $!"
 
 
 def _path(name: str) -> str:
