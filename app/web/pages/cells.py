@@ -52,12 +52,12 @@ class CellReader:
         }
 
     def read(self) -> list[CellRow]:
-        """Return a row for each cell, within the timeout."""
+        """Return a row for each cell, the worst first, within the timeout."""
         deadline = time.monotonic() + self._timeout_sec
         old = [answer for answer in self._answers.values() if answer.age_sec > _REFRESH_AFTER_SEC]
         for answer, fetch in [(answer, answer.start()) for answer in old]:
             answer.wait_for(fetch, max(0.0, deadline - time.monotonic()))
-        return [self._row(name) for name in self._cells]
+        return sorted((self._row(name) for name in self._cells), key=_worst_first)
 
     def _row(self, name: str) -> CellRow:
         answer, url = self._answers[name], self._cells[name].url
@@ -74,6 +74,11 @@ class CellReader:
         )
 
 
+def _worst_first(row: CellRow) -> tuple[bool, bool]:
+    """Cells that do not answer, then those with a warning; otherwise in the order of DL_CELLS."""
+    return row.figures is not None, not row.warnings
+
+
 def _ask(cell: RemoteCell) -> _Answer:
     """The cell's clock is compared with that of the middle of the request."""
     started_at, started = time.time(), time.monotonic()
@@ -87,8 +92,10 @@ def _ask(cell: RemoteCell) -> _Answer:
 
 
 def _find_warnings(answer: _Answer, own_version: str, cells: Mapping[str, RemoteCell]) -> Iterator[str]:
-    """What differs from this service."""
+    """What is wrong with a cell that answers, or differs from this service."""
     figures = answer.figures
+    if not figures.workers:
+        yield "no live worker: its jobs wait"
     if figures.version != own_version:
         yield f"version {figures.version}, here {own_version}"
     if figures.cells and {*figures.cells} != {*cells}:

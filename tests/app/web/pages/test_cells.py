@@ -56,6 +56,14 @@ def test_page_has_a_row_for_each_cell(show):
     assert '<a href="/cells" aria-current="page">Cells</a>' in page
 
 
+def test_cells_that_do_not_answer_or_have_no_worker_come_first(show):
+    page = show(north=answering(), east=answering(workers=0), south=failing(ConnectionError("away")))
+
+    rows = ["cell-south", "cell-east", "cell-north"]
+    assert sorted(rows, key=page.index) == rows
+    assert "no live worker: its jobs wait" in page
+
+
 def test_page_without_cells_names_the_setting(show):
     page = show()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from uuid import UUID, uuid4
 
 import psycopg2
@@ -9,6 +10,7 @@ import pytest
 
 from app.admin.queues import Queues
 from app.queue.workers import WorkerInfo, WorkerLiveness
+from tests.support.remedies import execute_sql
 
 
 @pytest.fixture
@@ -78,6 +80,38 @@ def test_labels_and_unserved_tasks_are_shown(client, process_id, pool):
     assert workers["host-2:78"]["labels"] == {"spot": True}
     assert workers["host-2:78"]["unserved_tasks"] == {"train": {"gpu": True}}
     assert workers["host-1:77"]["labels"] == {}
+
+
+def test_hosts_show_states_runs_and_what_a_stop_would_lose(client, process_id, pool, dsn):
+    for name in ("host-2:1", "host-2:2"):
+        info = WorkerInfo(uuid4(), name, "2.0", ("etl",), ("noop",), 4)
+        WorkerLiveness(pool).beat(info, heartbeat_sec=60)
+    execute_sql(
+        dsn,
+        "UPDATE dl_workers SET draining = true WHERE name = 'host-2:1'",
+        "UPDATE dl_workers SET listener = 'disconnected' WHERE name = 'host-2:2'",
+        "INSERT INTO dl_jobs (queue, task, lock_key, status, attempt, run_id, worker, started_at, lease_expires_at)"
+        " SELECT 'etl', 'noop', 'k' || n, 'running', 1, gen_random_uuid(), 'host-2:1', now() - interval '20 minutes',"
+        " now() + interval '1 hour' FROM generate_series(1, 2) n",
+    )
+
+    hosts, _, processes = client.get("/workers").text.partition('id="processes"')
+
+    row = hosts[hosts.index("host-2</th>") :].partition("</tr>")[0]
+    assert hosts.index("host-2</th>") < hosts.index("host-1</th>")  # one of its processes has a problem
+    assert ("1 draining" in row, "1 warning" in row, "2 of 8" in row) == (True, True, True)
+    assert re.search(r">noop</a> <small>× 2</small>.*<span data-counting>40 min", row, re.DOTALL)
+    assert "1.2.3 on host-1; 2.0 on host-2." in hosts
+    assert "<span data-counting>40 min" in processes
+    assert processes.index("host-2:2") < processes.index("host-1:77") < processes.index("host-2:1")
+
+
+def test_one_host_and_a_stopping_process_need_no_more(client, process_id, dsn):
+    execute_sql(dsn, "UPDATE dl_workers SET stopping = true")
+
+    page = client.get("/workers").text
+
+    assert ('id="hosts"' in page, ">stopping<" in page, 'name="draining"' in page) == (False, True, False)
 
 
 def test_worker_is_drained_and_resumed_by_form(client, process_id, pool):
