@@ -26,6 +26,7 @@ from workers.context import ContextSettings, JobContext
 from workers.fingerprint import fingerprint
 from workers.isolation.environment import ConnectionCheck
 from workers.logs.writer import POSITION_STREAM
+from workers.offloads.remote_log import position_line
 from workers.offloads.stopping import OffloadStopper
 from workers.outcome import (
     LeaseLost,
@@ -320,7 +321,7 @@ class Attempt(JobContext):
         self.settings.log(self.job_id, self.attempt, "INFO", stream, text)
 
     def write_log_position(self, name: str, position: str) -> None:
-        text = f"{name} {self.job.run_id} {position}"
+        text = position_line(name, self.job.run_id, position)
         self.settings.log(self.job_id, self.attempt, "INFO", POSITION_STREAM, text)
 
     @property

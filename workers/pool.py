@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from uuid import uuid4
@@ -17,7 +17,7 @@ from app.admin.queues import Queues
 from app.admin.webhooks import Webhooks
 from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.jobs import JobQueue
-from app.queue.offloads import DuePoll, Offloads
+from app.queue.offloads import Offloads
 from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from pipelines.contract import Pipelines, StopReason
 from workers.attempt import RunningAttempts, may_have_child
@@ -103,7 +103,7 @@ class WorkerPool:
         self._offloads = OffloadService(
             options.engines,
             offloads=Offloads(self._sessions.settle.execute),
-            write_log=self._write_offload_log,
+            logs=self._logs,
             record_pending=partial(JobQueue.record_stop_pending, queue["renew"]),
             on_crash=self._on_crash,
         )
@@ -255,9 +255,6 @@ class WorkerPool:
             on_crash=self._on_crash,
             follower_duties=follower_duties(session, options.maintenance, self._pipelines, self.counters),
         )
-
-    def _write_offload_log(self, due: DuePoll, lines: Sequence[str]) -> None:
-        self._logs.write(due.job_id, due.attempt, "INFO", due.engine, "\n".join(lines))
 
     def _on_superseded(self) -> None:
         if self._registration.is_superseded:

@@ -778,7 +778,9 @@ SELECT job_id, attempt, (SELECT clock_timestamp()) - make_interval(secs => age),
  ORDER BY n;
 
 -- name: write_offload_positions
--- How far the logs of engines have been read: it commits with the lines, so that another attempt neither repeats nor loses any.
+-- How far the logs of engines have been read: it commits with the lines before it, so that what a process reads after this one was
+-- killed are the next ones. Not if another run has claimed the job: the lines of a run that lost its lease are kept, and its successor
+-- may have read them too.
 UPDATE dl_offloads o SET log_position = p.position
   FROM unnest(%(offloads)s::text[], %(runs)s::text[], %(positions)s::text[]) AS p (name, run_id, position),
        dl_jobs j

@@ -44,6 +44,7 @@ class DuePoll:
 
     name: str
     job_id: UUID
+    run_id: UUID  # the last one of its job, until another claims the job
     engine: str
     is_orphan: bool  # its job has ended: it is stopped
     attempt: int
@@ -113,8 +114,8 @@ class Offloads:
         rows = self._execute("claim_offload_polls", {"engines": array(engines), "limit": limit})
         return [from_row(DuePoll, row) for row in rows]
 
-    def record_poll(self, name: str, *, next_sec: float, log_position: str, is_unavailable: bool = False) -> None:
-        values = {"name": name, "next_sec": next_sec, "log_position": log_position, "is_unavailable": is_unavailable}
+    def record_poll(self, name: str, *, next_sec: float, is_unavailable: bool = False) -> None:
+        values = {"name": name, "next_sec": next_sec, "is_unavailable": is_unavailable}
         self._execute("record_offload_poll", values)
 
     def wake_job(self, job_id: UUID, name: str) -> None:

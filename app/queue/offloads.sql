@@ -45,7 +45,7 @@ UPDATE dl_offloads SET log_position = %(log_position)s::text WHERE name = %(name
 -- The next that this process polls, so that no other process does meanwhile: those for which a job waits, and those left by a job
 -- that has ended. Those of running jobs are polled by their attempt.
 WITH due AS MATERIALIZED (
-    SELECT o.name, j.attempt, coalesce(j.status::text NOT IN ('queued', 'running'), true) AS is_orphan
+    SELECT o.name, j.attempt, coalesce(j.run_id, o.run_id) AS run_id, coalesce(j.status::text NOT IN ('queued', 'running'), true) AS is_orphan
       FROM dl_offloads o LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[o.job_id])
      WHERE o.ended_at IS NULL AND o.next_poll_at <= (SELECT clock_timestamp()) AND o.engine = ANY (%(engines)s::text[])
        AND (o.is_awaited AND j.status::text = 'queued' OR coalesce(j.status::text NOT IN ('queued', 'running'), true))
@@ -58,7 +58,7 @@ UPDATE dl_offloads o
        stop_requested_at = CASE WHEN due.is_orphan THEN coalesce(o.stop_requested_at, clock_timestamp()) ELSE o.stop_requested_at END
   FROM due
  WHERE o.name = due.name
-RETURNING o.name, o.job_id, o.engine, due.is_orphan, coalesce(due.attempt, 0), o.log_position, o.is_abandoned,
+RETURNING o.name, o.job_id, due.run_id, o.engine, due.is_orphan, coalesce(due.attempt, 0), o.log_position, o.is_abandoned,
           coalesce(extract(epoch FROM clock_timestamp() - o.unavailable_since) > o.engine_timeout_sec, false),
           coalesce(o.deadline_at <= clock_timestamp(), false),
           coalesce(extract(epoch FROM clock_timestamp() - CASE WHEN due.is_orphan THEN o.stop_requested_at ELSE o.awaited_since END),
@@ -66,7 +66,7 @@ RETURNING o.name, o.job_id, o.engine, due.is_orphan, coalesce(due.attempt, 0), o
 
 -- name: record_offload_poll
 UPDATE dl_offloads
-   SET next_poll_at = clock_timestamp() + make_interval(secs => %(next_sec)s::float8), log_position = %(log_position)s::text,
+   SET next_poll_at = clock_timestamp() + make_interval(secs => %(next_sec)s::float8),
        unavailable_since = CASE WHEN %(is_unavailable)s::bool THEN coalesce(unavailable_since, clock_timestamp()) END
  WHERE name = %(name)s::text AND ended_at IS NULL;
 

@@ -148,7 +148,6 @@ class FakeEngine:
             return 409, {"error": "it exists"}
         if body["entrypoint"].startswith("refused"):
             return 400, {"error": "no such program"}
-        self.starts[name] += 1
         log = self.folder / f"{name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -156,6 +155,7 @@ class FakeEngine:
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         self.programs[name] = Program(process, log, kind=body["resources"].get("fails_as", "error"))
+        self.starts[name] += 1
         return 200, {}
 
     def _get(self, name: str, part: str, body: Any) -> tuple[int, Any]:

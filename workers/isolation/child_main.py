@@ -31,6 +31,7 @@ from pipelines.runner import run_task
 from workers.context import ContextSettings, JobContext
 from workers.fingerprint import fingerprint
 from workers.logs.writer import POSITION_STREAM, level_of, record_lines
+from workers.offloads.remote_log import position_line
 from workers.offloads.service import OffloadService
 from workers.outcome import caused_by_stop, describe_error, usage_hint
 from workers.secrets import Redactor
@@ -151,7 +152,7 @@ class IsolatedContext(JobContext):
             self._parent.send({"log": ["INFO", stream, self.redactor.redact_text(line)[:_MAX_LINE_LENGTH]]})
 
     def write_log_position(self, name: str, position: str) -> None:
-        self._parent.send({"log": ["INFO", POSITION_STREAM, f"{name} {self.job.run_id} {position}"]})
+        self._parent.send({"log": ["INFO", POSITION_STREAM, position_line(name, self.job.run_id, position)]})
 
 
 def _build_context(parent: ParentChannel, spec: dict[str, Any]) -> JobContext:

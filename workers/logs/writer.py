@@ -317,7 +317,8 @@ class JobLogWriter:
         self.thread.wake()
 
     def _add_position(self, job_id: UUID, attempt: int, text: str) -> None:
-        is_valid = text.isprintable() and text.count(" ") >= 2 and len(text) <= _MAX_SCANNED_LENGTH  # noqa: PLR2004
+        is_storable = text.isascii() and text.isprintable() and len(text) <= _MAX_SCANNED_LENGTH
+        is_valid = is_storable and text.count(" ") >= 2  # noqa: PLR2004
         if is_valid and not self._is_over_capacity():  # without it another attempt repeats lines
             with self._lock:
                 self._append(_Line((job_id, attempt), clock(), "", POSITION_STREAM, text))

@@ -29,6 +29,7 @@ from pipelines.offload import (
 )
 from workers.offloads.engine_calls import EngineCalls, OffloadContext
 from workers.offloads.poller import Watch
+from workers.offloads.remote_log import read_log
 from workers.offloads.service import OffloadService, forget_local
 from workers.threads import clock
 
@@ -210,7 +211,7 @@ class RemoteHandle(Handle):
 
     def _read_last_logs(self) -> None:
         for _ in range(_MAX_LAST_LOGS):
-            lines, position = self._ask(lambda: self._work.executor.logs(self.name, self._log_position))
+            lines, position = self._ask(lambda: read_log(self._work.executor, self.name, self._log_position))
             if not lines:
                 return
             self._log_position = position

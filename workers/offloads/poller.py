@@ -15,6 +15,8 @@ from app import log
 from app.queue.offloads import DuePoll, Offloads
 from pipelines.executors import Engines
 from pipelines.offload import EngineUnavailable, Executor, RemoteState, RemoteStatus
+from workers.logs.writer import JobLogWriter
+from workers.offloads.remote_log import read_log, write_log
 from workers.offloads.remote_stop import RemoteStop
 from workers.threads import BackgroundThread, clock
 
@@ -76,10 +78,10 @@ class OffloadPoller:
         engines: Engines,
         *,
         offloads: Offloads | None = None,  # None: no job waits here without a thread
-        write_log: Callable[[DuePoll, Sequence[str]], None] = lambda due, lines: None,
+        logs: JobLogWriter | None = None,  # of these jobs
         on_crash: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self._engines, self._offloads, self._write_log = engines, offloads, write_log
+        self._engines, self._offloads, self._logs = engines, offloads, logs
         self._lock = threading.Lock()
         self._watches: list[Watch] = []  # under the lock
         self._backoffs: dict[str, _Backoff] = {}  # by engine; the thread's, as the next
@@ -125,7 +127,7 @@ class OffloadPoller:
             lines: list[str] = []
             position = watch.position
             if status.state not in (RemoteState.UNKNOWN, RemoteState.PENDING):
-                lines, position = watch.executor.logs(watch.name, watch.position)
+                lines, position = read_log(watch.executor, watch.name, watch.position)
         except Exception as error:
             unavailable = self._record_outage(watch.engine, error)
             watch.record_unavailable(unavailable, self._backoffs[watch.engine].until)
@@ -151,14 +153,16 @@ class OffloadPoller:
     def _poll_claimed(self) -> float:
         assert self._offloads is not None  # noqa: S101 - only then is a claim due
         engines = self._engines.names if self._claims_all else self._engines.remote_names
+        logs = self._logs if self._logs is not None and self._logs.flush() else None
         due = self._offloads.claim_polls(engines, limit=_MAX_CLAIMED)
         for poll in due:
-            self._poll_due(self._offloads, poll)
+            self._poll_due(self._offloads, poll, logs)
         if len(due) == _MAX_CLAIMED:
             self._next_claim_at = 0.0
         return len(due) * 2 * _REQUEST_INTERVAL_SEC
 
-    def _poll_due(self, offloads: Offloads, due: DuePoll) -> None:
+    def _poll_due(self, offloads: Offloads, due: DuePoll, logs: JobLogWriter | None) -> None:
+        """Its log is not read while lines of earlier polls cannot be written: they would be read again."""
         next_sec = min(MAX_POLL_SEC, max(MIN_POLL_SEC, due.waited_sec / 10))
         backoff = self._backoffs.get(due.engine)
         lines: list[str] = []
@@ -174,20 +178,20 @@ class OffloadPoller:
             else:
                 state = executor.status(due.name).state
                 is_over = state.is_over
-                if state not in (RemoteState.UNKNOWN, RemoteState.PENDING):
-                    lines, position = executor.logs(due.name, due.log_position)
+                if logs is not None and state not in (RemoteState.UNKNOWN, RemoteState.PENDING):
+                    lines, position = read_log(executor, due.name, due.log_position)
         except Exception as error:
             if backoff is None or clock() >= backoff.until:
                 self._record_outage(due.engine, error)
             until = self._backoffs[due.engine].until - clock()
-            offloads.record_poll(due.name, next_sec=max(next_sec, until), log_position=position, is_unavailable=True)
+            offloads.record_poll(due.name, next_sec=max(next_sec, until), is_unavailable=True)
             if due.is_unavailable and not due.is_orphan:
                 offloads.wake_job(due.job_id, due.name)
             return
         self._backoffs.pop(due.engine, None)
-        if lines:
-            self._write_log(due, lines)
-        offloads.record_poll(due.name, next_sec=next_sec, log_position=position)
+        if logs is not None and (lines or position != due.log_position):
+            write_log(logs, due, lines, position)
+        offloads.record_poll(due.name, next_sec=next_sec)
         self._conclude(offloads, due, is_over=is_over, may_arrive=may_arrive)
 
     @staticmethod

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
 from app.queue.job import ClaimedJob
-from app.queue.offloads import DuePoll, Offloads
+from app.queue.offloads import Offloads
 from pipelines.executors import Engines
 from pipelines.offload import Executor
+from workers.logs.writer import JobLogWriter
 from workers.offloads.poller import OffloadPoller
 
 
@@ -31,12 +32,12 @@ class OffloadService:
         engines: Engines,
         *,
         offloads: Offloads | None = None,  # the process's own access to the rows; None: attempts use theirs
-        write_log: Callable[[DuePoll, Sequence[str]], None] = lambda due, lines: None,
+        logs: JobLogWriter | None = None,  # of the jobs that wait without a thread
         record_pending: RecordPending = _record_nothing,
         on_crash: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.engines, self.offloads, self.record_pending = engines, offloads, record_pending
-        self.poller = OffloadPoller(engines, offloads=offloads, write_log=write_log, on_crash=on_crash)
+        self.poller = OffloadPoller(engines, offloads=offloads, logs=logs, on_crash=on_crash)
         self.thread = self.poller.thread
 
     def ensure_started(self) -> None:

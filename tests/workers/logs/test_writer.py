@@ -102,7 +102,7 @@ def test_lines_are_written_once_a_second(make, table, time):
 def test_position_is_written_with_the_lines_before_it(make, table):
     logs = make()
     say(logs, "one")
-    for position in ("1", "2030-01-01 00:00", "a\0b"):
+    for position in ("1", "2030-01-01 00:00", "a\0b", "é"):
         logs.write(JOB, 1, "INFO", POSITION_STREAM, f"dl-x-1 run {position}")
     table.failing = [DatabaseUnavailable("away")]
 

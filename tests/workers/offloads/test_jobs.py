@@ -416,6 +416,27 @@ def test_waiting_job_is_polled_by_any_process(offloads: OffloadFixture):
     assert start_count(offloads.folder) == 1
 
 
+def test_log_of_a_waiting_job_commits_with_its_position(offloads: OffloadFixture):
+    queue_db = offloads.pools.queue_fixture
+    position = "SELECT log_position FROM dl_offloads"
+    is_writing = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%dl_job_logs%%'"
+    offloads.start()
+    with queue_db.open_transaction() as step:
+        step("LOCK TABLE dl_job_logs IN EXCLUSIVE MODE")
+        job_id = offloads.add("waiting", "gate")
+        for _ in range(2):  # also when they are written again
+            eventually(lambda: queue_db.fetch_row(is_writing) == 1, message="its lines wait")
+            assert queue_db.fetch_row(position) == ""
+            eventually(lambda: queue_db.fetch_row(is_writing) == 0, message="the lock's time limit")
+
+    eventually(lambda: queue_db.fetch_row(position) == "1")
+    assert offloads.log(job_id, "fake") == ["begun"]
+    offloads.open_gate()
+    offloads.succeeded(job_id)
+    eventually(lambda: '::result {"rows": 3}' in offloads.log(job_id, "fake"))
+    assert offloads.log(job_id, "fake").count("begun") == 1
+
+
 def test_waiting_job_learns_of_a_failure(offloads: OffloadFixture):
     offloads.start()
 
