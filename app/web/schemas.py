@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
@@ -28,7 +28,6 @@ from app.log import mask_secret_fields
 from app.net import MAX_URL_LENGTH, AllowedHosts, ForbiddenAddress, parse_url
 from app.queue.job import Job, JobEvent, Status
 from app.web.json_io import FieldError, join_path
-from app.web.options import WebOptions
 from pipelines.contract import read_policy
 
 INT4_MAX = 2_147_483_647
@@ -174,12 +173,12 @@ class JobWebhook(BodyModel):
         return _validate_among(names, JOB_EVENTS)
 
 
-def signable_webhook(options: WebOptions) -> Callable[[JobWebhook], JobWebhook]:
+def signable_webhook(allowed_hosts: Sequence[str], *, has_secret: bool) -> Callable[[JobWebhook], JobWebhook]:
     """Return a validator: this service must be able to send to the URL, and to sign."""
-    allowed = AllowedHosts.parse(options.webhook_allowed_hosts)
+    allowed = AllowedHosts.parse(allowed_hosts)
 
     def check(webhook: JobWebhook) -> JobWebhook:
-        if not options.has_webhook_secret:
+        if not has_secret:
             raise PydanticCustomError(
                 "webhook", "jobs' own webhooks are signed with DL_WEBHOOK_SECRET, which is not set here"
             )

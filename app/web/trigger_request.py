@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -292,8 +293,24 @@ class TriggerRequest(BodyModel):
 
 def trigger_request_model(options: WebOptions, pipelines: Pipelines) -> type[TriggerRequest]:
     """Return the model with the limits and defaults of the settings and of the task."""
-    min_lease_sec = options.min_lease_ttl_sec
+    return _make_model(
+        pipelines,
+        min_lease_sec=options.min_lease_ttl_sec,
+        default_lease_sec=options.default_lease_ttl_sec,
+        allowed_hosts=options.webhook_allowed_hosts,
+        has_secret=options.has_webhook_secret,
+    )
 
+
+@lru_cache(maxsize=4)  # several routes of an app take this model
+def _make_model(
+    pipelines: Pipelines,
+    *,
+    min_lease_sec: int,
+    default_lease_sec: int,
+    allowed_hosts: tuple[str, ...],
+    has_secret: bool,
+) -> type[TriggerRequest]:
     def check_lease(lease_sec: int) -> int:
         if lease_sec < min_lease_sec:
             raise PydanticCustomError("lease", "{message}", {"message": short_lease_message(lease_sec, min_lease_sec)})
@@ -314,12 +331,12 @@ def trigger_request_model(options: WebOptions, pipelines: Pipelines) -> type[Tri
         lease_ttl_sec=(
             lease,
             Field(
-                options.default_lease_ttl_sec,
+                default_lease_sec,
                 description="How long the lease lasts without a heartbeat; at least two heartbeat intervals.",
             ),
         ),
         webhook=(
-            Annotated[JobWebhook, AfterValidator(signable_webhook(options))] | None,
+            Annotated[JobWebhook, AfterValidator(signable_webhook(allowed_hosts, has_secret=has_secret))] | None,
             Field(None, description="A webhook of this job, in addition to those of all jobs."),
         ),
     )

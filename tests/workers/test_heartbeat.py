@@ -103,7 +103,7 @@ def test_lease_shorter_than_heartbeats_can_renew_is_lengthened(worker_pools: Wor
     job = worker_pools.queue_fixture.insert(task="held", lease_ttl_sec=1)
     worker_pools.gate.wait_for_inside(1)
     first = expiry(worker_pools, job)
-    eventually(lambda: (expiry(worker_pools, job) - first).total_seconds() > 3, SOON)
+    eventually(lambda: (expiry(worker_pools, job) - first).total_seconds() > 2, SOON)
     assert worker_pools.queue_fixture.job(job).lease_ttl_sec == 2
     worker_pools.queue_fixture.sql("UPDATE dl_jobs SET lease_ttl_sec = 1")
     eventually(lambda: worker_pools.queue_fixture.job(job).lease_ttl_sec == 2, SOON)

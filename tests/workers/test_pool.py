@@ -77,7 +77,7 @@ def test_worker_thread_leads_again_after_all_were_busy(
             worker_pools.queue_fixture.queue.cancel(job)
         worker_pools.wait_for_all(jobs, Status.CANCELED)
         before = len(stood_in)
-        due = datetime.now(UTC) + timedelta(seconds=0.7)
+        due = datetime.now(UTC) + timedelta(seconds=0.3)
         late = worker_pools.wait_for_status(worker_pools.add_job(available_at=due), Status.SUCCEEDED, SOON)
         assert late.started_at is not None
         assert 0 <= (late.started_at - due).total_seconds() < 5

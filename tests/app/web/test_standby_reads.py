@@ -193,7 +193,12 @@ def test_conflict_with_recovery_is_read_from_the_primary(client, executor, pair,
     assert [entry["action"] for entry in response.get_json()["entries"]][:1] == ["kept"]
     assert DATA_AGE_HEADER not in response.headers
     assert executor.counts() == {**counts, "primary": counts["primary"] + 1}
-    eventually(lambda: pair.standby.query(conflicts) == [(before + 1,)])
+
+    def has_conflict() -> bool:
+        client.get("/queues")  # an idle session reports its statistics after ten seconds, a busy one after one
+        return bool(pair.standby.query(conflicts) == [(before + 1,)])
+
+    eventually(has_conflict)
 
 
 def test_request_that_has_read_from_the_primary_stays_there(executor, monkeypatch):

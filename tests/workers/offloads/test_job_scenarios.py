@@ -128,7 +128,7 @@ def test_cancel_after_the_unread_end_runs_nothing_again(jobs: EngineJobs):
 
 
 def test_lost_lease_stops_nothing(jobs: EngineJobs, logged):
-    jobs.start(heartbeat_sec=2)
+    jobs.start(heartbeat_sec=0.5)
     job_id = jobs.add("blocking", "gate", job={"lease_ttl_sec": 30})  # some engines take longer than a short lease
     jobs.wait_until_running(job_id)
     queue_db = jobs.pools.queue_fixture

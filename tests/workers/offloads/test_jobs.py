@@ -490,9 +490,9 @@ def test_one_thread_polls_two_hundred_handles(counting: CountingExecutor):
         polls.watch(watch)
 
     polls.thread.start()
-    time.sleep(4)
+    time.sleep(2)
     polls.thread.stop()
     polls.thread.join(5)
 
     assert counting.threads == {"offloads"}
-    assert 16 <= len(counting.times) <= 24, "five requests a second"
+    assert 7 <= len(counting.times) <= 13, "five requests a second"

@@ -44,8 +44,8 @@ def test_a_task_is_paused_and_resumed(client):
         ({"failures": 3, "threshold": 1}, "is no field of this request"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused(client, body, message):
-    answer = client.put("/api/v1/tasks/t/breaker", json=body)
+def test_a_setting_that_makes_no_sense_is_refused(lasting_client, body, message):
+    answer = lasting_client.put("/api/v1/tasks/t/breaker", json=body)
     assert answer.status_code == 400
     assert message in str(answer.json["errors"])
-    assert client.get("/api/v1/breakers").json == {"breakers": []}
+    assert lasting_client.get("/api/v1/breakers").json == {"breakers": []}

@@ -104,8 +104,8 @@ def test_more_jobs_than_a_graph_may_have(client, database):
         ("/api/v1/tasks/t/breaker", {"resume_sec": 0}, "resume_sec"),
     ],
 )
-def test_a_setting_out_of_range(client, database, path, body, field):
-    assert refusal(client, database, path, body, "put")[0] == field
+def test_a_setting_out_of_range(lasting_client, database, path, body, field):
+    assert refusal(lasting_client, database, path, body, "put")[0] == field
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_a_setting_out_of_range(client, database, path, body, field):
         ({"need": "most", "after": [{"job_id": str(uuid4())}]}, "need"),
     ],
 )
-def test_a_field_out_of_range(client, database, fields, field):
-    assert trigger(client, database, **fields)[0] == field
+def test_a_field_out_of_range(lasting_client, database, fields, field):
+    assert trigger(lasting_client, database, **fields)[0] == field
 
 
 @pytest.mark.parametrize(
@@ -138,5 +138,5 @@ def test_a_field_out_of_range(client, database, fields, field):
         ({"weights": {"x" * 10_000: 1}}, "weights"),
     ],
 )
-def test_a_queue_that_cannot_be_fair_so(client, database, body, field):
-    assert refusal(client, database, "/api/v1/queues", {"queue": "etl"} | body, "patch")[0].startswith(field)
+def test_a_queue_that_cannot_be_fair_so(lasting_client, database, body, field):
+    assert refusal(lasting_client, database, "/api/v1/queues", {"queue": "etl"} | body, "patch")[0].startswith(field)

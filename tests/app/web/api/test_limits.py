@@ -45,8 +45,8 @@ def test_a_limit_is_set_shown_and_deleted(client):
         ("a%0Ab", {"concurrency": 1}, "name"),
     ],
 )
-def test_a_limit_that_cannot_be_is_refused(client, name, body, field):
-    answer = client.put(f"/api/v1/limits/{name}", json=body)
+def test_a_limit_that_cannot_be_is_refused(lasting_client, name, body, field):
+    answer = lasting_client.put(f"/api/v1/limits/{name}", json=body)
 
     assert answer.status_code == 400
     assert answer.json["errors"][0]["field"] == field

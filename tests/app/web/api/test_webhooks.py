@@ -67,8 +67,8 @@ def test_secret_is_returned_once(hooks):
         ({"surprise": 1}, "surprise"),
     ],
 )
-def test_unencodable_value_is_refused_with_reason(hooks, fields, field):
-    response = hooks.post("/api/v1/webhooks", json={"url": URL, **fields})
+def test_unencodable_value_is_refused_with_reason(lasting_client, fields, field):
+    response = lasting_client.post("/api/v1/webhooks", json={"url": URL, **fields})
 
     assert response.status_code == 400
     assert [error["field"] for error in response.json["errors"]] == [field]
@@ -227,8 +227,8 @@ def test_a_rule_of_a_dataset_has_its_time_and_zone(hooks):
         STALE | {"by_time": "07:00", "zone": "Mars/Base"},
     ],
 )  # fmt: skip
-def test_a_rule_that_means_nothing_is_refused(hooks, change):
-    assert hooks.post("/api/v1/alerts/rules", json=RULE | change).status_code == 400
+def test_a_rule_that_means_nothing_is_refused(lasting_client, change):
+    assert lasting_client.post("/api/v1/alerts/rules", json=RULE | change).status_code == 400
 
 
 def test_what_fires_is_listed_and_what_is_over_when_asked_for(hooks, dsn):

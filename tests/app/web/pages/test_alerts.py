@@ -63,8 +63,8 @@ def test_rule_is_created_and_shown_in_words(client, alerts):
         ({"kind": "failure_rate", "threshold": "0.5", "window_sec": "10"}, "window_sec"),
     ],
 )
-def test_refused_rule_is_marked_at_its_field(client, alerts, values, field):
-    refused = client.post("/alerts/rules", data={"name": "n", **values})
+def test_refused_rule_is_marked_at_its_field(lasting_client, values, field):
+    refused = lasting_client.post("/alerts/rules", data={"name": "n", **values})
 
     assert refused.status_code == 422
     assert f'id="submit_alert_rule-{field}-error"' in refused.text
