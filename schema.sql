@@ -554,6 +554,22 @@ BEGIN
                        - (SELECT count(*) FROM dl_jobs j WHERE j.status = 'running' AND j.queue = queue_name)::int);
 END $$;
 
+-- Claims of a queue that prefetch take one of four permits, until they end. Many at a time would walk over the rows that the others
+-- are claiming, each in a snapshot that keeps the entries of claimed rows from being cleaned: the next ones would have to walk further.
+-- A claim that gets no permit in a second continues without one: a claim whose client has stopped reading may hold it for longer.
+CREATE OR REPLACE FUNCTION dl_take_claim_permit(queue_name text) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET lock_timeout = '1s' AS $$
+BEGIN
+    FOR n IN 0..3 LOOP
+        IF pg_try_advisory_xact_lock(1684828533, hashtext(queue_name) # n) THEN
+            RETURN;
+        END IF;
+    END LOOP;
+    PERFORM pg_advisory_xact_lock(1684828533, hashtext(queue_name) # floor(4 * random())::int);
+EXCEPTION WHEN lock_not_available THEN
+    NULL;
+END $$;
+
 -- The next ready jobs of a fair queue, at most `wanted`: of the best priority, its tenants in turn, beginning behind `start_key`,
 -- of which `start_used` jobs have been taken in this turn. Who has the fewest running jobs for its weight comes first; who has
 -- its share of the queue's threads comes last, and only if all other tenants that wait have been looked at. Of each tenant the

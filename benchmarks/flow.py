@@ -32,7 +32,7 @@ from functools import partial
 from threading import Event
 
 from app.db.connection import Session
-from app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
+from app.queue.job import ClaimMode, ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
 from app.queue.jobs import JobQueue
 from benchmarks import depth, drain
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
@@ -238,7 +238,12 @@ class TurnTimer:
         queue = JobQueue(self._session)
         began = time.perf_counter()
         claimed, hint = queue.claim(
-            "bench", ["noop"], new_run_ids(self._group), "bench", in_turn=self._in_turn, after=self._position
+            "bench",
+            ["noop"],
+            new_run_ids(self._group),
+            "bench",
+            mode=ClaimMode.IN_TURN if self._in_turn else ClaimMode.PLAIN,
+            after=self._position,
         )
         milliseconds = 1000 * (time.perf_counter() - began)
         self._position = hint.cursor if self._in_turn else None

@@ -15,7 +15,7 @@ from app import log
 from app.db.connection import Session
 from app.errors import DatabaseUnavailable
 from app.log import Alert
-from app.queue.job import ClaimedJob, ClaimHint, ReleaseReason, new_run_ids
+from app.queue.job import ClaimedJob, ClaimHint, ClaimMode, ReleaseReason, new_run_ids
 from app.queue.jobs import JobQueue
 from app.queue.workers import NotifyStateTable, WorkerInfo
 from pipelines.contract import StopReason
@@ -175,13 +175,12 @@ class Claimer:
         scan: int = 0,
         cursor: Sequence[str] | None,
         promote_due: bool,
-        in_turn: bool = False,
+        mode: ClaimMode,
     ) -> tuple[list[Attempt], int, ClaimHint]:
         """Claim jobs; return the attempts that may start, how many jobs were claimed, and the hint for the next claim.
 
         `scan` is how many ready rows to look at, if more than `count`. `promote_due` first makes ready what has fallen
-        due. `in_turn`: the queue is fair. Raises DatabaseUnavailable, after which `recover` finds what was claimed
-        nevertheless.
+        due. Raises DatabaseUnavailable, after which `recover` finds what was claimed nevertheless.
         """
         sent_at, run_ids = clock(), new_run_ids(count)
         try:
@@ -194,7 +193,7 @@ class Claimer:
                 scan=scan,
                 promote_due=promote_due,
                 after=cursor,
-                in_turn=in_turn,
+                mode=mode,
             )
         except DatabaseUnavailable:
             self._unconfirmed = queue, run_ids, sent_at

@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from app import log
 from app.errors import DatabaseUnavailable
-from app.queue.job import ReleaseReason
+from app.queue.job import ClaimMode, ReleaseReason
 from app.queue.workers import BeatResult
 from pipelines.retry import Policy
 from workers.attempt import Attempt
@@ -259,12 +259,13 @@ class Dispatcher:
         began = clock()
         with self._lock:
             count, promoted = buffer.claim_size, self._due.promote_due
+            mode = buffer.claim_mode
             if self._memory_high:
                 count = min(count, 1)
             if count <= 0 or not self._has_memory:
                 return
             buffer.may_have_work = self._due.promote_due = False
-        is_fair = buffer.limits.is_fair
+        is_fair = mode is ClaimMode.IN_TURN
         cursor = buffer.turn if is_fair else buffer.cursor.start(began, promoted=promoted)
         try:
             if (recovered := self._claimer.recover()) is not None:
@@ -275,7 +276,7 @@ class Dispatcher:
                 scan=0 if is_fair else buffer.cursor.scan,
                 cursor=cursor,
                 promote_due=promoted or is_fair,
-                in_turn=is_fair,
+                mode=mode,
             )
         except DatabaseUnavailable as error:
             self._on_outage(buffer, error, promoted=promoted)

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from app.queue.job import ClaimHint
+from app.queue.job import ClaimHint, ClaimMode
 from workers.attempt import Attempt
 from workers.claim_timers import PollTimer
 
 PREFETCH_BELOW_SEC = 0.020  # a queue whose recent jobs ran longer is not prefetched
 _PREFETCH_PER_THREAD = 40
 _MAX_PREFETCH = 400  # beyond that a claim gets no cheaper per job
-_LONGEST_RUN_DECAY = 0.98  # with each run: one of a second keeps two hundred short ones from being prefetched
+_LONGEST_RUN_DECAY = 0.9  # with each run: after one of a second, 38 short ones are not prefetched
 _SCAN_GROWTH = 4
 _MAX_SCAN = 500  # ready jobs that one claim looks at
 _FRONT_INTERVAL_SEC = 0.05  # a claim starts at the front of the queue at least so often
@@ -85,6 +85,12 @@ class QueueBuffer:
         if is_limited or self.limits.is_fair or self.longest_run_sec >= PREFETCH_BELOW_SEC:
             return 0
         return min(_MAX_PREFETCH, _PREFETCH_PER_THREAD * self.threads)
+
+    @property
+    def claim_mode(self) -> ClaimMode:
+        if self.limits.is_fair:
+            return ClaimMode.IN_TURN
+        return ClaimMode.PREFETCH if self.prefetch else ClaimMode.PLAIN
 
     @property
     def claim_size(self) -> int:

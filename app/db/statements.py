@@ -24,7 +24,9 @@ from app.db.encoding import sanitize_text
 
 _APP = Path(__file__).parents[1]
 _FOLDERS = ("db", "queue", "admin", "doctor")
-_OF_EVERY_JOB = frozenset({"enqueue", "get_job", "claim", "promote_and_claim", "renew", "settle"})
+_OF_EVERY_JOB = frozenset({
+    "enqueue", "get_job", "claim", "promote_and_claim", "prefetch", "promote_and_prefetch", "renew", "settle",
+})  # fmt: skip
 _OF_IDLE_PROCESSES = frozenset({
     "beat", "other_workers", "report_and_fetch", "expired_runs", "is_maintenance_lock_held", "lease_deliveries",
     "due_schedules", "defer_unknown_tasks", "repair_blocked", "notify_waiting_queues", "wake_limited", "probe_breakers",

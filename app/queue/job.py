@@ -229,6 +229,12 @@ class ClaimedJob(NamedTuple):
         return UUID(self.run_text)
 
 
+class ClaimMode(StrEnum):
+    PLAIN = "plain"  # the oldest, for idle threads
+    PREFETCH = "prefetch"  # the oldest, more than idle threads need: few claims of a queue at a time
+    IN_TURN = "in_turn"  # of a fair queue: its tenants are served in turn
+
+
 @dataclass(frozen=True)
 class ClaimHint:
     """When and where to claim again."""

@@ -26,6 +26,7 @@ from app.queue.job import (
     SUCCEEDED,
     ClaimedJob,
     ClaimHint,
+    ClaimMode,
     Enqueued,
     ExpiredRuns,
     Job,
@@ -179,18 +180,20 @@ class JobQueue:
         promote_due: bool = True,
         after: Sequence[str] | None = None,
         worker_id: UUID | None = None,
-        in_turn: bool = False,
+        mode: ClaimMode = ClaimMode.PLAIN,
     ) -> tuple[list[ClaimedJob], ClaimHint]:
         """Claim as many ready jobs as there are run ids, and return when to claim again.
 
         `scan` rows are tried where many jobs may have busy keys. With `promote_due` scheduled jobs that are due become
-        ready first. Jobs up to `after`, the cursor of an earlier claim, are skipped. With `in_turn` the tenants of a
-        fair queue are served in turn, beginning at `after`. With `lock_keys` the session locks
-        of the keys are taken too; after an error they may be held without a run, so the session must be closed.
+        ready first. Jobs up to `after`, the cursor of an earlier claim, are skipped; tenants that are served in turn
+        begin there. With `lock_keys` the session locks of the keys are taken too; after an error they may be held
+        without a run, so the session must be closed.
         """
+        in_turn = mode is ClaimMode.IN_TURN
         start = _TURN_START if in_turn else CURSOR_START
+        name = "prefetch" if mode is ClaimMode.PREFETCH else "claim"
         rows = self._execute(
-            "claim_in_turn" if in_turn else "promote_and_claim" if promote_due else "claim",
+            "claim_in_turn" if in_turn else f"promote_and_{name}" if promote_due else name,
             {
                 "queue": queue,
                 "tasks": array(tasks),

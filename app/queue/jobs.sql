@@ -197,9 +197,17 @@ SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash
   FROM (VALUES (1)) AS single (n) LEFT JOIN claimed c ON true
  ORDER BY c.n;
 
+-- name: take_permit
+-- In front of a claim that prefetches.
+SELECT dl_take_claim_permit(%(queue)s::text);
+
 -- name: claim = find_oldest + start
 
 -- name: promote_and_claim = promote_due + find_oldest + start
+
+-- name: prefetch = take_permit + find_oldest + start
+
+-- name: promote_and_prefetch = take_permit + promote_due + find_oldest + start
 
 -- name: claim_in_turn = promote_due + find_in_turn + start
 

@@ -75,9 +75,11 @@ def test_nothing_is_prefetched_until_runs_are_known_to_be_short():
         buffer.record_run(0.001)
     assert buffer.prefetch > 0
     buffer.record_run(1.0)
-    for _ in range(150):
+    for _ in range(37):
         buffer.record_run(0.001)
     assert buffer.prefetch == 0, "among long jobs short ones are not prefetched"
+    buffer.record_run(0.001)
+    assert buffer.prefetch > 0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from app.admin.queues import Queues
 from app.queue.batch import enqueue_batch
-from app.queue.job import ClaimedJob, NewJob, new_run_ids
+from app.queue.job import ClaimedJob, ClaimMode, NewJob, new_run_ids
 
 
 class Claims:
@@ -25,7 +25,7 @@ class Claims:
         claimed: list[ClaimedJob] = []
         while len(claimed) < count:
             more, hint = self._queue_db.queue.claim(
-                "q", ["t"], new_run_ids(count - len(claimed)), "worker-1", in_turn=True, after=self.position
+                "q", ["t"], new_run_ids(count - len(claimed)), "worker-1", mode=ClaimMode.IN_TURN, after=self.position
             )
             self.position = hint.cursor or self.position
             claimed += more

@@ -15,7 +15,7 @@ from app.admin.breakers import Breakers
 from app.admin.limits import Limits
 from app.admin.queues import Queues
 from app.queue.batch import enqueue_batch
-from app.queue.job import ClaimedJob, NewJob, Settlement, Status, new_run_ids
+from app.queue.job import ClaimedJob, ClaimMode, NewJob, Settlement, Status, new_run_ids
 from app.queue.jobs import JobQueue
 from tests.support import eventually
 
@@ -166,7 +166,9 @@ class Traffic:
         self._running += claimed
 
     def _claim_in_turn(self) -> None:
-        claimed, hint = self._queue.claim("f", ["t", "u"], new_run_ids(3), "w", in_turn=True, after=self._position)
+        claimed, hint = self._queue.claim(
+            "f", ["t", "u"], new_run_ids(3), "w", mode=ClaimMode.IN_TURN, after=self._position
+        )
         self._position = hint.cursor or self._position
         self._running += claimed
 
