@@ -82,7 +82,12 @@ class RemoteHandle(Handle):
 
     @property
     def done(self) -> bool:
-        return self._end is not None or self.last_state.is_over
+        """Also behind the deadline: then `result` stops the work, and a job that waits for it must come to that."""
+        return self._end is not None or self.last_state.is_over or self._is_late
+
+    @property
+    def _is_late(self) -> bool:
+        return self._deadline is not None and clock() >= self._deadline
 
     def submit(self) -> None:
         """Submit under this name; what exists already is attached to."""
@@ -174,7 +179,7 @@ class RemoteHandle(Handle):
         self.submit()
 
     def _check_deadline(self) -> None:
-        if self._deadline is not None and clock() >= self._deadline:
+        if self._is_late and not self.last_state.is_over:
             self.stop()
             limit = f"{self._work.options.timeout:g} s" if self._work.options.timeout is not None else "its timeout"
             raise TimeoutError(f"{self.engine} {self.name} has not ended within {limit}")

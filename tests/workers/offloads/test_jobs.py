@@ -102,6 +102,7 @@ def test_program_learns_its_job_and_its_token(offloads: OffloadFixture):
     token = offloads.pools.queue_fixture.fetch_row("SELECT fence_token FROM dl_offloads")
     assert (answer["DL_JOB_ID"], answer["DL_OFFLOAD"]) == (str(job_id), offloads.name(job_id))
     assert answer["DL_FENCE_TOKEN"] == token
+    assert answer["DL_RUN_ID"] == offloads.pools.queue_fixture.fetch_row("SELECT run_id::text FROM dl_offloads")
 
 
 def test_key_names_the_work(offloads: OffloadFixture):
@@ -345,6 +346,31 @@ def test_engine_that_stays_away_fails_the_attempt(offloads: OffloadFixture):
     assert offloads.rows(job_id) == [(offloads.name(job_id), "succeeded")], "the name stayed"
 
 
+def test_engine_that_goes_away_fails_the_attempt(offloads: OffloadFixture):
+    offloads.start()
+    job_id = offloads.add("blocking", "gate", options={"engine_timeout": 0.3}, job={"max_attempts": 3})
+    offloads.wait_until_running(offloads.name(job_id))
+
+    offloads.engine.down()
+
+    eventually(lambda: bool(offloads.pools.event_payloads(job_id, "requeue")))
+    assert "EngineUnavailable" in offloads.pools.event_payloads(job_id, "requeue")[0]["error"]
+    offloads.engine.up()
+    offloads.open_gate()
+    offloads.succeeded(job_id)
+    assert start_count(offloads.folder) == 1
+
+
+def test_engine_that_forgets_each_time_is_given_up(offloads: OffloadFixture):
+    offloads.engine.faults["GET"].extend(["unknown"] * 1_000)
+    offloads.start()
+
+    job_id = offloads.add("blocking", "quick", job={"max_attempts": 1})
+
+    assert f"has forgotten {offloads.name(job_id)} 4 times" in (offloads.failed(job_id).error or "")
+    assert offloads.engine.count_requests("POST") == 4
+
+
 def test_lost_and_slow_answers_cost_no_execution(offloads: OffloadFixture):
     offloads.engine.faults["POST"].extend(["lost", "500"])
     offloads.engine.faults["GET"].extend(["500", "slow"])
@@ -443,6 +469,17 @@ def test_waiting_job_learns_of_a_failure(offloads: OffloadFixture):
     job_id = offloads.add("waiting", "fails", job={"max_attempts": 1})
 
     assert "exit 1" in (offloads.failed(job_id).error or "")
+
+
+def test_deadline_of_a_waiting_job_is_that_of_its_submission(offloads: OffloadFixture):
+    offloads.start()
+    job_id = offloads.add("waiting", "gate", options={"timeout": 60}, job={"max_attempts": 1})
+    eventually(lambda: offloads.pools.queue_fixture.wait_state(job_id) == "waiting")
+
+    offloads.pools.queue_fixture.sql("UPDATE dl_offloads SET deadline_at = now()")
+
+    assert "has not ended within 60 s" in (offloads.failed(job_id).error or "")
+    assert not offloads.is_alive(offloads.name(job_id))
 
 
 def test_waiting_job_learns_that_the_engine_is_away(offloads: OffloadFixture):

@@ -38,6 +38,8 @@ def test_manifest_has_one_pod_that_is_not_retried(cluster: FakeKubernetes):
     job = cluster.jobs["dl-j-1"].manifest
     pod = job["spec"]["template"]["spec"]
     assert (job["spec"]["backoffLimit"], pod["restartPolicy"]) == (0, "Never")
+    (rule,) = job["spec"]["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onPodConditions"][0]["type"]) == ("FailJob", "DisruptionTarget")
     assert job["spec"]["activeDeadlineSeconds"] == 660
     assert job["metadata"]["labels"]["dataloader/task"] == "load-sales-d-y"
     assert pod["containers"][0]["resources"]["limits"] == {"cpu": "2", "memory": "4Gi"}

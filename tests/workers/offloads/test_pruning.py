@@ -51,6 +51,16 @@ def test_names_of_a_week_ago_are_deleted(queue: QueueFixture, engine: FakeEngine
     assert executor.status("dl-old").state is RemoteState.UNKNOWN
 
 
+def test_name_of_a_job_that_has_not_ended_is_kept(queue: QueueFixture, engine: FakeEngine):
+    add(queue, "dl-old", days=31)
+    queue.sql("UPDATE dl_offloads SET job_id = %s", str(queue.enqueue_and_claim().id))
+
+    executor = FakeExecutor({"address": engine.address})
+    prune_offloads(Offloads(queue.session.execute), Engines(executors={"fake": executor}))
+
+    assert names(queue) == ["dl-old"]
+
+
 def test_engine_that_is_away_is_asked_again(queue: QueueFixture, engine: FakeEngine):
     executor = FakeExecutor({"address": engine.address})
     engine.down()

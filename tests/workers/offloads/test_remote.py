@@ -62,6 +62,7 @@ def test_fence_commits_while_the_job_wants_the_work(queue: QueueFixture):
         "UPDATE dl_offloads SET fence_token = 'another'",
         "UPDATE dl_offloads SET ended_at = now(), outcome = 'stopped'",
         "UPDATE dl_jobs SET cancel_requested = true",
+        "UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), lease_expires_at = NULL, worker_id = NULL",
         "DELETE FROM dl_jobs",
     ],
 )
