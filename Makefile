@@ -79,16 +79,27 @@ chaos-mutants: $(VENV)/.installed-dev
 	@exec $(CHAOS) mutants
 
 # Real engines, one at a time, each in an environment of its own: the newest version that is supported and the oldest.
-# Each run ends with a table: what passed, and seconds of a start, a re-attachment and a stop.
+# The end is one table: what passed, and seconds of a start, a re-attachment and a stop. A failure does not keep the others from running.
 RAY_VERSIONS := 2.60.0 2.52.1
 DASK_VERSIONS := 2026.8.0 2025.12.0
 ENGINES := $(CURDIR)/build/engines
-ENGINE_TESTS = $(BIN)/python -m pytest -q $(or $(TESTS),tests/workers/offloads)
+ENGINE_TABLE := $(ENGINES)/table.md
+ENGINE_TESTS = DL_TEST_ENGINE_TABLE=$(ENGINE_TABLE) $(BIN)/python -m pytest -q $(or $(TESTS),tests/workers/offloads)
 engines: $(RAY_VERSIONS:%=$(ENGINES)/ray-%) $(DASK_VERSIONS:%=$(ENGINES)/dask-%) $(VENV)/.installed-dev
-	@set -e; for version in $(RAY_VERSIONS); do echo "Ray $$version"; DL_TEST_RAY=$(ENGINES)/ray-$$version $(ENGINE_TESTS) -k ray; done
-	@set -e; for version in $(DASK_VERSIONS); do echo "Dask $$version"; folder=$(ENGINES)/dask-$$version; \
-	  DL_TEST_DASK=$$folder PYTHONPATH=$$(echo $$folder/lib/python3*/site-packages) $(ENGINE_TESTS) -k dask; done
-	@echo 'Child processes'; $(ENGINE_TESTS) -k process
+	@rm -f $(ENGINE_TABLE); export DL_TEST_ENGINE_VERSION; failed=; \
+	for DL_TEST_ENGINE_VERSION in $(RAY_VERSIONS); do \
+	  echo; echo "Ray $$DL_TEST_ENGINE_VERSION"; \
+	  DL_TEST_RAY=$(ENGINES)/ray-$$DL_TEST_ENGINE_VERSION $(ENGINE_TESTS) -k ray || failed="$$failed Ray $$DL_TEST_ENGINE_VERSION,"; \
+	done; \
+	for DL_TEST_ENGINE_VERSION in $(DASK_VERSIONS); do \
+	  echo; echo "Dask $$DL_TEST_ENGINE_VERSION"; folder=$(ENGINES)/dask-$$DL_TEST_ENGINE_VERSION; \
+	  DL_TEST_DASK=$$folder PYTHONPATH=$$(echo $$folder/lib/python3*/site-packages) $(ENGINE_TESTS) -k dask || \
+	    failed="$$failed Dask $$DL_TEST_ENGINE_VERSION,"; \
+	done; \
+	echo; echo 'Child processes'; DL_TEST_ENGINE_VERSION=$$($(BIN)/python -V | cut -d' ' -f2); $(ENGINE_TESTS) -k process || failed="$$failed child processes,"; \
+	echo; echo 'Real engines on this machine:'; cat $(ENGINE_TABLE); \
+	echo 'Kubernetes has no row: it is tested against a fake API server, in make test.'; \
+	test -z "$$failed" || { echo "failed:$${failed%,}"; exit 1; }
 
 $(ENGINES)/ray-%:
 	@echo 'Installing Ray $*…'

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,31 +65,55 @@ def dask() -> Iterator[DaskCluster]:
 FIGURES: dict[str, dict[str, float]] = {}  # seconds, by engine; of scenarios that measure
 _COLUMNS = ("start", "re-attach", "stop")
 _SUITES = {"test_executors.py": "contract", "test_job_scenarios.py": "scenarios"}
+_RESULTS = ("passed", "failed", "error", "skipped")
+_HEAD = (
+    "engine", "version", *(f"{suite} passed" for suite in _SUITES.values()), "not for it",
+    *(f"{name} s" for name in _COLUMNS),
+)  # fmt: skip
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """A table of the engines that really run work, with polls 20 times as often as in a worker."""
+    """A row of each engine that really ran work, with polls 20 times as often as in a worker; also into the file that
+    DL_TEST_ENGINE_TABLE names, for `make engines`."""
     counts = _count_results(terminalreporter)
-    if not FIGURES or not counts:
+    rows = [_row(engine, counts) for engine in sorted({engine for engine, _ in counts})]
+    ran = [row for row in rows if row is not None]
+    if not FIGURES or not ran:
         return
-    terminalreporter.write_line("")
-    terminalreporter.write_line("| engine | contract passed | scenarios passed | start s | re-attach s | stop s |")
-    terminalreporter.write_line("|---|---|---|---|---|---|")
-    for engine in sorted({engine for engine, _ in counts}):
-        passed = [f"{counts[engine, suite][0]} of {sum(counts[engine, suite])}" for suite in _SUITES.values()]
-        figures = [f"{FIGURES[engine][name]:.2f}" if name in FIGURES.get(engine, {}) else "-" for name in _COLUMNS]
-        terminalreporter.write_line(f"| {' | '.join([engine, *passed, *figures])} |")
+    head = [table_line(_HEAD), table_line(["---"] * len(_HEAD))]
+    for line in (*head, *ran):
+        terminalreporter.write_line(line)
+    if (path := os.environ.get("DL_TEST_ENGINE_TABLE")) is not None:
+        table = Path(path)
+        lines = ran if table.exists() else [*head, *ran]
+        with table.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
 
-def _count_results(terminalreporter: Any) -> dict[tuple[str, str], tuple[int, int]]:
-    """By engine and suite: how many tests passed and failed."""
-    counts: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for kind in ("passed", "failed", "error"):
-        for report in terminalreporter.stats.get(kind, []):
+def table_line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _row(engine: str, counts: Mapping[tuple[str, str], Counter[str]]) -> str | None:
+    """None: only skipped."""
+    suites = [counts[engine, suite] for suite in _SUITES.values()]
+    totals = [suite.total() - suite["skipped"] for suite in suites]
+    if not any(totals):
+        return None
+    passed = [f"{suite['passed']} of {total}" for suite, total in zip(suites, totals, strict=True)]
+    figures = [f"{FIGURES[engine][name]:.2f}" if name in FIGURES.get(engine, {}) else "-" for name in _COLUMNS]
+    version = os.environ.get("DL_TEST_ENGINE_VERSION", "-")
+    return table_line([engine, version, *passed, str(sum(suite["skipped"] for suite in suites)), *figures])
+
+
+def _count_results(terminalreporter: Any) -> dict[tuple[str, str], Counter[str]]:
+    """By engine and suite: how many tests had which result."""
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for result in _RESULTS:
+        for report in terminalreporter.stats.get(result, []):
             path, _, test = report.nodeid.partition("::")
             suite = _SUITES.get(Path(path).name)
             match = re.search(r"\[(process|ray|dask)\b", test)
             if suite is not None and match is not None:
-                passed, failed = counts[match[1], suite]
-                counts[match[1], suite] = (passed + (kind == "passed"), failed + (kind != "passed"))
+                counts[match[1], suite][result] += 1
     return counts

@@ -20,6 +20,8 @@ import pytest
 import requests
 
 from pipelines.executors import Engines
+from pipelines.offload import Executor
+from tests.support.processes import free_ports
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
@@ -38,15 +40,6 @@ def _needs(variable: str, what: str) -> list[Any]:
 
 RAY = _needs("DL_TEST_RAY", "ray[default]")
 DASK = _needs("DL_TEST_DASK", "distributed")
-
-
-def free_ports(count: int) -> list[int]:
-    """Some more are drawn than are needed: those of Ray's workers are left out."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(3 * count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return [port for port in ports if port not in _RAY_PORTS][:count]
 
 
 @dataclass
@@ -158,7 +151,8 @@ def ray_head() -> Iterator[RayHead]:
         "PATH": f"{tools}:{os.environ['PATH']}",
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        head = RayHead(free_ports(5), Path(folder), environment)
+        ports = [port for port in free_ports(15) if port not in _RAY_PORTS][:5]
+        head = RayHead(ports, Path(folder), environment)
         try:
             head.up()
             yield head
@@ -181,9 +175,9 @@ def dask_cluster(**settings: str) -> Iterator[DaskCluster]:
             cluster.down()
 
 
-def ray_executor(request: pytest.FixtureRequest) -> Any:
-    return Engines({"ray": {"address": request.getfixturevalue("ray").address, "token": RAY_TOKEN}}).get("ray")
+def ray_executor(head: RayHead) -> Executor:
+    return Engines({"ray": {"address": head.address, "token": RAY_TOKEN}}).get("ray")
 
 
-def dask_executor(request: pytest.FixtureRequest) -> Any:
-    return Engines({"dask": {"address": request.getfixturevalue("dask").address}}).get("dask")
+def dask_executor(cluster: DaskCluster) -> Executor:
+    return Engines({"dask": {"address": cluster.address}}).get("dask")

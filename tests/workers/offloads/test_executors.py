@@ -99,9 +99,9 @@ def make_subject(kind: str, request: pytest.FixtureRequest, folder: Path) -> Ite
         yield Subject(KubernetesExecutor(settings), folder, sys.executable, stopped=RemoteState.UNKNOWN)
         cluster.close()
     elif kind == "ray":
-        yield Subject(ray_executor(request), folder, "python3")
+        yield Subject(ray_executor(request.getfixturevalue("ray")), folder, "python3")
     else:
-        yield Subject(dask_executor(request), folder)
+        yield Subject(dask_executor(request.getfixturevalue("dask")), folder)
 
 
 def name_of(request: pytest.FixtureRequest) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from pipelines.executors import Engines
-from pipelines.offload import EngineRefused, EngineUnavailable, Executor, FailureKind, OffloadSpec, RemoteState
+from pipelines.offload import EngineRefused, EngineUnavailable, FailureKind, OffloadSpec, RemoteState
 from tests.support.waiting import eventually
 from tests.workers.offloads import functions
 from tests.workers.offloads.conftest import start_count
-from tests.workers.offloads.real_engines import DASK, RAY, DaskCluster, RayHead, dask_cluster
+from tests.workers.offloads.real_engines import DASK, RAY, DaskCluster, RayHead, dask_cluster, dask_executor
 
 
 def marked(marks: list[pytest.MarkDecorator]):
@@ -37,10 +37,6 @@ def test_ray_head_that_wants_a_token_is_described(ray: RayHead, token: dict[str,
 
 def spec(mode: str, folder: Path) -> OffloadSpec:
     return OffloadSpec(call=getattr(functions, mode), args=(str(folder),))
-
-
-def dask_executor(cluster: DaskCluster) -> Executor:
-    return Engines({"dask": {"address": cluster.address}}).get("dask")
 
 
 @marked(DASK)
