@@ -10,6 +10,7 @@ import psycopg2.extras
 import pytest
 
 from pipelines import targets
+from pipelines.contract import Pipelines
 from tests.support_sources import SourceServer
 
 ENDPOINTS = ("cbr", "tenera", "gmap2brief", "llm", "documents")
@@ -42,3 +43,9 @@ def rows(empty_dsn: str, places: None):
                 return [dict(row) for row in cur.fetchall()] if cur.description else []
 
         yield ask
+
+
+@pytest.fixture
+def known() -> Pipelines:
+    """No task yet."""
+    return Pipelines()

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.queue_fixture import QueueFixture
+from tests.support.schedule_fixture import ScheduleFixture
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 
@@ -23,6 +25,14 @@ def worker_pools(dsn: str) -> Iterator[WorkerPoolFixture]:
         made.queue_fixture.check_invariants()
     finally:
         made.close()
+
+
+@pytest.fixture
+def schedule_db(dsn: str) -> Iterator[ScheduleFixture]:
+    """An empty queue whose schedules are fired by hand."""
+    queue = QueueFixture(dsn)
+    yield ScheduleFixture(queue)
+    queue.close()
 
 
 @pytest.fixture
