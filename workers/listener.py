@@ -19,7 +19,7 @@ from workers.threads import WakeupPipe, clock
 _log = log.get(__name__)
 _RECONNECT_INTERVAL_SEC = 1.0
 _CHECK_BEATS = 3  # heartbeats between two self-tests
-_IS_LISTENING = "SELECT count(*) FROM pg_listening_channels() AS c (name) WHERE name = '{channel}'"
+_CHANNELS = "SELECT pg_listening_channels()"
 
 
 class ListenState(StrEnum):
@@ -137,11 +137,11 @@ class Listener:
     def _check_session(self) -> None:
         """Ask the session whether it listens: behind some poolers it is another one after a while."""
         try:
-            ((count,),) = self._session.execute_raw(_IS_LISTENING.format(channel=self._channel))
+            channels = self._session.execute_raw(_CHANNELS)
         except DatabaseUnavailable as error:
             self._disconnect(str(error))
             return
-        if count:
+        if (self._channel,) in channels:
             self._record_success()
         else:
             self._disconnect("the session does not listen any more", ListenState.UNRESPONSIVE)

@@ -5,6 +5,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from app.admin.queues import Queues, QueueState
+from app.db.statements import statements
 from app.errors import WorkerNotFound
 from app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.queue_fixture import BackgroundCall, QueueFixture
@@ -142,3 +143,12 @@ def test_tenants_are_counted_with_their_weights(queue_db, queues):
         ("acme", 2, 0, 3),
         ("beta", 1, 0, 1),
     ]
+
+
+def test_question_for_a_leader_keeps_no_lock_until_commit(queue_db):
+    leader, sql = queue_db.new_session(), statements("public")["is_maintenance_lock_held"].text
+    with queue_db.open_transaction() as step:
+        assert step(sql) == [(False,)]
+        assert Queues(leader).acquire_maintenance_lock()
+        assert step(sql) == [(True,)]
+    leader.close()
