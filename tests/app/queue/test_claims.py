@@ -1,0 +1,182 @@
+"""What workers claim, with and without tasks that they know."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+from app.queue.job import Status, new_run_ids
+from app.queue.workers import WorkerInfo, WorkerLiveness
+
+# ── claim ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_jobs_are_claimed_by_priority_then_age(queue_db):
+    old = queue_db.enqueue("a")
+    new = queue_db.enqueue("b")
+    urgent = queue_db.enqueue("c", priority=1)
+    elsewhere = queue_db.enqueue("d", queue="other", priority=0)
+
+    assert [run.id for run in queue_db.claim(2)] == [urgent, old]
+    assert [run.id for run in queue_db.claim(5)] == [new]
+    assert [run.id for run in queue_db.claim(queue="other")] == [elsewhere]
+    assert queue_db.claim() == []
+
+
+def test_a_batch_is_handed_out_in_order_with_a_run_id_each(queue_db):
+    jobs = [queue_db.enqueue(str(n), priority=9 - n) for n in range(5)]
+    runs = new_run_ids(7)
+
+    taken, outlook = queue_db.queue.claim("q", ["t"], runs, "me")
+
+    assert [run.id for run in taken] == jobs[::-1]
+    assert [run.run_id for run in taken] == [UUID(run_id) for run_id in runs[:5]]
+    assert (outlook.skipped, outlook.next_due_sec) == (0, None)
+    assert {queue_db.job(job).worker for job in jobs} == {"me"}
+
+
+def test_a_claim_stamps_the_lease_by_the_databases_clock(queue_db):
+    queue_db.enqueue(lease_ttl_sec=40)
+    before = queue_db.fetch_row("SELECT clock_timestamp()")
+    (run,) = queue_db.claim()
+    after = queue_db.fetch_row("SELECT clock_timestamp()")
+
+    job = queue_db.job(run.id)
+    assert job.status is Status.RUNNING
+    assert job.run_id == run.run_id
+    assert before <= job.started_at <= after
+    assert before <= job.heartbeat_at <= after
+    assert before + timedelta(seconds=40) <= job.lease_expires_at <= after + timedelta(seconds=40)
+    assert (run.attempt, run.lease_ttl_sec) == (1, 40)
+
+
+def test_the_first_start_is_kept_through_later_tries(queue_db):
+    run = queue_db.enqueue_and_claim()
+    first = queue_db.job(run.id).started_at
+    queue_db.settle(run, Status.QUEUED)
+    (again,) = queue_db.claim()
+
+    assert queue_db.job(run.id).started_at == first
+    assert (again.id, again.attempt) == (run.id, 2)
+    assert again.run_id != run.run_id
+
+
+def test_lost_claim_answer_is_found_by_run_ids(queue_db):
+    queue_db.enqueue("a")
+    runs = new_run_ids(2)
+    (run,), _ = queue_db.queue.claim("q", ["t"], runs, "me")
+
+    assert queue_db.queue.recover_claim(runs) == [run]
+    assert queue_db.queue.recover_claim(new_run_ids(1)) == []
+    queue_db.settle(run)
+    assert queue_db.queue.recover_claim(runs) == []
+
+
+def test_a_claim_says_when_the_next_timed_job_falls_due(queue_db):
+    queue_db.enqueue("b", queue="other", available_at=datetime.now(UTC) + timedelta(hours=2))
+    queue_db.enqueue("a", available_at=datetime.now(UTC) + timedelta(hours=1))
+    queue_db.insert("never", available_at="infinity")
+
+    taken, outlook = queue_db.claim_once()
+
+    assert taken == []
+    assert 3500 < outlook.next_due_sec <= 3600
+
+
+def test_row_locked_forever_delays_no_other_job(queue_db):
+    queue_db.insert("never", available_at="infinity")
+    queue_db.enqueue("now")
+
+    assert len(queue_db.claim()) == 1
+    assert queue_db.claim_once()[1].next_due_sec is None
+
+
+def test_what_python_cannot_decode_is_claimed_and_can_be_settled(queue_db):
+    many = "7" * 5000
+    deep = "[" * 3000 + "]" * 3000
+    queue_db.insert("a", args=f'{{"exp": 1e5000, "many": {many}, "deep": {deep}}}', available_at="0044-03-15 BC")
+
+    (run,) = queue_db.claim()
+
+    assert json.loads(run.args_text).keys() == {"$dropped"}
+    assert queue_db.job(run.id).available_at.year == 1
+    assert queue_db.settle(run, Status.FAILED).outcome == "applied"
+
+
+def test_attempt_count_never_exceeds_max_attempts_after_requeue(queue_db):
+    queue_db.insert("a", attempt=5)
+
+    (run,) = queue_db.claim()
+
+    assert run.attempt == 5
+    assert queue_db.lose_attempt(run).status is Status.LOST
+
+
+def test_attempt_begins_without_leftovers_of_previous(queue_db):
+    run = queue_db.enqueue_and_claim()
+    queue_db.settle(run, Status.QUEUED, error="first", traceback="there", result={"half": 1})
+    (again,) = queue_db.claim()
+    job = queue_db.job(run.id)
+    assert (job.error, job.traceback, job.result) == (None, None, None)
+
+    queue_db.release(again)
+    job = queue_db.job(run.id)
+    assert (job.error, job.traceback, job.result) == (None, None, None)
+
+
+# ── unknown tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_unknown_task_is_deferred_and_restored(queue_db):
+    strange = queue_db.enqueue("a", task="strange", priority=1)
+    queue_db.enqueue("b")
+
+    (known,) = queue_db.claim(5)
+    assert queue_db.queue.defer_unknown_tasks("q", ["t"]) == {"strange": 1}
+
+    job = queue_db.job(strange)
+    assert (job.status, job.attempt, queue_db.wait_state(strange)) == (Status.QUEUED, 0, "scheduled")
+    assert "no live worker knows the task 'strange'" in job.error
+    assert job.available_at > job.created_at + timedelta(seconds=4)
+    assert queue_db.queue.events(strange)[-1].payload["reason"] == "unknown_task"
+    assert queue_db.queue.defer_unknown_tasks("q", ["t"]) == {}
+
+    queue_db.queue.restore_unknown_tasks(["other"], ["strange"])
+    assert queue_db.claim(tasks=["strange"]) == []
+    queue_db.queue.restore_unknown_tasks(["q"], ["strange"])
+    assert queue_db.job(strange).error is None
+    (run,) = queue_db.claim(tasks=["strange"])
+    assert (run.id, run.attempt) == (strange, 1)
+    assert queue_db.fetch_row("SELECT bool_or(unknown_task) FROM dl_jobs") is False
+    queue_db.settle(known)
+    queue_db.check_invariants()
+
+
+def test_task_known_to_live_worker_is_not_deferred(queue_db):
+    job_id = queue_db.enqueue(task="strange")
+    worker = WorkerInfo(uuid4(), "w", "1", ("q",), ("strange",), 1)
+    WorkerLiveness(queue_db.session).beat(worker, heartbeat_sec=10)
+
+    assert queue_db.queue.defer_unknown_tasks("q", ["t"]) == {}
+    assert queue_db.wait_state(job_id) == "ready"
+
+    queue_db.sql("UPDATE dl_workers SET seen_at = now() - interval '31 s'")
+    assert queue_db.queue.defer_unknown_tasks("q", ["t"]) == {"strange": 1}
+
+
+def test_two_workers_restore_jobs_without_waiting(queue_db):
+    for key in "abc":
+        queue_db.enqueue(key, task="strange")
+    queue_db.queue.defer_unknown_tasks("q", ["t"])
+
+    with queue_db.open_transaction() as step:
+        step("SELECT FROM dl_jobs WHERE lock_key = 'b' FOR NO KEY UPDATE")
+        queue_db.queue.restore_unknown_tasks(["q"], ["strange"])
+
+    assert queue_db.fetch_row("SELECT array_agg(lock_key ORDER BY lock_key) FROM dl_jobs WHERE NOT unknown_task") == [
+        "a",
+        "c",
+    ]
+    queue_db.queue.restore_unknown_tasks(["q"], ["strange"])
+    assert len(queue_db.claim(3, tasks=["strange"])) == 3
