@@ -9,7 +9,7 @@ import json
 import random
 from collections import deque
 from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +32,19 @@ Jobs = list[tuple[float, int]]  # when jobs were due, and how many were due then
 
 @dataclass(frozen=True)
 class StatementCost:
-    """CPU for a group of jobs: of the group, and of each job in it."""
+    """CPU for a group of jobs, or time where noted: of the group, and of each job in it."""
 
     fixed_us: float
     per_job_us: float
 
-    def cpu_sec(self, jobs: int) -> float:
+    def total_sec(self, jobs: int) -> float:
         return (self.fixed_us + self.per_job_us * jobs) / 1e6
 
     @classmethod
-    def from_two_sizes(cls, small: tuple[int, float], large: tuple[int, float]) -> StatementCost:
+    def from_two_sizes(cls, small: tuple[float, float], large: tuple[float, float]) -> StatementCost:
         """Each is a number of jobs, and the microseconds of a group with that many."""
         per_job_us = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
         return cls(max(0.0, small[1] - per_job_us * small[0]), per_job_us)
-
-    def times(self, factor: float) -> StatementCost:
-        return StatementCost(self.fixed_us * factor, self.per_job_us * factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +53,13 @@ class Constants:
 
     measured_at: str
     cores: int
-    enqueue: StatementCost
-    claim: StatementCost
+    enqueue: StatementCost  # with its notification
+    claim: StatementCost  # with the statement that unlocks the keys
     settle: StatementCost
-    rest: StatementCost  # of the server: for a notification to an idle worker, and for each job
+    listen_us: float  # of a notification, for each worker process
     python: StatementCost  # of a worker process: for a claim or a settlement, and for each job
     generator: StatementCost  # of the program that enqueues
-    flush_sec: float  # one flush of the WAL
+    flush: StatementCost  # of the WAL of a group: the time, not the CPU
     vacuum_us: float  # of a job
     statistics_us: float  # of an event
     events: float  # of a job
@@ -75,13 +72,6 @@ class Constants:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         costs = {name: StatementCost(**cost) for name, cost in values.items() if isinstance(cost, dict)}
         return cls(**{**values, **costs})
-
-    def scaled(self, factor: float) -> Constants:
-        """The costs of statements and programs times a factor: they are more while others use the same caches."""
-        costs: dict[str, Any] = {
-            name: cost.times(factor) for name, cost in vars(self).items() if isinstance(cost, StatementCost)
-        }
-        return replace(self, **costs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +140,13 @@ class Times:
 
 @dataclass(frozen=True)
 class Result:
-    """`core_share`: of the server's cores that was busy. `commits`: of a job."""
+    """`core_share`: of the server's cores that was busy. `claims` that got jobs, `settlements`: of a job."""
 
     times: Times = field(repr=False)
     done_per_sec: float
     core_share: float
-    commits: float
+    claims: float
+    settlements: float
     is_saturated: bool
 
     @property
@@ -211,33 +202,42 @@ class _Cores:
             self.busy_sec += used_sec
             cpu_sec -= used_sec
 
+    def resume(self) -> Process:
+        """Wait for a core, as a process does that was woken up."""
+        with self._resource.request() as request:
+            yield request
+
 
 class _Disk:
-    """The WAL: one flush at a time, for all that wait when it begins."""
+    """The WAL: one flush at a time, for all that wait when it begins. Its process needs a core to end it."""
 
-    def __init__(self, env: simpy.Environment, flush_sec: float, disturbance: Disturbance | None) -> None:
-        self._env, self._flush_sec, self._disturbance = env, flush_sec, disturbance
-        self._waiting: list[simpy.Event] = []
+    def __init__(
+        self, env: simpy.Environment, cores: _Cores, flush: StatementCost, disturbance: Disturbance | None
+    ) -> None:
+        self._env, self._cores, self._cost, self._disturbance = env, cores, flush, disturbance
+        self._waiting: list[tuple[simpy.Event, int]] = []
         self._is_flushing = False
-        self.commit_count = 0
 
-    def commit(self) -> Process:
+    def commit(self, jobs: int) -> Process:
         flushed = self._env.event()
-        self.commit_count += 1
-        self._waiting.append(flushed)
-        if not self._is_flushing:
+        self._waiting.append((flushed, jobs))
+        if self._is_flushing:
+            yield flushed
+            yield from self._cores.resume()
+        else:
             self._is_flushing = True
             self._env.process(self._flush())
-        yield flushed
+            yield flushed
 
     def _flush(self) -> Process:
         while self._waiting:
             batch, self._waiting = self._waiting, []
-            other, flush_sec = self._disturbance, self._flush_sec
+            other, flush_sec = self._disturbance, self._cost.total_sec(sum(jobs for _, jobs in batch))
             if other is not None and other.flush_sec is not None and other.includes(self._env.now):
                 flush_sec = other.flush_sec
             yield self._env.timeout(flush_sec)
-            for flushed in batch:
+            yield from self._cores.resume()
+            for flushed, _ in batch:
                 flushed.succeed()
         self._is_flushing = False
 
@@ -248,11 +248,12 @@ class _Model:
         self.constants, self.load = constants, load
         self.server = _Cores(self.env, load.cores)
         self.clients = self.server if load.shares_cores else None
-        self.disk = _Disk(self.env, constants.flush_sec, load.disturbance)
+        self.disk = _Disk(self.env, self.server, constants.flush, load.disturbance)
         self.generators = simpy.Resource(self.env, load.generators)
+        self.notifying = simpy.Resource(self.env, 1)
         self.ready = JobBuffer()
-        self.idle_workers: deque[simpy.Event] = deque()
-        self.arrived_count = self.ended_count = self.to_vacuum = 0
+        self.workers = [_Worker(self) for _ in range(load.workers)]
+        self.arrived_count = self.ended_count = self.to_vacuum = self.claim_count = self.settlement_count = 0
         self.aggregated_count = 0.0  # events
         self.done: list[tuple[float, float, int]] = []
 
@@ -262,8 +263,6 @@ class _Model:
         else:
             for _ in range(self.load.generators):
                 self.env.process(self.fill())
-        for _ in range(self.load.workers):
-            _Worker(self)
         if self.load.has_vacuum:
             self.env.process(self.vacuum())
         self.env.process(self.aggregate())
@@ -284,9 +283,9 @@ class _Model:
             self.env.process(self.enqueue())
 
     def fill(self) -> Process:
-        """Enqueue whenever there are few ready jobs."""
+        """Enqueue whenever there are few jobs that have not ended."""
         while True:
-            if self.ready.count < MAX_BACKLOG:
+            if self.arrived_count - self.ended_count < MAX_BACKLOG:
                 yield from self.enqueue()
             else:
                 yield self.env.timeout(BACKLOG_PAUSE_SEC)
@@ -296,18 +295,23 @@ class _Model:
         self.arrived_count += group
         with self.generators.request() as request:
             yield request
-            yield from self.use_client(self.constants.generator.cpu_sec(group))
-            yield from self.server.compute(self.constants.enqueue.cpu_sec(group))
-            yield from self.disk.commit()
+            yield from self.use_client(self.constants.generator.total_sec(group))
+            yield from self.server.compute(self.constants.enqueue.total_sec(group))
+            yield from self.notify_and_commit()
         self.ready.put([(due_at, group)])
-        wakes = len(self.idle_workers)
-        while self.idle_workers:
-            self.idle_workers.popleft().succeed()
-        rest = self.constants.rest
-        yield from self.server.compute((rest.fixed_us * wakes + rest.per_job_us * group) / 1e6)
+        for worker in self.workers:
+            self.env.process(worker.listen())
 
-    def end(self, jobs: Jobs, count: int) -> None:
-        self.done += [(due_at, self.env.now, size) for due_at, size in jobs]
+    def notify_and_commit(self) -> Process:
+        """Commits that notify hold a lock of the database until they are flushed."""
+        with self.notifying.request() as request:
+            if not request.triggered:
+                yield request
+                yield from self.server.resume()
+            yield from self.disk.commit(self.load.group)
+
+    def end(self, jobs: Jobs, ended_at: float, count: int) -> None:
+        self.done += [(due_at, ended_at, size) for due_at, size in jobs]
         self.ended_count += count
         self.to_vacuum += count
 
@@ -340,9 +344,11 @@ class _Worker:
     def __init__(self, model: _Model) -> None:
         self.model, self.env, self.costs = model, model.env, model.constants
         self.interpreter = simpy.Resource(self.env, 1)
-        self.max_claim = model.load.threads + min(_MAX_PREFETCH, _PREFETCH_PER_THREAD * model.load.threads)
+        self.claim_session = simpy.Resource(self.env, 1)  # it has the key locks too
+        self.prefetch = min(_MAX_PREFETCH, _PREFETCH_PER_THREAD * model.load.threads)
         self.buffer, self.ended = JobBuffer(), JobBuffer()
-        self.signals = {name: self.env.event() for name in ("claimed", "started", "ended")}
+        self.may_have_work = False
+        self.signals = {name: self.env.event() for name in ("notified", "claimed", "started", "ended")}
         for process in (self.claim(), self.run_jobs(), self.settle()):
             self.env.process(process)
 
@@ -359,50 +365,69 @@ class _Worker:
                 yield from self.model.use_client(used_sec)
             cpu_sec -= used_sec
 
+    def listen(self) -> Process:
+        yield from self.model.server.compute(self.costs.listen_us / 1e6)
+        self.may_have_work = True
+        self.signal("notified")
+
     def claim(self) -> Process:
+        """Claim after a notification or a full claim, when less than half of the prefetched jobs are left."""
         ready = self.model.ready
         while True:
-            if self.buffer.count > self.max_claim // 2:
+            if not self.may_have_work:
+                yield self.signals["notified"]
+            elif self.buffer.count > self.prefetch // 2:
                 yield self.signals["started"]
-            elif not ready.count:
-                woken = self.env.event()
-                self.model.idle_workers.append(woken)
-                yield woken
             else:
-                claimed, count = ready.take(self.max_claim - self.buffer.count)
+                self.may_have_work = False
                 yield from self.interpret(self.costs.python.fixed_us / 1e6)
-                yield from self.model.server.compute(self.costs.claim.cpu_sec(count))
-                yield from self.model.disk.commit()
+                with self.claim_session.request() as request:
+                    yield request
+                    size = self.model.load.threads + self.prefetch - self.buffer.count
+                    claimed, count = ready.take(size)
+                    yield from self.model.server.compute(self.costs.claim.total_sec(count))
+                    if count:
+                        self.model.claim_count += 1
+                        yield from self.model.disk.commit(count)
+                self.may_have_work = self.may_have_work or count == size
                 self.buffer.put(claimed)
                 self.signal("claimed")
 
     def run_jobs(self) -> Process:
-        """All threads together: only one of them computes at a time."""
+        """All threads together: the one that computes continues until no job is left, or another may compute."""
         job_sec = self.costs.python.per_job_us / 1e6
-        at_once = max(1, int(_GIL_SLICE_SEC / job_sec)) if job_sec else _MAX_BATCH
-        size = 1  # the settler is woken by the first job that ends
         while True:
             if not self.buffer.count:
                 yield self.signals["claimed"]
-                size = 1
                 continue
-            jobs, count = self.buffer.take(size)
-            size = at_once
-            self.signal("started")
-            yield from self.interpret(job_sec * count)
-            self.ended.put(jobs)
-            self.signal("ended")
+            with self.interpreter.request() as request:
+                yield request
+                until = self.env.now + _GIL_SLICE_SEC
+                while self.buffer.count and self.env.now < until:
+                    jobs, count = self.buffer.take(self.model.load.threads)
+                    self.signal("started")
+                    yield from self.model.use_client(job_sec * count)
+                    self.ended.put(jobs)
+                    self.signal("ended")
 
     def settle(self) -> Process:
+        """Settle all that have ended. Their keys are unlocked before, while no claim is in progress."""
         while True:
             if not self.ended.count:
                 yield self.signals["ended"]
                 continue
-            jobs, count = self.ended.take(_MAX_BATCH)
             yield from self.interpret(self.costs.python.fixed_us / 1e6)
-            yield from self.model.server.compute(self.costs.settle.cpu_sec(count))
-            self.model.end(jobs, count)
-            yield from self.model.disk.commit()
+            jobs, count = self.ended.take(_MAX_BATCH)
+            with self.claim_session.request() as request:
+                yield request
+                yield from self.model.server.resume()
+            cpu_sec = self.costs.settle.total_sec(count)
+            yield from self.model.server.compute(cpu_sec / 2)
+            ended_at = self.env.now  # each row has the time at which it was reached
+            yield from self.model.server.compute(cpu_sec / 2)
+            self.model.settlement_count += 1
+            self.model.end(jobs, ended_at, count)
+            yield from self.model.disk.commit(count)
 
 
 def simulate(constants: Constants, load: Load) -> Result:
@@ -415,6 +440,7 @@ def simulate(constants: Constants, load: Load) -> Result:
         times=times.due_in(warm_up_sec, load.seconds),
         done_per_sec=sum(n for _, ended, n in model.done if ended >= warm_up_sec) / (load.seconds - warm_up_sec),
         core_share=model.server.busy_sec / (load.cores * load.seconds),
-        commits=model.disk.commit_count / max(1, times.count),
+        claims=model.claim_count / max(1, times.count),
+        settlements=model.settlement_count / max(1, times.count),
         is_saturated=times.count < _MIN_KEPT_UP * (model.arrived_count - load.group),
     )

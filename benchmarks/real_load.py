@@ -1,7 +1,8 @@
-"""Real loads for benchmarks.simulate: groups of jobs at random times, and what they cost each process.
+"""Real loads for benchmarks.simulate: groups of jobs at random times, and what they cost each session and program.
 
-Nothing but the load runs on the server meanwhile: autovacuum is off, and a checkpoint has just ended. VACUUM is run at
-a fixed interval, as in the model.
+Nothing but the load runs on the server meanwhile: autovacuum is off, a checkpoint has just ended, and segments of WAL
+are used again as on a server that has run for a while; a new one is written twice, and all commits wait. VACUUM is run
+at a fixed interval, as in the model. Claims and settlements are counted by the transactions that wrote their events.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ import psutil  # type: ignore[import-untyped]
 import psycopg2
 
 from benchmarks import drain
-from benchmarks.place import cpu_sec_of, fresh_database, query_value
+from benchmarks.place import cpu_sec_of, fresh_database, own_cpu_sec, query_value
 from benchmarks.queue_model import (
     BACKLOG_PAUSE_SEC,
     MAX_BACKLOG,
@@ -30,7 +31,13 @@ from benchmarks.queue_model import (
 )
 from benchmarks.rounds import quantile
 
-SERVER_SETTINGS = {"autovacuum": "off", "checkpoint_timeout": "1h", "max_wal_size": "16GB"}
+SERVER_SETTINGS = {
+    "autovacuum": "off",
+    "checkpoint_timeout": "1h",
+    "max_wal_size": "16GB",
+    "min_wal_size": "8GB",  # all segments are used again
+}
+_WAL_SEGMENTS = 200  # of 16 MB: more than a load writes
 _QUEUE = "bench"
 ENQUEUE = """
 INSERT INTO dl_jobs (queue, task, lock_key, created_at)
@@ -40,33 +47,44 @@ _TIMES = """
 SELECT extract(epoch FROM created_at)::float8, extract(epoch FROM finished_at)::float8, 1
   FROM dl_jobs WHERE status = 'succeeded'
 """
-_BACKLOG = "SELECT count(*) FROM (SELECT FROM dl_jobs WHERE queue = %s AND status = 'queued' LIMIT %s) waiting"
-
-
+# A job has three events in all. Counting ready jobs would walk over the index entries of all that were claimed.
+_LAST_EVENT = "SELECT last_value FROM dl_job_events_event_id_seq"
 _EVENTS = """
-SELECT count(*), count(*) FILTER (WHERE NOT s.unread @> e.event_id) FROM dl_job_events e, dl_statistics_state s
+SELECT count(*), count(*) FILTER (WHERE NOT s.unread @> e.event_id),
+       count(DISTINCT e.xmin::text) FILTER (WHERE e.kind = 'picked'),
+       count(DISTINCT e.xmin::text) FILTER (WHERE e.kind = 'done')
+  FROM dl_job_events e, dl_statistics_state s
 """
-_STATISTICS_SESSIONS = """
-SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'dataloader-maint%%' AND datname = current_database()
-"""
+_SESSIONS = "SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()"
+_WORKER_SESSION = "dataloader-"
 
 
 @dataclass(frozen=True)
 class RealLoad:
-    """CPU in microseconds of a job. `late_ms`: how late the generator was at the 99th percentile, of its own doing.
-    `others`: the share of all cores that other programs used meanwhile."""
+    """CPU in microseconds of a job: of the sessions that enqueue, claim, settle and listen, and of the programs.
+    `late_ms`: how late the generator was at the 99th percentile, of its own doing. `others`: the share of all cores
+    that other programs used meanwhile."""
 
     times: Times = field(repr=False)
     done_per_sec: float
-    server_us: float
-    worker_us: float
-    generator_us: float
+    enqueue_us: float
+    claim_us: float
+    settle_us: float
+    listen_us: float
     vacuum_us: float
     statistics_us: float  # of an event that was aggregated
-    events: float  # of a job
-    commits: float
+    worker_us: float
+    generator_us: float
+    events: float  # of a job, as the next two
+    claims: float
+    settlements: float
     late_ms: float
     others: float
+
+    @property
+    def server_us(self) -> float:
+        sessions_us = self.enqueue_us + self.claim_us + self.settle_us + self.listen_us
+        return sessions_us + self.vacuum_us + self.statistics_us * self.events
 
 
 class _Vacuum:
@@ -103,18 +121,23 @@ class _Generator:
         self._dsn, self._load = dsn, load
         self._lock = threading.Lock()
         self._times = arrival_times(load) if load.jobs_per_sec is not None else None  # under the lock
+        self._enqueued_count = 0  # under the lock
+        self._first_event = 0
         self.late_ms: list[float] = []
-        self.began_at = 0.0
+        self.began_at = self.server_sec = 0.0
 
     def run(self) -> None:
         query_value(self._dsn, "CHECKPOINT")
+        ((self._first_event,),) = query_value(self._dsn, _LAST_EVENT)
         connections = [psycopg2.connect(self._dsn) for _ in range(self._load.generators)]
         gc.collect()
         gc.disable()  # a collection would be a pause of the arrivals
         try:
             self.began_at = time.time()
+            sessions = [psutil.Process(connection.info.backend_pid) for connection in connections]
             with ThreadPoolExecutor(len(connections), thread_name_prefix="generator") as pool:
                 list(pool.map(self._enqueue_closed if self._times is None else self._enqueue_open, connections))
+            self.server_sec = own_cpu_sec(sessions)
         finally:
             gc.enable()
             for connection in connections:
@@ -136,17 +159,30 @@ class _Generator:
 
     def _enqueue_closed(self, connection: Any) -> None:
         connection.autocommit = True
+        groups = max(1, MAX_BACKLOG // 10 // self._load.group)
         with connection.cursor() as cursor:
             while time.time() < self.began_at + self._load.seconds:
-                cursor.execute(_BACKLOG, (_QUEUE, MAX_BACKLOG))
-                if cursor.fetchone()[0] >= MAX_BACKLOG:
+                cursor.execute(_LAST_EVENT)
+                events = cursor.fetchone()[0] - self._first_event
+                with self._lock:
+                    has_backlog = 3 * self._enqueued_count - events >= 2 * MAX_BACKLOG
+                    self._enqueued_count += 0 if has_backlog else groups * self._load.group
+                if has_backlog:
                     time.sleep(BACKLOG_PAUSE_SEC)
                     continue
-                for _ in range(max(1, MAX_BACKLOG // 10 // self._load.group)):
+                for _ in range(groups):
                     cursor.execute(ENQUEUE, (_QUEUE, time.time(), self._load.group))
 
 
-def run_load(server_dsn: str, server: psutil.Process, load: Load, *, has_vacuum: bool = True) -> RealLoad:
+def prepare_wal(server_dsn: str) -> None:
+    """Create the segments of WAL that the loads use; the checkpoint before a load makes those of earlier ones free."""
+    with closing(psycopg2.connect(server_dsn)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        for _ in range(_WAL_SEGMENTS):
+            cursor.execute("SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()")
+
+
+def run_load(server_dsn: str, load: Load) -> RealLoad:
     """Enqueue at random times, or as much as possible; measure each job from the time at which it was due.
 
     Jobs that were due in the warm-up are left out of the times. The others are waited for.
@@ -154,44 +190,51 @@ def run_load(server_dsn: str, server: psutil.Process, load: Load, *, has_vacuum:
     side = drain.DATALOADER[0]
     with fresh_database(server_dsn) as dsn, drain.running_workers(side, dsn, load.threads, _ignore) as [worker]:
         vacuum, generator = _Vacuum(dsn), _Generator(dsn, load)
-        with vacuum.running() if has_vacuum else nullcontext():
-            before = _cpu_times(server, worker), time.monotonic(), drain.commit_count(dsn)
+        with vacuum.running():
+            before = _cpu_times(worker), time.monotonic(), _session_times(dsn)
             generator.run()
             drain.wait_until_drained(side, dsn)
-            after = _cpu_times(server, worker), time.monotonic(), drain.commit_count(dsn)
-            statistics_sec = _cpu_sec_of_statistics(dsn)
+            after = _cpu_times(worker), time.monotonic(), _session_times(dsn)
         rows = query_value(dsn, _TIMES)
-        ((events, aggregated),) = query_value(dsn, _EVENTS)
-    *own, all_programs = (b - a for a, b in zip(before[0], after[0], strict=True))
+        ((events, aggregated, claims, settlements),) = query_value(dsn, _EVENTS)
+    worker_sec, generator_sec, busy_sec = (b - a for a, b in zip(before[0], after[0], strict=True))
+    sessions = {role: sec - before[2].get(role, 0.0) for role, sec in after[2].items()}
+    own_sec = sum(sessions.values()) + generator.server_sec + vacuum.cpu_sec + worker_sec + generator_sec
     elapsed_sec = after[1] - before[1]
     begin_at, end_at = (generator.began_at + load.seconds * share for share in (load.warm_up_share, 1.0))
-    server_us, worker_us, generator_us = (cpu_sec / len(rows) * 1e6 for cpu_sec in own)
-    vacuum_us = vacuum.cpu_sec / len(rows) * 1e6
+    job_us = 1e6 / len(rows)
     return RealLoad(
         times=Times(rows).due_in(begin_at, end_at),
         done_per_sec=sum(begin_at <= ended_at < end_at for _, ended_at, _ in rows) / (end_at - begin_at),
-        server_us=server_us - vacuum_us - statistics_sec / len(rows) * 1e6,
-        worker_us=worker_us,
-        generator_us=generator_us,
-        vacuum_us=vacuum_us,
-        statistics_us=statistics_sec / max(1, aggregated) * 1e6,
+        enqueue_us=generator.server_sec * job_us,
+        claim_us=sessions["claim"] * job_us,
+        settle_us=sessions["settle"] * job_us,
+        listen_us=sessions["listen"] * job_us,
+        vacuum_us=vacuum.cpu_sec * job_us,
+        statistics_us=sessions["maintenance"] / max(1, aggregated) * 1e6,
+        worker_us=worker_sec * job_us,
+        generator_us=generator_sec * job_us,
         events=events / len(rows),
-        commits=(after[2] - before[2]) / len(rows),
+        claims=claims / len(rows),
+        settlements=settlements / len(rows),
         late_ms=quantile(generator.late_ms, 99) if generator.late_ms else 0.0,
-        others=max(0.0, (all_programs - sum(own)) / elapsed_sec / (psutil.cpu_count() or 1)),
+        others=max(0.0, (busy_sec - own_sec) / elapsed_sec / (psutil.cpu_count() or 1)),
     )
 
 
-def _cpu_sec_of_statistics(dsn: str) -> float:
-    """The sessions are new, and do little else."""
-    times = [psutil.Process(pid).cpu_times() for (pid,) in query_value(dsn, _STATISTICS_SESSIONS)]
-    return float(sum(one.user + one.system for one in times))
+def _session_times(dsn: str) -> dict[str, float]:
+    """The CPU seconds of the worker's sessions, by what each is for."""
+    sessions = [(pid, name) for pid, name in query_value(dsn, _SESSIONS) if name.startswith(_WORKER_SESSION)]
+    return {
+        name.removeprefix(_WORKER_SESSION).partition(":")[0]: own_cpu_sec([psutil.Process(pid)])
+        for pid, name in sessions
+    }
 
 
-def _cpu_times(server: psutil.Process, worker: psutil.Process) -> tuple[float, float, float, float]:
+def _cpu_times(worker: psutil.Process) -> tuple[float, float, float]:
     times = psutil.cpu_times()
     all_programs = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
-    return cpu_sec_of(server), cpu_sec_of(worker), time.process_time(), all_programs
+    return cpu_sec_of(worker), time.process_time(), all_programs
 
 
 def _ignore(_: int) -> None: ...

@@ -35,7 +35,7 @@ def scenarios(constants: Constants, jobs_per_sec: float) -> list[Scenario]:
     def disturbed(length_sec: float, **changes: float) -> Disturbance:
         return Disturbance(begin_sec=BEGIN_SEC, end_sec=BEGIN_SEC + length_sec, **changes)  # type: ignore[arg-type]
 
-    slow_flush_sec = max(0.2, 20 * constants.flush_sec)
+    slow_flush_sec = max(0.2, 20 * constants.flush.total_sec(_GROUP))
     behind_jobs = int(jobs_per_sec * 3600)
     return [
         Scenario("five times the load for 10 min", disturbed(600, rate_factor=5), 1_500),

@@ -1,6 +1,6 @@
 """Simulates loads of one PostgreSQL from measured costs, and checks the simulation against real loads.
 
-Takes about 10 seconds; with --measure a minute, with --check 6 minutes.
+Takes about 10 seconds; with --measure a minute, with --check 5 minutes.
 
 `--measure` writes the costs of this machine to the file of constants; measure on a machine without other load.
 Without options the table shows what the model makes of them: for 11,574 jobs a second, a billion a day, and twice that.
@@ -25,11 +25,11 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from benchmarks.place import benchmark_server, describe_environment
-from benchmarks.queue_model import Constants, Load, Times, simulate
-from benchmarks.real_load import SERVER_SETTINGS, RealLoad, run_load
+from benchmarks.queue_model import Constants, Load, Result, Times, simulate
+from benchmarks.real_load import SERVER_SETTINGS, RealLoad, prepare_wal, run_load
 from benchmarks.rounds import Cell, format_table, make_parser
 from benchmarks.scenarios import print_answers
-from benchmarks.statement_costs import calibrate, measure
+from benchmarks.statement_costs import measure
 
 CONSTANTS_FILE = Path("benchmarks/constants.json")
 CHART_FILE = Path("docs/simulation.svg")
@@ -38,7 +38,7 @@ SHARES = (0.5, 0.9)  # of saturation, where the model is checked
 MAX_DIFFERENCE = 0.3
 _QUIET_SHARE = 0.05  # of the machine's cores: what other programs may use before a failure may be theirs
 _SATURATION_SEC = 15.0
-_COST_SEC = 4.0  # of each load that costs are measured with
+_COST_SEC = 8.0  # of each load that costs are measured with
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,7 +47,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--chart", type=Path, default=CHART_FILE, help="the chart that a passed check writes")
     parser.add_argument("--measure", action="store_true", help="measure the costs of this machine into that file")
     parser.add_argument("--check", action="store_true", help="compare two real loads with the model")
-    parser.add_argument("--statements", type=int, default=400, help="statements of each kind and size to measure")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each load, real or simulated")
     parser.add_argument("--runs", type=int, default=3, help="of each real load")
     parser.add_argument("--group", type=int, default=20, help="jobs of each statement that enqueues, in real loads")
@@ -64,17 +63,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         began = time.monotonic()
         closed = Load(jobs_per_sec=None, group=options.group, cores=psutil.cpu_count(), seconds=_SATURATION_SEC)
         closed = replace(closed, shares_cores=True)
-        alone = measure(server_dsn, server, options.statements, _COST_SEC)
-        saturated = run_load(server_dsn, server, closed)
-        constants = calibrate(alone, saturated, closed)
+        prepare_wal(server_dsn)
+        constants = measure(server_dsn, replace(closed, seconds=_COST_SEC))
         constants.save(options.constants)
+        saturated = run_load(server_dsn, closed)
         print(f"{constants}\n")
-        print_saturation(
-            constants, constants.enqueue.per_job_us / max(1e-9, alone.enqueue.per_job_us), saturated, closed
-        )
+        print_saturation(constants, saturated, closed)
         has_passed = not options.check or check(
             server_dsn,
-            server,
             constants,
             replace(closed, jobs_per_sec=saturated.done_per_sec, seconds=options.seconds),
             options.runs,
@@ -101,26 +97,24 @@ def print_table(constants: Constants, seconds: float) -> None:
     print(format_table(["jobs/s", "in groups of", "2 cores", "4 cores", "8 cores"], rows, text_columns=(2, 3, 4)))
 
 
-def print_saturation(constants: Constants, factor: float, real: RealLoad, load: Load) -> None:
+def print_saturation(constants: Constants, real: RealLoad, load: Load) -> None:
     model = simulate(constants, load)
     print(
-        f"Saturated: {real.done_per_sec:,.0f} jobs/s, {model.done_per_sec:,.0f} in the model, where CPU costs are"
-        f" {factor:.2f} times those of statements alone.\nCPU of a job: server {real.server_us:.0f} µs, worker"
-        f" {real.worker_us:.0f}, generator {real.generator_us:.0f}, vacuum {real.vacuum_us:.1f}; statistics"
-        f" {real.statistics_us:.1f} of each of {real.events:.1f} events.\nCommits of a job: {real.commits:.3f}, model"
-        f" {model.commits:.3f}. Other programs used {real.others:.0%} of the machine.\n",
+        f"Saturated: {real.done_per_sec:,.0f} jobs/s, {model.done_per_sec:,.0f} in the model.\nCPU of a job: server"
+        f" {real.server_us:.0f} µs, worker {real.worker_us:.0f}, generator {real.generator_us:.0f}.\n"
+        f"{_describe_groups(real, model)} Other programs used {real.others:.0%} of the machine.\n",
         flush=True,
     )
 
 
-def check(server_dsn: str, server: psutil.Process, constants: Constants, load: Load, runs: int) -> bool:
+def check(server_dsn: str, constants: Constants, load: Load, runs: int) -> bool:
     """Compare real loads at shares of the load's rate with the model's; print both and return whether they agree."""
     rows: list[list[Cell]] = []
     notes: list[str] = []
     has_passed, others = True, 0.0
     for share in SHARES:
         loads = [replace(load, jobs_per_sec=(load.jobs_per_sec or 0.0) * share, seed=n) for n in range(1, runs + 1)]
-        real = [run_load(server_dsn, server, one) for one in loads]
+        real = [run_load(server_dsn, one) for one in loads]
         model = [simulate(constants, one) for one in loads]
         for name, figure in _FIGURES.items():
             real_ms = [figure(one.times) for one in real]
@@ -132,7 +126,7 @@ def check(server_dsn: str, server: psutil.Process, constants: Constants, load: L
             each = " / ".join(f"{ms:.0f}" for ms in real_ms)
             rows.append([f"{share:g} of saturation", name, each, middle_ms, model_ms, f"{difference:+.0%}"])
         others = max(others, *(one.others for one in real))
-        notes.append(_describe_runs(share, loads, real, [one.commits for one in model]))
+        notes.append(_describe_runs(share, loads, real, model))
     headings = ["load", "ms", "real, each run", "median", "model", "difference"]
     print(format_table(headings, rows, text_columns=(0, 1, 2, 5)))
     print("\n" + "\n".join(notes))
@@ -150,14 +144,22 @@ _FIGURES: dict[str, Callable[[Times], float]] = {
 }
 
 
-def _describe_runs(share: float, loads: Sequence[Load], real: Sequence[RealLoad], commits: Sequence[float]) -> str:
+def _describe_runs(share: float, loads: Sequence[Load], real: Sequence[RealLoad], model: Sequence[Result]) -> str:
     p99_ms = [one.times.quantile_ms(99) for one in real]
     others = ", ".join(f"{one.others:.0%}" for one in real)
     return (
         f"{share:g}: {loads[0].jobs_per_sec:,.0f} jobs/s. The largest real p99 is {max(p99_ms) / min(p99_ms) - 1:.0%}"
-        f" above the smallest.\n     Commits of a job: {statistics.median(one.commits for one in real):.3f}, model"
-        f" {statistics.median(commits):.3f}. Generator late: {max(one.late_ms for one in real):.1f} ms at p99. Other"
-        f" programs used {others} of the machine."
+        f" above the smallest.\n     {_describe_groups(real[0], model[0])} Generator late:"
+        f" {max(one.late_ms for one in real):.1f} ms at p99. Other programs used {others} of the machine."
+    )
+
+
+def _describe_groups(real: RealLoad, model: Result) -> str:
+    sizes = (1 / max(1e-9, share) for share in (real.claims, model.claims, real.settlements, model.settlements))
+    claim, claim_of_model, settlement, settlement_of_model = sizes
+    return (
+        f"Jobs of a claim: {claim:.0f}, model {claim_of_model:.0f}; of a settlement {settlement:.0f}, model"
+        f" {settlement_of_model:.0f}."
     )
 
 
