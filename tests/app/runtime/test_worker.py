@@ -119,7 +119,7 @@ def test_it_is_answered_over_the_net_until_the_end():
     ):
         url = f"http://127.0.0.1:{port}"
         assert asked(f"{url}/health") == (200, '{"status": "healthy"}\n')
-        assert asked(f"{url}/health/ready?x=1") == (200, '{"ready": true}')
+        assert asked(f"{url}/health/ready?x=1") == (200, '{"ready": true}\n')
         status, result = asked(f"{url}/metrics")
         assert status == 200
         assert 'role="workers"' in result
