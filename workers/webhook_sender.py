@@ -155,14 +155,18 @@ class WebhookSender:
         if free <= 0:
             return _POLL_INTERVAL_SEC  # a request that ends wakes this thread
         claim_id = uuid4()
-        deliveries, due_in = self._webhooks.lease(
-            claim_id,
-            limit=free,
-            max_per_target=_MAX_PER_TARGET,
-            busy_targets=busy,
-            half_busy_targets=half_busy,
-            lease_sec=self._options.timeout_sec + _LEASE_MARGIN_SEC,
-        )
+        try:
+            deliveries, due_in = self._webhooks.lease(
+                claim_id,
+                limit=free,
+                max_per_target=_MAX_PER_TARGET,
+                busy_targets=busy,
+                half_busy_targets=half_busy,
+                lease_sec=self._options.timeout_sec + _LEASE_MARGIN_SEC,
+            )
+        except DatabaseUnavailable:
+            self._is_requested.set()  # else an earlier beat would answer the retry
+            raise
         for delivery in deliveries:
             with self._lock:
                 self._in_flight[delivery.target] += 1

@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 
 from app.admin.webhooks import DeliveryState, LeasedDelivery, WebhookEvent, Webhooks
+from app.errors import DatabaseUnavailable
 from app.net import AllowedHosts
 from app.queue.job import Status
 from app.queue.workers import BeatResult
@@ -91,6 +92,27 @@ def test_beat_without_due_deliveries_replaces_a_poll(hooks, monkeypatch):
 
     sender.send_now()
     sender.run_once()
+    assert len(polls) == 2
+
+
+def test_request_during_an_outage_is_served_after_it(hooks, monkeypatch):
+    sender = WebhookSender(hooks, options(), on_crash=pytest.fail, counters=PoolCounters(), is_notified=lambda: True)
+    sender.run_once()
+    sender.on_beat(BeatResult())
+    polls: list[str] = []
+
+    def lease(*_: object, **__: object) -> tuple[list[LeasedDelivery], None]:
+        polls.append("poll")
+        if len(polls) == 1:
+            raise DatabaseUnavailable("an outage")
+        return [], None
+
+    monkeypatch.setattr(hooks, "lease", lease)
+    sender.send_now()
+    with pytest.raises(DatabaseUnavailable):
+        sender.run_once()
+    sender.run_once()
+
     assert len(polls) == 2
 
 
