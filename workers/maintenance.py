@@ -144,6 +144,8 @@ class Maintenance:
     def run_once(self) -> float:
         """Run one slice of the duty that is longest overdue; return the seconds until the next one is due."""
         if not self.is_leader:
+            if self._leader_generation >= 0:  # this process has lost the lock, and no beat was asked since
+                self._leader_generation, self._answered_at = -1, -math.inf
             answered_sec = self._answered_at + _FOLLOW_INTERVAL_SEC - clock()
             if answered_sec > 0:
                 return answered_sec

@@ -160,6 +160,17 @@ def test_one_process_leads_until_its_connection_is_lost(queue):
     assert runs == ["first", "second"]
 
 
+def test_former_leader_leads_again_without_a_beat(queue):
+    leader = new_maintenance(queue, Duty("duty", 0.0, lambda: None))
+    leader.run_once()
+    leader.on_beat(BeatResult())
+
+    leader._session.close()  # as the next statement on it finds out
+    leader.run_once()
+
+    assert leader.is_leader
+
+
 def test_follower_keeps_no_connection_open(queue):
     idle = Duty("idle", 1.0, lambda: None)
     first, second = new_maintenance(queue, idle), new_maintenance(queue, idle)
