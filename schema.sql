@@ -491,7 +491,7 @@ CREATE TABLE dl_workers (
     superseded_by    uuid,                                -- the process that took over its name
     takeover_at      timestamptz,                         -- when a process last began to take over its jobs
     dead_at          timestamptz                          -- when its death was proved
--- Heartbeats: after a vacuum or new statistics all sessions plan again what reads it. Pages are pruned as they are updated.
+-- Heartbeats update it often. Each vacuum or analyze would make all sessions plan their statements on it again; updates prune its pages.
 ) WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);
 
 -- A claim of another service or an older process leaves worker_id as it is: that of an earlier attempt, whose process may
@@ -554,8 +554,8 @@ BEGIN
                        - (SELECT count(*) FROM dl_jobs j WHERE j.status = 'running' AND j.queue = queue_name)::int);
 END $$;
 
--- Claims of a queue that prefetch take one of four permits, until they end. Many at a time would walk over the rows that the others
--- are claiming, each in a snapshot that keeps the entries of claimed rows from being cleaned: the next ones would have to walk further.
+-- A claim that prefetches holds one of the four permits of its queue until its transaction ends. Without permits each of many claims would
+-- read the rows that the others are claiming, and its snapshot would keep index entries of claimed rows, which the next claims read too.
 -- A claim that gets no permit in a second continues without one: a claim whose client has stopped reading may hold it for longer.
 CREATE OR REPLACE FUNCTION dl_take_claim_permit(queue_name text) RETURNS void
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET lock_timeout = '1s' AS $$

@@ -133,7 +133,7 @@ class Executor(Protocol):
         """What work that succeeded returned. Raises ResultTooLarge."""
 
     def logs(self, name: str, after: str) -> tuple[list[str], str]:
-        """The lines after a position, at most MAX_LOG_LINES, and the position behind them. "" is the beginning.
+        """The lines after a position, at most MAX_LOG_LINES, and the position after them. "" is the beginning.
 
         A position is printable ASCII text of at most 1,000 characters."""
 

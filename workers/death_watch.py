@@ -1,8 +1,8 @@
 """Registers a worker process so that others can prove its death, and reaps the runs of others that are proved dead.
 
-A check reads /proc alone; it queries the database only when a process has died. Each heartbeat returns the processes to
-watch: a few of the host, so that many processes do not cost each of them more, and all as soon as one is found dead. A
-worker with a name also takes over from the former holder of the name; see `NameClaim`.
+A check reads /proc alone; it queries the database only when a process has died. Every third heartbeat returns the
+processes to watch: a few of the host, so that many processes do not cost each of them more, and all as soon as one is
+found dead. A worker with a name also takes over from the former holder of the name; see `NameClaim`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STOP_POLL_SEC = 0.05
 _ANSWER_TIMEOUT_SEC = 1.0  # for a process that listens
 _RECEIVING = ("listening", "relayed")
 WATCHED = 3  # processes of a host that each one watches
-_WATCH_BEATS = 3  # heartbeats between two looks for the processes to watch, while none starts and none is found dead
+_WATCH_BEATS = 3  # heartbeats between two reads of the processes to watch, while none starts and none is found dead
 
 
 class Registration:
@@ -58,7 +58,7 @@ class Registration:
         self.is_superseded = False  # set by the heartbeat's thread
         self.watches_all = False  # set by the death watch: whether the next beats return all processes of the host
         self._watched: set[UUID] = set()  # of the host
-        self._beats_left = 0  # until the processes to watch are looked for
+        self._beats_left = 0  # until the processes to watch are read
         self.registered = threading.Event()  # set by the first beat: no job starts before a death could be proved
 
     def read_identity(self, child_tasks: Iterable[str]) -> None:
@@ -74,7 +74,7 @@ class Registration:
         )
 
     def beat(self, idle_queues: Iterable[str] = ()) -> BeatResult:
-        """Save that the process lives; return what there is to do, and now and then the other processes of the host."""
+        """Renew the row of this process; return what there is to do, and at every third beat the other processes."""
         finds_others = self._beats_left <= 0 or self.watches_all
         beat = WorkerLiveness(self._session).beat(
             self._info,

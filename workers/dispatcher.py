@@ -371,7 +371,7 @@ class Dispatcher:
         return True
 
     def poll_by_beat(self, send_beat: Callable[[Sequence[str]], BeatResult]) -> BeatResult:
-        """Send a beat that asks whether queues whose threads wait have jobs. If not, it was a poll that found none."""
+        """Send a beat that checks whether queues with idle threads have jobs. If none has, it counts as a poll."""
         with self._lock:
             is_receiving = self._listener.state.is_receiving
             idle = [b for b in self.queues.values() if is_receiving and b.awaits_jobs]

@@ -116,7 +116,7 @@ class Maintenance:
         self._session, self._duties = session, {duty.name: duty for duty in duties}
         self._lock, self._lock_check = Queues(session), Queues(follower_session)
         self._leader_generation = -1  # of the connection that holds the lock
-        self._answered_at = self._followed_at = -math.inf  # when a beat last left nothing to do; the last check
+        self._answered_at = self._followed_at = -math.inf  # the last beat with nothing to do; the last check
         self._next_run_at = {duty.name: clock() + duty.first_delay_sec for duty in duties}
         self.thread = BackgroundThread("maintenance", self.run_once, on_crash=on_crash)
 
@@ -130,8 +130,8 @@ class Maintenance:
         self.thread.wake()
 
     def on_beat(self, beat: BeatResult) -> None:
-        """Follow at once if no process leads, or if the leader leaves a schedule late; now and then while other work
-        waits that it may leave. Otherwise the beat was a check. Called by the heartbeat's thread."""
+        """Check at once if no process leads or a schedule is late, and every 30 s while blocked jobs or updates of
+        datasets wait. Otherwise the beat counts as a check. Called by the heartbeat's thread."""
         is_late = beat.next_schedule_in_sec is not None and beat.next_schedule_in_sec < -LATE_SEC
         is_waiting = beat.has_waiting_work and clock() >= self._followed_at + _FOLLOW_INTERVAL_SEC
         if not beat.is_led or is_late or is_waiting:

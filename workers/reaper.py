@@ -89,8 +89,8 @@ class Reaper:
         self.thread = BackgroundThread("reaper", self.run_once, on_crash=on_crash)
 
     def on_beat(self, beat: BeatResult) -> None:
-        """If a lease has expired, check an interval after the last check; else the beat was a check. Called by the
-        heartbeat's thread."""
+        """If a lease has expired, check an interval after the last check; otherwise the beat counts as a check.
+        Called by the heartbeat's thread."""
         if beat.has_expired_leases:
             self._next_check_at = min(self._next_check_at, self.last_check_at + self._interval_sec)
         elif not self._expired_leases and self._server:

@@ -130,7 +130,7 @@ class WebhookSender:
         self._in_flight: Counter[str] = Counter()  # requests by target; under the lock
         self._drained = threading.Condition(self._lock)
         self._is_requested = threading.Event()  # a delivery may be due
-        self._answered_at = self._due_at = -math.inf  # when a beat last found none; when the next one comes
+        self._answered_at = self._due_at = -math.inf  # the last beat that found none due; when the next one is due
         self.thread = BackgroundThread("webhooks", self.run_once, on_crash=on_crash)
 
     def send_now(self) -> None:
@@ -139,7 +139,7 @@ class WebhookSender:
         self.thread.wake()
 
     def on_beat(self, beat: BeatResult) -> None:
-        """A beat that found no delivery due was a poll. Called by the heartbeat's thread."""
+        """Count a beat that found no delivery due as a poll. Called by the heartbeat's thread."""
         if not beat.has_due_deliveries:
             self._answered_at = clock()
 

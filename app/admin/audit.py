@@ -126,7 +126,7 @@ class AuditLog:
         return from_row(AuditValues, self._execute("audit_values", {"max_scanned": _MAX_VALUES_SCANNED})[0])
 
     def lock(self, entry: AuditEntry) -> None:
-        """Lock what an entry is about until the transaction ends; of a job its version shows a change."""
+        """Lock the subject of an entry until the transaction ends. A job's version shows a change."""
         if entry.subject in LOCKABLE:
             self._execute(f"lock_{entry.subject}", {"subject_id": entry.subject_id})
         if entry.subject == "breaker" and entry.after is None:

@@ -100,9 +100,9 @@ SELECT coalesce(max(audit_id), 0) FROM dl_audit;
 -- name: prune_audit
 SELECT dl_audit_prune(%(keep_sec)s::float8 * interval '1 second', %(limit)s::int);
 
--- What an undo compares and writes is locked until its transaction ends. Limits are changed under their own lock, which also holds
--- back one that does not exist yet. A breaker's row is locked before the locks of limits; `lock_missing_breaker` is for one that
--- does not exist: no row can be locked, so no breaker can be created.
+-- An undo locks what it compares and writes until its transaction ends. A limit is locked by the advisory lock of its name, which also
+-- prevents that a missing limit is created. The row of a breaker is locked before limits are. A missing breaker has no row to lock:
+-- `lock_missing_breaker` locks the table, so that no breaker can be created.
 
 -- name: lock_queue
 SELECT FROM dl_queues WHERE queue = %(subject_id)s::text FOR NO KEY UPDATE;

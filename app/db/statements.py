@@ -55,7 +55,7 @@ class Transactional(Protocol):
 
 
 def open_transaction(executor: Executor) -> AbstractContextManager[Executor]:
-    """What executes statements of one transaction, which ends with the block; an error rolls it back."""
+    """Return an executor of one transaction, which commits at the end of the block; an error rolls it back."""
     if not isinstance(executor, Transactional):
         raise TypeError(f"{type(executor).__name__} executes each statement as a transaction of its own")
     return executor.transaction()

@@ -231,7 +231,7 @@ class ClaimedJob(NamedTuple):
 
 class ClaimMode(StrEnum):
     PLAIN = "plain"  # the oldest, for idle threads
-    PREFETCH = "prefetch"  # the oldest, more than idle threads need: few claims of a queue at a time
+    PREFETCH = "prefetch"  # the oldest, more than idle threads need; takes a permit of the queue
     IN_TURN = "in_turn"  # of a fair queue: its tenants are served in turn
 
 

@@ -198,7 +198,7 @@ SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash
  ORDER BY c.n;
 
 -- name: take_permit
--- In front of a claim that prefetches.
+-- The first step of a claim that prefetches.
 SELECT dl_take_claim_permit(%(queue)s::text);
 
 -- name: claim = find_oldest + start
@@ -786,9 +786,9 @@ SELECT job_id, attempt, (SELECT clock_timestamp()) - make_interval(secs => age),
  ORDER BY n;
 
 -- name: write_offload_positions
--- How far the logs of engines have been read: it commits with the lines before it, so that what a process reads after this one was
--- killed are the next ones. Not if another run has claimed the job: the lines of a run that lost its lease are kept, and its successor
--- may have read them too.
+-- Records up to which position the log of an engine has been read, in the transaction that writes the lines before it: after this process
+-- was killed the next one continues there. Changes nothing if another run has claimed the job: the lines of a run that lost its lease are
+-- kept, and the next run may have read them too.
 UPDATE dl_offloads o SET log_position = p.position
   FROM unnest(%(offloads)s::text[], %(runs)s::text[], %(positions)s::text[]) AS p (name, run_id, position),
        dl_jobs j

@@ -68,14 +68,14 @@ class BeatResult:
     is_new: bool = True  # the database had no row of this process
     incarnation: int | None = None  # how many processes have held the name so far
     others: Sequence[OtherWorker] = ()
-    has_others: bool = True  # they were looked for
+    has_others: bool = True  # `others` was read in this beat
     is_led: bool = True  # there is a maintenance leader
     next_schedule_in_sec: float | None = None  # less than 0: it is late
     has_expired_leases: bool = False
-    has_ready_jobs: bool = False  # in the queues that were asked about
+    has_ready_jobs: bool = False  # in `idle_queues`
     has_waiting_work: bool = False  # blocked jobs, or updates of datasets that schedules wait for
     has_due_deliveries: bool = False  # of webhooks
-    settings_version: str = ""  # of what operators have set for this process and its queues
+    settings_version: str = ""  # changes when an operator changes this process or its queues
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ SELECT pg_notify('dl_control', concat_ws(' ', 'started', boot_id, worker_id)) FR
 -- name: beat
 -- Renews the row of a process. Returns whether another one took over its name, and what there is to do: that there is no
 -- maintenance leader, when the next schedule comes, that a lease has expired, that `idle_queues` have a job to claim, that
--- blocked jobs or updates of datasets wait, which a leader that is frozen leaves, that a webhook delivery is due, and the version
--- of what operators have set. No row: the process is not registered. The commit does not wait for the disk: a crash of the server may lose
--- the last beats.
+-- blocked jobs or updates of datasets wait, which a frozen leader does not handle, that a webhook delivery is due, and the version
+-- of the settings. No row: the process is not registered. The commit does not wait for the WAL flush: a crash of the server may lose
+-- the last heartbeats.
 WITH self AS (
     UPDATE dl_workers SET seen_at = clock_timestamp() WHERE worker_id = %(worker_id)s::uuid
     RETURNING superseded_by, incarnation, queues, draining

@@ -189,7 +189,7 @@ def dump_json(value: Any) -> str:
 
 
 def dump_body(value: Any) -> str:
-    """The body of a response: it ends with a line feed, so that a shell's prompt follows on a line of its own."""
+    """Return the JSON body of a response, with a line feed, so that a shell's prompt begins on a new line."""
     return dump_json(value) + "\n"
 
 

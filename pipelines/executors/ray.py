@@ -105,10 +105,10 @@ class RayExecutor:
 
 
 def stoppable(entrypoint: str) -> str:
-    """The command line with which all that it starts has ended when Ray answers STOPPED.
+    """Return a command line whose processes have all ended when Ray answers STOPPED.
 
-    Ray sends SIGTERM to its shell and to the processes below it that it finds: one that the shell is just starting
-    would run on. The shell waits for it, and kills its process group before Ray kills the shell.
+    Ray sends SIGTERM to the shell and the child processes that it finds; a child that starts at that moment would
+    continue. The shell waits for it, and kills its process group before Ray kills the shell.
     """
     kill = "sleep $((${RAY_JOB_STOP_WAIT_TIME_S:-3} - 1)); kill -KILL 0"
     trap = f'trap "" TERM INT; c=$!; [ "$c" ] || exit 143; ({kill}) & wait $c; kill -KILL 0'

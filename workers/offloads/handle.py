@@ -82,7 +82,7 @@ class RemoteHandle(Handle):
 
     @property
     def done(self) -> bool:
-        """Also behind the deadline: then `result` stops the work, and a job that waits for it must come to that."""
+        """True after the deadline too: a job that waits must start again, so that `result` stops the work."""
         return self._end is not None or self.last_state.is_over or self._is_late
 
     @property

@@ -162,7 +162,7 @@ class OffloadPoller:
         return len(due) * 2 * _REQUEST_INTERVAL_SEC
 
     def _poll_due(self, offloads: Offloads, due: DuePoll, logs: JobLogWriter | None) -> None:
-        """Its log is not read while lines of earlier polls cannot be written: they would be read again."""
+        """Poll the work of a waiting job. Its log is not read while earlier lines cannot be written: `logs` is None."""
         next_sec = min(MAX_POLL_SEC, max(MIN_POLL_SEC, due.waited_sec / 10))
         backoff = self._backoffs.get(due.engine)
         lines: list[str] = []

@@ -14,15 +14,15 @@ _NOT_FOLLOWED = "dataloader:not-followed"  # in place of a position
 
 
 def read_log(executor: Executor, name: str, after: str) -> tuple[list[str], str]:
-    """The next lines, and the position behind them. After one that a database may not keep nothing more is read: the
-    same lines would come again and again."""
+    """Return the next lines and the position after them. If a database may not be able to store the position, nothing
+    more is read: each poll would read the same lines again."""
     if after == _NOT_FOLLOWED:
         return [], after
     lines, position = executor.logs(name, after)
     if position.isascii() and position.isprintable() and len(position) <= _MAX_POSITION_LENGTH:
         return lines, position
     allowed = f"printable ASCII text of at most {_MAX_POSITION_LENGTH:,} characters"
-    note = f"… this log is not read any further: the engine's position is to be {allowed}, not {position[:80]!a} …"
+    note = f"… this log is not read any further: the engine's position must be {allowed}, not {position[:80]!a} …"
     return [*lines, note], _NOT_FOLLOWED
 
 
@@ -32,7 +32,7 @@ def position_line(name: str, run_id: UUID, position: str) -> str:
 
 
 def write_log(logs: JobLogWriter, due: DuePoll, lines: Sequence[str], position: str) -> None:
-    """Write lines of a job that waits, at once: the next poll, by any process, reads from the position that commits
+    """Write lines of a waiting job and flush them: the next poll, by any process, reads from the position that commits
     with them."""
     if lines:
         logs.write(due.job_id, due.attempt, "INFO", due.engine, "\n".join(lines))

@@ -21,10 +21,10 @@ ALTER TABLE dl_job_logs ADD COLUMN dropped int;
 -- An operator class of its own, so that no claim sorts by this index: a plan made on an empty table did, and read all jobs.
 CREATE INDEX dl_jobs_lock_key_idx ON dl_jobs (lock_key text_pattern_ops, job_id);
 
--- Claims: those that prefetch wait for each other.
+-- Claims: at most four of a queue prefetch at a time.
 
--- Claims of a queue that prefetch take one of four permits, until they end. Many at a time would walk over the rows that the others
--- are claiming, each in a snapshot that keeps the entries of claimed rows from being cleaned: the next ones would have to walk further.
+-- A claim that prefetches holds one of the four permits of its queue until its transaction ends. Without permits each of many claims would
+-- read the rows that the others are claiming, and its snapshot would keep index entries of claimed rows, which the next claims read too.
 -- A claim that gets no permit in a second continues without one: a claim whose client has stopped reading may hold it for longer.
 CREATE OR REPLACE FUNCTION dl_take_claim_permit(queue_name text) RETURNS void
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET lock_timeout = '1s' AS $$

@@ -21,12 +21,12 @@ _UNIT_SEC = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 class NamingForm(FormModel):
     """A form with the name of a queue or task, which may be misspelt."""
 
-    create: FormText = Field("", description="yes: also if nothing is known of a queue or task of this name.")
+    create: FormText = Field("", description="yes: accept the name of a queue or task that is not known.")
 
     def require_known(
         self, names: NameCheck, *, queue: str | None = None, task: str | None = None, field: str = ""
     ) -> None:
-        """Refuse names of which nothing is known, unless the form says so.
+        """Refuse unknown names, unless `create` is yes.
 
         `field` is the field that has the name, if it is not `queue` or `task`. Raises InvalidForm.
         """
