@@ -100,7 +100,9 @@ _SESSION_SETTINGS = (
     " SET dl.events_checked = 'yes';"
     # A session whose client was cut off keeps key locks and the maintenance lock: the server ends it after 25 s, or
     # after 10 if the host is back. With its defaults that takes two hours.
-    " SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
+    " SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;"
+    # No keepalive is sent while an answer waits to be confirmed: that ends by the system's retries, after 15 minutes.
+    " SET tcp_user_timeout = 25000"
 )
 
 # A plan made while a table was small may walk a whole index when it has grown. Statistics end that, if autovacuum runs.
