@@ -204,8 +204,9 @@ class BulkOperations:
             time_budget_sec=_SCAN_BUDGET_SEC,
         )
         jobs, next_start = page.jobs[:limit], page.next
+        last = Cursor(jobs[-1].created_at, jobs[-1].job_id, is_active=False) if jobs else None
         if len(page.jobs) > limit:
-            next_start = Cursor(jobs[-1].created_at, jobs[-1].job_id, is_active=False) if jobs else None
+            next_start = last
         problem = None
         if operation.matched + len(jobs) > operation.expected:
             problem = f"more jobs match than the {operation.expected} expected"
@@ -214,7 +215,7 @@ class BulkOperations:
         if problem is not None:
             self._finish(operation, BulkState.STOPPED, f"{problem}; changed so far: {operation.changed}")
             return
-        end = next_start or start
+        end = next_start or last or start  # behind the last batch too, which another process may find unfinished
         parameters = {
             "bulk_id": str(operation.bulk_id),
             "filter": job_filter.to_json(),

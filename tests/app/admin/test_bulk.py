@@ -133,6 +133,21 @@ def test_bulk_resumes_after_crash_and_ends_when_canceled(queue_db, bulk):
         bulk.get(uuid4())
 
 
+def test_last_batch_of_a_process_that_died_is_counted_once(queue_db, bulk, monkeypatch):
+    for n in range(3):
+        queue_db.enqueue(f"k{n}")
+    operation = bulk.start(BulkAction.REPRIORITISE, ALL, expected=3, priority=1)
+    dying = BulkOperations(queue_db.new_session())
+    monkeypatch.setattr(dying, "_finish", lambda *_: None)
+
+    assert dying.run_batch()
+    while bulk.run_batch():
+        pass
+
+    over = bulk.get(operation.bulk_id)
+    assert (over.state, over.matched, over.changed) == (BulkState.DONE, 3, 3)
+
+
 def test_several_processes_do_each_batch_once(queue_db, bulk):
     job_ids = [queue_db.enqueue(f"k{n}") for n in range(30)]
     operation = bulk.start(BulkAction.REPRIORITISE, ALL, expected=30, priority=1)
