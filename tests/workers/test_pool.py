@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers import claim_timers
 
-SOON = 10.0  # seconds; polls come every 30, so that what starts by then was told by a notification
+SOON = 10.0  # seconds; polls come every 30, so that what starts by then was woken by a notification
 
 
 def test_idle_worker_is_notified_of_plain_insert(worker_pools: WorkerPoolFixture):

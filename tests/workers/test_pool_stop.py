@@ -17,7 +17,7 @@ from workers.logs.writer import JobLogWriter
 from workers.pool import WorkerPool
 from workers.threads import clock
 
-SOON = 10.0  # seconds; polls come every 30, so that what starts by then was told by a notification
+SOON = 10.0  # seconds; polls come every 30, so that what starts by then was woken by a notification
 
 
 # ── the state ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -37,7 +37,7 @@ def keys(pool: Pool) -> ApiKeys:
 def make(keys: ApiKeys) -> Callable[..., str]:
     """A new key with these scopes."""
 
-    def made(*scopes: Scope, name: str = "somebody", **more: Any) -> str:
+    def made(*scopes: Scope, name: str = "a key", **more: Any) -> str:
         return keys.create(NewApiKey(name=name, scopes=frozenset(scopes), created_by="test", **more))[1]
 
     return made

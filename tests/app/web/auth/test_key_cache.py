@@ -97,7 +97,7 @@ def test_key_revoked_in_an_outage_is_rejected_after_it(pool, make, keys):
     eventually(lambda: executor.statements[-1] == "record_key_use", message="the use is recorded")
     executor.error = DatabaseUnavailable("gone")
     keys.revoke(key.id)
-    assert key_cache.find(token), "nobody can know yet"
+    assert key_cache.find(token), "no request has read the change yet"
 
     executor.error = None
 
