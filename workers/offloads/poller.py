@@ -85,7 +85,7 @@ class OffloadPoller:
         self._lock = threading.Lock()
         self._watches: list[Watch] = []  # under the lock
         self._backoffs: dict[str, _Backoff] = {}  # by engine; the thread's, as the next
-        self._next_claim_at = 0.0
+        self._next_request_at = self._next_claim_at = 0.0
         self._claims_all = False  # also what this machine's child processes left
         self.thread = BackgroundThread("offloads", self.run_once, on_crash=on_crash)
 
@@ -101,27 +101,36 @@ class OffloadPoller:
 
     def run_once(self) -> float:
         """Poll the one that is longest overdue; return the seconds until the next request may be sent."""
+        if clock() >= self._next_request_at:  # a new watch wakes the thread earlier
+            requests, idle_sec = self._poll_next()
+            if not requests:
+                return idle_sec
+            self._next_request_at = clock() + requests * _REQUEST_INTERVAL_SEC
+        return max(0.0, self._next_request_at - clock())
+
+    def _poll_next(self) -> tuple[int, float]:
+        """Return how many requests were sent; if none, also the seconds until the next is due."""
         with self._lock:
             watch = min(self._watches, key=lambda watch: watch.next_poll_at, default=None)
         if watch is not None and watch.next_poll_at <= clock():
-            return self._poll_watch(watch)
+            return self._poll_watch(watch), 0.0
         claim_at = self._claim_at()
         if claim_at is not None and claim_at <= clock():
             self._next_claim_at = clock() + _CLAIM_INTERVAL_SEC  # also if it fails: watches are not delayed by it
-            return self._poll_claimed()
+            return self._poll_claimed(), 0.0
         next_at = [] if claim_at is None else [claim_at]
         next_at += [] if watch is None else [watch.next_poll_at]
-        return max(0.0, min(next_at) - clock()) if next_at else _IDLE_SEC
+        return 0, max(0.0, min(next_at) - clock()) if next_at else _IDLE_SEC
 
     def _claim_at(self) -> float | None:
         is_used = self._claims_all or bool(self._engines.remote_names)
         return self._next_claim_at if is_used and self._offloads is not None else None
 
-    def _poll_watch(self, watch: Watch) -> float:
+    def _poll_watch(self, watch: Watch) -> int:
         backoff = self._backoffs.get(watch.engine)
         if backoff is not None and clock() < backoff.until:
             watch.record_unavailable(backoff.error, backoff.until)
-            return 0.0
+            return 0
         try:
             status = watch.executor.status(watch.name)
             lines: list[str] = []
@@ -134,7 +143,7 @@ class OffloadPoller:
         else:
             self._backoffs.pop(watch.engine, None)
             watch.record(status, lines, position)
-        return 2 * _REQUEST_INTERVAL_SEC
+        return 2
 
     def _record_outage(self, engine: str, error: Exception) -> EngineUnavailable:
         """Wait longer each time. What an executor should not raise counts as no answer too."""
@@ -150,7 +159,7 @@ class OffloadPoller:
 
     # ── jobs that wait, and offloads of jobs that have ended ────────────────────────────────────────────────────
 
-    def _poll_claimed(self) -> float:
+    def _poll_claimed(self) -> int:
         assert self._offloads is not None  # noqa: S101 - only then is a claim due
         engines = self._engines.names if self._claims_all else self._engines.remote_names
         logs = self._logs if self._logs is not None and self._logs.flush() else None
@@ -159,7 +168,7 @@ class OffloadPoller:
             self._poll_due(self._offloads, poll, logs)
         if len(due) == _MAX_CLAIMED:
             self._next_claim_at = 0.0
-        return len(due) * 2 * _REQUEST_INTERVAL_SEC
+        return 2 * len(due)
 
     def _poll_due(self, offloads: Offloads, due: DuePoll, logs: JobLogWriter | None) -> None:
         """Poll the work of a waiting job. Its log is not read while earlier lines cannot be written: `logs` is None."""

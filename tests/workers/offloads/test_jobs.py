@@ -519,17 +519,15 @@ def counting() -> CountingExecutor:
 
 def test_one_thread_polls_two_hundred_handles(counting: CountingExecutor):
     polls = poller.OffloadPoller(Engines(executors={"fake": counting}))
-    watches = [
-        poller.Watch(f"dl-{n}", "fake", counting, position="", write_lines=lambda lines, position: None)
-        for n in range(200)
-    ]
-    for watch in watches:
-        polls.watch(watch)
 
     polls.thread.start()
-    time.sleep(2)
+    for n in range(200):
+        polls.watch(poller.Watch(f"dl-{n}", "fake", counting, position="", write_lines=lambda lines, position: None))
+        eventually(lambda: len(counting.times) >= min(10, len(polls._watches) - 1))
     polls.thread.stop()
     polls.thread.join(5)
 
     assert counting.threads == {"offloads"}
-    assert 7 <= len(counting.times) <= 13, "five requests a second"
+    starts, ends = counting.times[2::2], counting.times[1::2]  # a poll sends two requests
+    gaps = [start - end for start, end in zip(starts, ends, strict=False)]
+    assert min(gaps) > 0.39, "five requests a second, also while watches are added"
