@@ -61,8 +61,10 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "requests": ("dataloader", "pipelines"),
 }
 MAX_LINES = 450
-# Another interpreter runs this file by itself, without our packages: it cannot be split.
-LONGER_FILES = {"workers.isolation.standalone_main": 670}
+LONGER_FILES = {
+    "workers/isolation/standalone_main.py": 670,  # another interpreter runs it by itself, without our packages
+    "tests/workers/offloads/test_jobs.py": 540,  # still to be split
+}
 NEVER_IN_WIRING = frozenset({"psycopg2", "psycopg2_pool"})
 
 _SQL = re.compile(
@@ -248,9 +250,10 @@ def test_nothing_begins_at_import():
     assert begun == []
 
 
-def test_no_source_file_is_too_long():
-    lengths = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in SOURCES.items()}
-    too_long = {module: length for module, length in lengths.items() if length > LONGER_FILES.get(module, MAX_LINES)}
+def test_no_file_is_too_long():
+    paths = [*SOURCES.values(), *(ROOT / "tests").rglob("*.py")]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
+    too_long = {name: length for name, length in lengths.items() if length > LONGER_FILES.get(name, MAX_LINES)}
 
     assert too_long == {}, "split it by subject"
 

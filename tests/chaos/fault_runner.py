@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from tests.chaos.clock import clock
 from tests.chaos.environment import Environment
-from tests.chaos.faults import FAULTS, Fault
+from tests.chaos.fault import Fault
+from tests.chaos.faults import FAULTS
 from tests.chaos.schedule import PlannedFault
 
 

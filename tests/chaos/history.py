@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -14,6 +14,8 @@ from tests.support.event_replay import Event
 
 FINAL = ("succeeded", "failed", "canceled", "lost")
 Query = Callable[[str], list[tuple[Any, ...]]]
+Findings = Iterator[tuple[object, str]]  # of a rule: the job, or what else is wrong, and why
+CLOCK_SLACK_SEC = 0.05  # between the time of day, by which a server writes, and the clock of all processes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ def _make_backfills_in_small_steps() -> None:
 
 def _poll_engines_often() -> None:
     """Also what a killed process had claimed in order to poll it: others wait a minute for that."""
-    from tests.chaos.mutants import StatementEdit, patch_statements
+    from tests.chaos.mutant import StatementEdit, patch_statements
     from workers.offloads import engine_calls, poller
 
     rooms: tuple[Any, ...] = (poller, engine_calls)

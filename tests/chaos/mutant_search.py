@@ -12,12 +12,14 @@ from pathlib import Path
 
 import psycopg2
 
-from tests.chaos import faults
+from tests.chaos import process_faults, server_faults
 from tests.chaos.campaign import conclude
 from tests.chaos.environment import CampaignSize, Environment, make_environment
+from tests.chaos.fault import Fault
 from tests.chaos.fault_runner import FaultRunner
 from tests.chaos.load import QUEUE, Mix
-from tests.chaos.mutants import MUTANTS, Mutant
+from tests.chaos.mutant import Mutant
+from tests.chaos.mutants import MUTANTS
 from tests.chaos.report import Report
 from tests.chaos.schedule import PlannedFault
 
@@ -30,7 +32,7 @@ _NO_MIX = replace(Mix(), schedules=False, **dict.fromkeys(Mix().weights(), 0.0))
 class Scene:
     mix: Mix
     seconds: float  # of load
-    steps: Sequence[tuple[float, float, type[faults.Fault]]] = ()  # at, for how long, what
+    steps: Sequence[tuple[float, float, type[Fault]]] = ()  # at, for how long, what
     workers: int = 2
     threads: int = 4
     per_sec: float = 12.0
@@ -54,49 +56,51 @@ SCENES = {
             long_sec=(5.0, 7.0),
         ),
         6.0,
-        [(3.0, 4.6, faults.WorkerFrozenKeysEnded)],
+        [(3.0, 4.6, process_faults.WorkerFrozenKeysEnded)],
         per_sec=4.0,
         threads=24,
     ),
     "frozen stubborn runs": Scene(
         replace(_NO_MIX, zombie=5, lease_sec=(2,), zombie_sec=(8.0, 9.0), zombie_holds=1.0, tombs=0.0),
         5.0,
-        [(3.0, 4.0, faults.WorkerFrozen)],
+        [(3.0, 4.0, process_faults.WorkerFrozen)],
         per_sec=3.0,
         threads=24,
     ),
     "hot": Scene(replace(_NO_MIX, hot=10, long=1), 8.0, per_sec=30.0),
     "key freed during a claim": Scene(
-        replace(_NO_MIX, pair=10), 14.0, [(1.0, 13.0, faults.DatabaseSlow)], per_sec=40.0, workers=3
+        replace(_NO_MIX, pair=10), 14.0, [(1.0, 13.0, server_faults.DatabaseSlow)], per_sec=40.0, workers=3
     ),
     "concurrent claims": Scene(replace(_NO_MIX, hot=30, short=30, bulk=1), 12.0, workers=3, per_sec=60.0),
     "killed workers": Scene(
         replace(_NO_MIX, long=5, short=5, max_attempts=1, long_sec=(2.0, 4.0)),
         10.0,
-        [(2.5, 1.0, faults.WorkerKilled), (6.0, 1.0, faults.WorkerKilled)],
+        [(2.5, 1.0, process_faults.WorkerKilled), (6.0, 1.0, process_faults.WorkerKilled)],
         per_sec=5.0,
     ),
     "cancels": Scene(
         replace(_NO_MIX, canceled=10, short=2, long_sec=(5.0, 6.0)),
         12.0,
-        [(4.0, 4.0, faults.WorkerFrozen), (9.0, 1.0, faults.WorkerTerminated)],
+        [(4.0, 4.0, process_faults.WorkerFrozen), (9.0, 1.0, process_faults.WorkerTerminated)],
         per_sec=4.0,
     ),
     "killed workers with SQL": Scene(
         replace(_NO_MIX, sql=6, sql_apart=2, legacy=2, lease_sec=(2,), sql_sec=(6.0, 8.0), max_attempts=20),
         6.0,
-        [(3.0, 0.5, faults.WorkerKilled), (5.0, 5.0, faults.WorkerFrozenSessionsEnded)],
+        [(3.0, 0.5, process_faults.WorkerKilled), (5.0, 5.0, process_faults.WorkerFrozenSessionsEnded)],
         per_sec=4.0,
         threads=24,
     ),
     "containers": Scene(
         replace(_NO_MIX, long=6, short=4, long_sec=(3.0, 5.0)),
         8.0,
-        [(4.0, 1.0, faults.WorkerKilled)],
+        [(4.0, 1.0, process_faults.WorkerKilled)],
         per_sec=5.0,
     ),
     "failing parents": Scene(replace(_NO_MIX, parent=10), 5.0, per_sec=5.0),
-    "crashes": Scene(replace(_NO_MIX, short=10, delayed=10), 8.0, [(3.0, 0.1, faults.ImmediateRestart)], per_sec=30.0),
+    "crashes": Scene(
+        replace(_NO_MIX, short=10, delayed=10), 8.0, [(3.0, 0.1, server_faults.ImmediateRestart)], per_sec=30.0
+    ),
     "limits": Scene(
         replace(_NO_MIX, warehouse=10, tenant=4, bulk=0.2, limited_long=0.1, limited_sec=(0.2, 0.5)),
         10.0,
@@ -106,7 +110,7 @@ SCENES = {
     "graphs": Scene(
         replace(_NO_MIX, graph=10, canceled=1),
         10.0,
-        [(4.0, 1.0, faults.WorkerKilled)],
+        [(4.0, 1.0, process_faults.WorkerKilled)],
         workers=3,
         threads=8,
         per_sec=6.0,
@@ -117,21 +121,25 @@ SCENES = {
     "schedules": Scene(
         replace(_NO_MIX, schedules=True, load=3, slice=6),
         24.0,
-        [(6.0, 4.0, faults.WorkerKilled), (14.0, 1.0, faults.WorkerKilled)],
+        [(6.0, 4.0, process_faults.WorkerKilled), (14.0, 1.0, process_faults.WorkerKilled)],
         workers=3,
         per_sec=4.0,
     ),
     "backfills": Scene(
         replace(_NO_MIX, schedules=True, slice=6, short=2),
         24.0,
-        [(10.0, 2.0, faults.WorkerKilled)],
+        [(10.0, 2.0, process_faults.WorkerKilled)],
         workers=3,
         per_sec=6.0,
     ),
     "offloads": Scene(
         replace(_NO_MIX, offload=8, short=2, canceled=3, offload_sec=(1.0, 5.0), max_attempts=20),
         12.0,
-        [(3.0, 1.0, faults.WorkerKilled), (6.0, 1.0, faults.WorkerKilled), (9.0, 1.0, faults.EngineDown)],
+        [
+            (3.0, 1.0, process_faults.WorkerKilled),
+            (6.0, 1.0, process_faults.WorkerKilled),
+            (9.0, 1.0, process_faults.EngineDown),
+        ],
         per_sec=5.0,
         threads=8,
     ),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from uuid import UUID
 
-from tests.chaos.history import History, OffloadRow
+from tests.chaos.history import Findings, History, OffloadRow
 
 OFFLOAD_TASKS = ("chaos.offload", "chaos.offload_wait")
-Findings = Iterator[tuple[object, str]]
 
 
 def offload_without_intent(history: History) -> Findings:

@@ -6,7 +6,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.chaos.faults import FAULTS, PROCESS_FAULTS, SERVER_FAULTS, Fault
+from tests.chaos.connection_faults import CONNECTION_FAULTS
+from tests.chaos.fault import Fault
+from tests.chaos.faults import FAULTS
+from tests.chaos.process_faults import PROCESS_FAULTS
+from tests.chaos.server_faults import SERVER_FAULTS
 
 _GAP_SEC = (1.5, 5.0)  # seconds of peace between two faults of a lane
 
@@ -28,7 +32,7 @@ def plan_faults(seed: int, seconds: float) -> list[PlannedFault]:
 
     Each lane goes round all its kinds, in another order each time, so that a long run has met each of them.
     """
-    lanes = {"processes": PROCESS_FAULTS, "database": SERVER_FAULTS}
+    lanes = {"processes": PROCESS_FAULTS, "database": (*SERVER_FAULTS, *CONNECTION_FAULTS)}
     planned = [step for lane, kinds in lanes.items() for step in _plan_lane(seed, lane, kinds, seconds)]
     return sorted(planned, key=lambda step: (step.starts_at_sec, step.lane))
 

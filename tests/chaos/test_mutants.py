@@ -14,8 +14,9 @@ import pytest
 from app.db.statements import parse_statements
 from tests.chaos.checker import RULES
 from tests.chaos.faults import FAULTS
+from tests.chaos.mutant import StatementEdit, edit_statements
 from tests.chaos.mutant_search import SCENES, Outcome, outcome_table
-from tests.chaos.mutants import MUTANTS, StatementEdit, edit_statements
+from tests.chaos.mutants import MUTANTS
 from tests.support import Process
 
 NAMES = {rule.__name__.replace("_", " ") for rule in RULES}

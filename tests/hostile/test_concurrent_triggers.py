@@ -15,7 +15,7 @@ from typing import Any
 import psycopg2
 import pytest
 
-from tests.hostile.test_requests import BODIES
+from tests.hostile.hostile_requests import BODIES
 from tests.support import Databases, Process, eventually, free_port
 from tests.support.real_service import FAST_SETTINGS, RunningService, query_rows
 from tests.support.sockets import TRIGGER, post_request, send_and_read

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from app.net import AllowedHosts
 from tests.support.waiting import eventually
 
+LOOPBACK = AllowedHosts.parse(["127.0.0.0/8"])
 Behavior = Callable[["WebhookReceiver", socket.socket], None]
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from app.cli.command import cli
 from app.config import load_settings
 from app.runtime.commands import run_doctor
-from tests.app.db.test_schema_upgrade import BEFORE
+from tests.support.old_schema import BEFORE
 from tests.support.processes import Process
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually

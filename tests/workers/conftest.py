@@ -28,11 +28,17 @@ def worker_pools(dsn: str) -> Iterator[WorkerPoolFixture]:
 
 
 @pytest.fixture
-def schedule_db(dsn: str) -> Iterator[ScheduleFixture]:
+def queue_db(dsn: str) -> Iterator[QueueFixture]:
+    """An empty queue."""
+    made = QueueFixture(dsn)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def schedule_db(queue_db: QueueFixture) -> ScheduleFixture:
     """An empty queue whose schedules are fired by hand."""
-    queue = QueueFixture(dsn)
-    yield ScheduleFixture(queue)
-    queue.close()
+    return ScheduleFixture(queue_db)
 
 
 @pytest.fixture

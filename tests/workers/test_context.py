@@ -23,7 +23,6 @@ from pipelines.runner import NotProgress, record_yield
 from tests.support import eventually, hostile_tasks  # noqa: F401 - registers its tasks
 from tests.support.queue_fixture import QueueFixture
 from workers.context import ContextSettings, JobContext
-from workers.stop_signal import StopSignal
 
 JOB = ClaimedJob(
     id_text=str(uuid4()), run_text=str(uuid4()), queue="q", task="t", args_text="{}", lock_key="k", key_hash=1,
@@ -35,13 +34,6 @@ JOB = ClaimedJob(
 @pytest.fixture
 def ctx() -> JobContext:
     return JobContext(JOB, ContextSettings())
-
-
-@pytest.fixture
-def queue_db(dsn: str) -> Iterator[QueueFixture]:
-    made = QueueFixture(dsn)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -451,53 +443,3 @@ def test_older_checkpoint_does_not_replace_an_unknown_commit(queue_db, at_work, 
 
 def unanswered(connection: Any) -> None:
     raise DatabaseUnavailable("the answer was lost")
-
-
-# ── the stop signal ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_callback_runs_once_for_each_new_reason():
-    signal, calls = StopSignal(), []
-
-    with signal.on_request(lambda: calls.append("called")):
-        signal.request(StopReason.CANCEL)
-        signal.request(StopReason.CANCEL)
-        signal.request(StopReason.SHUTDOWN)
-
-    assert len(calls) == 2
-    assert signal.reason is StopReason.CANCEL
-
-
-def test_callback_after_the_request_runs_once_at_once():
-    signal, calls = StopSignal(), []
-    signal.request(StopReason.CANCEL)
-
-    with signal.on_request(lambda: calls.append("called")):
-        assert calls == ["called"]
-    signal.request(StopReason.LEASE_LOST)
-
-    assert calls == ["called"]
-
-
-@pytest.mark.parametrize("first", [StopReason.CANCEL, StopReason.SHUTDOWN, StopReason.TIME_LIMIT])
-def test_lost_lease_replaces_any_reason(first: StopReason):
-    signal = StopSignal()
-    signal.request(first)
-    requested_at = signal.requested_at
-    signal.request(StopReason.LEASE_LOST)
-    signal.request(first)
-
-    assert signal.reason is StopReason.LEASE_LOST
-    assert signal.requested_at == requested_at
-
-
-def test_callback_of_an_ended_event_loop_is_ignored():
-    signal = StopSignal()
-
-    def fail() -> None:
-        raise RuntimeError("Event loop is closed")
-
-    with signal.on_request(fail):
-        signal.request(StopReason.CANCEL)
-
-    assert signal.reason is StopReason.CANCEL

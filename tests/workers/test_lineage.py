@@ -24,28 +24,21 @@ ACCEPT = respond_with(200, "Connection: close")
 
 
 @pytest.fixture
-def queue(dsn: str) -> Iterator[QueueFixture]:
-    fixture = QueueFixture(dsn)
-    yield fixture
-    fixture.close()
-
-
-@pytest.fixture
 def receiver() -> Iterator[WebhookReceiver]:
     with WebhookReceiver(ACCEPT) as made:
         yield made
 
 
-def new_duty(queue: QueueFixture, receiver: WebhookReceiver, **options: Any) -> LineageDuty:
+def new_duty(queue_db: QueueFixture, receiver: WebhookReceiver, **options: Any) -> LineageDuty:
     """As another process has it, at the end of the events that exist if nothing has been sent."""
     url = f"http://127.0.0.1:{receiver.port}"
-    made = LineageDuty(queue.new_session(), LineageOptions(url=url, **{"first_retry_delay_sec": 0.002, **options}))
+    made = LineageDuty(queue_db.new_session(), LineageOptions(url=url, **{"first_retry_delay_sec": 0.002, **options}))
     made.run()
     return made
 
 
-def saved_cursor(queue: QueueFixture) -> str:
-    return str(queue.fetch_row("SELECT cursor FROM dl_lineage_state"))
+def saved_cursor(queue_db: QueueFixture) -> str:
+    return str(queue_db.fetch_row("SELECT cursor FROM dl_lineage_state"))
 
 
 def run_until(duty: LineageDuty, condition: Callable[[], object]) -> None:
@@ -56,10 +49,10 @@ def run_until(duty: LineageDuty, condition: Callable[[], object]) -> None:
     eventually(is_met)
 
 
-def send_all(queue: QueueFixture, duty: LineageDuty) -> None:
+def send_all(queue_db: QueueFixture, duty: LineageDuty) -> None:
     """Run until the newest event is behind the cursor."""
-    newest = queue.fetch_row("SELECT max(event_id) FROM dl_job_events")
-    run_until(duty, lambda: int(saved_cursor(queue).partition("~")[0]) >= newest)
+    newest = queue_db.fetch_row("SELECT max(event_id) FROM dl_job_events")
+    run_until(duty, lambda: int(saved_cursor(queue_db).partition("~")[0]) >= newest)
 
 
 def types_by_job(requests: list[ReceivedRequest]) -> list[tuple[str, str]]:
@@ -103,45 +96,45 @@ def test_pool_sends_start_and_complete_with_datasets(worker_pools: WorkerPoolFix
 
 
 @pytest.mark.parametrize(("status", "sent"), [(Status.FAILED, "FAIL"), (Status.LOST, "FAIL")])
-def test_unsuccessful_job_sends_fail_with_its_error(queue, receiver, status, sent):
-    duty = new_duty(queue, receiver)
-    run = queue.enqueue_and_claim()
+def test_unsuccessful_job_sends_fail_with_its_error(queue_db, receiver, status, sent):
+    duty = new_duty(queue_db, receiver)
+    run = queue_db.enqueue_and_claim()
     if status is Status.LOST:
-        queue.sql("UPDATE dl_jobs SET max_attempts = 1")
-        queue.lose_attempt(run)
+        queue_db.sql("UPDATE dl_jobs SET max_attempts = 1")
+        queue_db.lose_attempt(run)
     else:
-        queue.settle(run, Status.FAILED, error="ValueError: no rows")
+        queue_db.settle(run, Status.FAILED, error="ValueError: no rows")
 
-    send_all(queue, duty)
+    send_all(queue_db, duty)
 
     assert types_by_job(receiver.received) == [(str(run.id), "START"), (str(run.id), sent)]
     message = receiver.received[-1].json["run"]["facets"]["errorMessage"]["message"]
-    assert message == queue.job(run.id).error
+    assert message == queue_db.job(run.id).error
 
 
-def test_canceled_job_sends_abort_if_it_has_started(queue, receiver):
-    duty = new_duty(queue, receiver)
-    run = queue.enqueue_and_claim("a")
-    queue.settle(run, Status.CANCELED)
-    retried = queue.enqueue_and_claim("b")
-    queue.settle(retried, Status.QUEUED, retry_in_sec=3600.0)
-    queue.queue.cancel(retried.id)
-    queue.queue.cancel(queue.enqueue("never started"))
+def test_canceled_job_sends_abort_if_it_has_started(queue_db, receiver):
+    duty = new_duty(queue_db, receiver)
+    run = queue_db.enqueue_and_claim("a")
+    queue_db.settle(run, Status.CANCELED)
+    retried = queue_db.enqueue_and_claim("b")
+    queue_db.settle(retried, Status.QUEUED, retry_in_sec=3600.0)
+    queue_db.queue.cancel(retried.id)
+    queue_db.queue.cancel(queue_db.enqueue("never started"))
 
-    send_all(queue, duty)
+    send_all(queue_db, duty)
 
     assert types_by_job(receiver.received) == [
         (str(job.id), kind) for job in (run, retried) for kind in ("START", "ABORT")
     ]
 
 
-def test_data_interval_is_the_nominal_time(queue, receiver):
-    duty = new_duty(queue, receiver)
-    run = queue.enqueue_and_claim()
-    queue.sql("UPDATE dl_jobs SET interval_start = '2030-01-31T00:00Z', interval_end = '2030-02-01T00:00Z'")
-    queue.settle(run)
+def test_data_interval_is_the_nominal_time(queue_db, receiver):
+    duty = new_duty(queue_db, receiver)
+    run = queue_db.enqueue_and_claim()
+    queue_db.sql("UPDATE dl_jobs SET interval_start = '2030-01-31T00:00Z', interval_end = '2030-02-01T00:00Z'")
+    queue_db.settle(run)
 
-    send_all(queue, duty)
+    send_all(queue_db, duty)
 
     facet = receiver.received[0].json["run"]["facets"]["nominalTime"]
     assert (facet["nominalStartTime"], facet["nominalEndTime"]) == (
@@ -167,43 +160,43 @@ def test_url_of_a_dataset_is_namespace_and_name(dataset, parts):
 # ── delivery ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def run_jobs(queue: QueueFixture, count: int) -> list[tuple[str, str]]:
+def run_jobs(queue_db: QueueFixture, count: int) -> list[tuple[str, str]]:
     """Run jobs one after another; return what is to be sent, in order."""
     expected = []
     for number in range(count):
-        run = queue.enqueue_and_claim(f"k{number}")
-        queue.settle(run)
+        run = queue_db.enqueue_and_claim(f"k{number}")
+        queue_db.settle(run)
         expected += [(str(run.id), "START"), (str(run.id), "COMPLETE")]
     return expected
 
 
 @pytest.mark.parametrize("failure", [drop_connection, *map(respond_with, (500, 429, 401, 404, 302))])
-def test_outage_of_the_receiver_loses_nothing(queue, receiver, logged, failure):
-    duty = new_duty(queue, receiver)
+def test_outage_of_the_receiver_loses_nothing(queue_db, receiver, logged, failure):
+    duty = new_duty(queue_db, receiver)
     receiver.set_behavior(ACCEPT, ACCEPT, ACCEPT, failure)
-    expected = run_jobs(queue, 3)
+    expected = run_jobs(queue_db, 3)
     run_until(duty, lambda: len(receiver.received) >= 10)
-    before = saved_cursor(queue)
-    expected += run_jobs(queue, 1)
+    before = saved_cursor(queue_db)
+    expected += run_jobs(queue_db, 1)
     receiver.set_behavior(ACCEPT)
 
-    send_all(queue, duty)
+    send_all(queue_db, duty)
 
     assert set(types_by_job(receiver.received[3:-5])) == {expected[3]}, "the first that failed, until it is accepted"
     assert types_by_job(receiver.received[:3] + receiver.received[-5:]) == expected
-    assert int(before.partition("~")[0]) < int(saved_cursor(queue).partition("~")[0])
+    assert int(before.partition("~")[0]) < int(saved_cursor(queue_db).partition("~")[0])
     assert len(logged("lineage.unavailable")) == len(logged("lineage.available")) == 1
 
 
-def test_redirect_is_not_followed(queue, receiver):
-    duty = new_duty(queue, receiver)
+def test_redirect_is_not_followed(queue_db, receiver):
+    duty = new_duty(queue_db, receiver)
     with WebhookReceiver(ACCEPT) as other:
         receiver.set_behavior(
             respond_with(302, f"Location: http://127.0.0.1:{other.port}/", "Connection: close"), ACCEPT
         )
-        expected = run_jobs(queue, 1)
+        expected = run_jobs(queue_db, 1)
 
-        send_all(queue, duty)
+        send_all(queue_db, duty)
 
         assert other.received == []
     assert types_by_job(receiver.received) == [expected[0], *expected]
@@ -213,13 +206,13 @@ def received_count_is(receiver: Any, count: int) -> bool:
     return len(receiver.received) == count
 
 
-def test_retries_come_less_and_less_often(queue, receiver, monkeypatch):
+def test_retries_come_less_and_less_often(queue_db, receiver, monkeypatch):
     monkeypatch.setattr(lineage, "_MAX_RETRY_DELAY_SEC", 5000.0)
     receiver.set_behavior(respond_with(503, "Connection: close"))
-    duty = new_duty(queue, receiver, first_retry_delay_sec=1000.0)
+    duty = new_duty(queue_db, receiver, first_retry_delay_sec=1000.0)
     now = [clock()]
     monkeypatch.setattr(lineage, "clock", lambda: now[0])
-    run_jobs(queue, 1)
+    run_jobs(queue_db, 1)
 
     pauses = []
     for count in range(1, 5):
@@ -230,54 +223,54 @@ def test_retries_come_less_and_less_often(queue, receiver, monkeypatch):
     assert pauses == [pytest.approx(sec) for sec in (1000, 2000, 4000, 5000)]
 
 
-def test_restart_in_the_middle_loses_nothing(queue, receiver):
-    duty = new_duty(queue, receiver)
+def test_restart_in_the_middle_loses_nothing(queue_db, receiver):
+    duty = new_duty(queue_db, receiver)
     receiver.set_behavior(ACCEPT, ACCEPT, ACCEPT, respond_with(503, "Connection: close"))
-    expected = run_jobs(queue, 3)
+    expected = run_jobs(queue_db, 3)
     run_until(duty, lambda: len(receiver.received) >= 4)
 
     del duty
     receiver.set_behavior(ACCEPT)
     count = len(receiver.received)
-    send_all(queue, new_duty(queue, receiver))
+    send_all(queue_db, new_duty(queue_db, receiver))
 
     assert types_by_job(receiver.received[:3]) == expected[:3]
     assert types_by_job(receiver.received[count:]) == expected, "all after the saved cursor, in order"
 
 
-def test_restart_after_all_was_sent_repeats_nothing(queue, receiver):
-    expected = run_jobs(queue, 1)
-    first = new_duty(queue, receiver)
-    expected = run_jobs(queue, 2)
-    send_all(queue, first)
+def test_restart_after_all_was_sent_repeats_nothing(queue_db, receiver):
+    expected = run_jobs(queue_db, 1)
+    first = new_duty(queue_db, receiver)
+    expected = run_jobs(queue_db, 2)
+    send_all(queue_db, first)
 
-    second = new_duty(queue, receiver)
-    expected += run_jobs(queue, 1)
-    send_all(queue, second)
+    second = new_duty(queue_db, receiver)
+    expected += run_jobs(queue_db, 1)
+    send_all(queue_db, second)
 
     assert types_by_job(receiver.received) == expected, "events from before the first start are not sent"
 
 
-def test_lost_connection_resumes_at_the_cursor(queue, receiver):
-    duty = new_duty(queue, receiver)
-    expected = run_jobs(queue, 1)
-    send_all(queue, duty)
+def test_lost_connection_resumes_at_the_cursor(queue_db, receiver):
+    duty = new_duty(queue_db, receiver)
+    expected = run_jobs(queue_db, 1)
+    send_all(queue_db, duty)
     duty._session.close()
     duty._session.execute("lineage_cursor")  # as the leader opens it, to have the lock again
 
-    expected += run_jobs(queue, 1)
-    send_all(queue, duty)
+    expected += run_jobs(queue_db, 1)
+    send_all(queue_db, duty)
 
     assert types_by_job(receiver.received) == expected
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_refused_event_is_skipped_after_some_attempts(queue, receiver, logged, status):
-    duty = new_duty(queue, receiver)
+def test_refused_event_is_skipped_after_some_attempts(queue_db, receiver, logged, status):
+    duty = new_duty(queue_db, receiver)
     receiver.set_behavior(*[respond_with(status, "Connection: close")] * 5, ACCEPT)
-    expected = run_jobs(queue, 2)
+    expected = run_jobs(queue_db, 2)
 
-    send_all(queue, duty)
+    send_all(queue_db, duty)
 
     assert types_by_job(receiver.received) == [expected[0]] * 5 + expected[1:]
     (skipped,) = logged("lineage.event_skipped")
@@ -286,20 +279,20 @@ def test_refused_event_is_skipped_after_some_attempts(queue, receiver, logged, s
     assert logged("lineage.unavailable") == []
 
 
-def test_outage_does_not_count_as_refusal(queue, receiver, logged):
-    duty = new_duty(queue, receiver)
+def test_outage_does_not_count_as_refusal(queue_db, receiver, logged):
+    duty = new_duty(queue_db, receiver)
     receiver.set_behavior(*[respond_with(503, "Connection: close")] * 8, respond_with(400, "Connection: close"), ACCEPT)
-    expected = run_jobs(queue, 1)
+    expected = run_jobs(queue_db, 1)
 
-    send_all(queue, duty)
+    send_all(queue_db, duty)
 
     assert types_by_job(receiver.received) == [expected[0]] * 10 + expected[1:]
     assert logged("lineage.event_skipped") == []
 
 
-def test_event_that_cannot_be_made_is_skipped_at_once(queue, receiver, logged, monkeypatch):
+def test_event_that_cannot_be_made_is_skipped_at_once(queue_db, receiver, logged, monkeypatch):
     build = lineage.EventBuilder.build
-    run = queue.enqueue_and_claim("odd")
+    run = queue_db.enqueue_and_claim("odd")
 
     def build_but_odd(self: Any, event: Any, job: LineageJob) -> Any:
         if event.job_id == run.id:
@@ -307,34 +300,34 @@ def test_event_that_cannot_be_made_is_skipped_at_once(queue, receiver, logged, m
         return build(self, event, job)
 
     monkeypatch.setattr(lineage.EventBuilder, "build", build_but_odd)
-    duty = new_duty(queue, receiver)
-    queue.settle(run)
-    expected = run_jobs(queue, 1)
+    duty = new_duty(queue_db, receiver)
+    queue_db.settle(run)
+    expected = run_jobs(queue_db, 1)
 
-    send_all(queue, duty)
+    send_all(queue_db, duty)
 
     assert types_by_job(receiver.received) == expected
     assert logged("lineage.event_skipped") == [{"job": str(run.id), "event": "COMPLETE", "error": "ValueError: odd"}]
 
 
-def test_deleted_job_is_left_out(queue, receiver):
-    duty = new_duty(queue, receiver)
-    run = queue.enqueue_and_claim("gone")
-    queue.settle(run)
-    queue.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(run.id))
-    expected = run_jobs(queue, 1)
+def test_deleted_job_is_left_out(queue_db, receiver):
+    duty = new_duty(queue_db, receiver)
+    run = queue_db.enqueue_and_claim("gone")
+    queue_db.settle(run)
+    queue_db.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(run.id))
+    expected = run_jobs(queue_db, 1)
 
-    send_all(queue, duty)
+    send_all(queue_db, duty)
 
     assert types_by_job(receiver.received) == expected
 
 
-def test_many_events_are_sent_in_order(queue, receiver, monkeypatch):
+def test_many_events_are_sent_in_order(queue_db, receiver, monkeypatch):
     monkeypatch.setattr(lineage, "_BATCH_SIZE", 3)
-    duty = new_duty(queue, receiver)
-    expected = run_jobs(queue, 10)
+    duty = new_duty(queue_db, receiver)
+    expected = run_jobs(queue_db, 10)
 
-    send_all(queue, duty)
+    send_all(queue_db, duty)
 
     assert types_by_job(receiver.received) == expected
 
@@ -342,10 +335,10 @@ def test_many_events_are_sent_in_order(queue, receiver, monkeypatch):
 # ── out of the way ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_receiver_that_hangs_delays_no_duty(queue, receiver):
+def test_receiver_that_hangs_delays_no_duty(queue_db, receiver):
     receiver.set_behavior(hang)
-    duty = new_duty(queue, receiver, timeout_sec=60.0)
-    run_jobs(queue, 1)
+    duty = new_duty(queue_db, receiver, timeout_sec=60.0)
+    run_jobs(queue_db, 1)
     run_until(duty, lambda: receiver.received)
 
     for _ in range(3):

@@ -13,13 +13,6 @@ from workers.threads import WakeupPipe
 
 
 @pytest.fixture
-def queue_db(dsn: str) -> Iterator[QueueFixture]:
-    fixture = QueueFixture(dsn)
-    yield fixture
-    fixture.close()
-
-
-@pytest.fixture
 def wakeup() -> Iterator[WakeupPipe]:
     made = WakeupPipe()
     yield made

@@ -1,63 +1,32 @@
 """Each finding of doctor is provoked, its remedy run as printed, and the finding is gone.
 
-Those about differences from schema.sql are in test_schema_remedies.py.
+Those about differences from schema.sql are in test_schema_remedies.py, those of the server in test_server_remedies.py;
+test_remedy_coverage.py looks whether all are there.
 """
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shlex
-import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 from pathlib import Path
 
 import psycopg2.extras
-import pytest
-from psycopg2.extensions import make_dsn, parse_dsn
+from psycopg2.extensions import make_dsn
 
 from app.db.connection import Session
-from app.db.known_servers import KNOWN_TIMELINES
-from app.postgres import EmbeddedServer
-from app.postgres.binaries import Choice
 from pipelines.contract import Pipelines
 from tests.support.api_server import serving
 from tests.support.pgbouncer import running_pgbouncer
-from tests.support.private_server import copy_data_dir
-from tests.support.processes import ROOT, Process
+from tests.support.processes import Process
 from tests.support.real_service import query_rows
 from tests.support.remedies import execute_sql, find_finding, find_problems, is_gone, run_in_this_process, run_remedy
 from tests.support.waiting import eventually
 from workers.schedules import SchedulesDuty
-
-# Severity and check of what no test provokes or mends, and why.
-NOT_RUN = {
-    "error server_version": "needs PostgreSQL 14 or older, which has to be replaced",
-    "warning clock": "a clock is set by NTP, for the whole machine",
-    "error clock": "the same finding, further off",
-    "error notification_queue": "the queue has 8 GB; its remedy is that of `transactions`",
-    "warning transaction_timeout": "a setting of PostgreSQL 17; its remedy has the form of idle_session_timeout",
-    "warning alerts": "an alert ends with its cause, not by a statement",
-    "info listeners": "needs dozens of worker processes on one host; its remedy is a setting of theirs",
-    "error no_reaper": "its remedy is a setting of worker processes; tests/app/doctor/test_examine.py has the finding",
-    "error cells": "findings of cells are of other services; tests/app/doctor/test_cells.py has them",
-    "error cell_available": "the same",
-    "error cell_clocks": "the same",
-    "warning cell_clocks": "the same",
-    "info cell_maps": "the same",
-    "info retention": "tests/system/test_held_retention.py does it",
-    "error wraparound": "the same finding as the warning, later",
-}
-# Calls whose severity or check is an expression, by the expression: what it may be.
-VALUES = {
-    "name": ("fsync", "full_page_writes"),  # in server.py
-    "check": (),  # in examine.py: a look that failed, whose remedy is that of another finding
-}
 
 
 def test_remedies_of_rights_are_grants(dsn):
@@ -83,146 +52,6 @@ def test_remedies_of_rights_are_grants(dsn):
         assert is_gone(theirs, "sees_others")
     finally:
         execute_sql(dsn, f"DROP OWNED BY {role}; DROP ROLE {role}")
-
-
-@contextmanager
-def copied(run_folder: Path, ready_made: Path, binaries: Choice, *, standby: bool = False) -> Iterator[str]:
-    """A server of a test's own, whose command line leaves the settings to ALTER SYSTEM."""
-    folder = copy_data_dir(ready_made, Path(tempfile.mkdtemp(prefix="bare-", dir=run_folder)))
-    settings = {"max_prepared_transactions": "2", "max_connections": "200", "shared_buffers": "64MB"}
-    if standby:
-        signal_file = folder / "cluster/standby.signal"
-        signal_file.touch()
-        owner = (folder / "cluster/PG_VERSION").stat()
-        os.chown(signal_file, owner.st_uid, owner.st_gid)
-    with EmbeddedServer(folder, binaries=binaries, settings=settings) as server:
-        yield server.dsn
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def bare_server(run_folder: Path, ready_made: Path, postgres_binaries: Choice) -> Iterator[str]:
-    with copied(run_folder, ready_made, postgres_binaries) as dsn:
-        yield dsn
-
-
-# The harm comes to a database and a role, as which doctor looks.
-ROLE_SETTINGS = [
-    ("warning synchronous_commit", "ALTER ROLE {role} SET synchronous_commit = off"),
-    ("error writable", "ALTER DATABASE {database} SET default_transaction_read_only = on"),
-    ("error idle_session_timeout", "ALTER DATABASE {database} SET idle_session_timeout = 60000"),
-    ("info idle_in_transaction", "ALTER DATABASE {database} SET idle_in_transaction_session_timeout = 0"),
-    ("warning statement_logging", "ALTER DATABASE {database} SET log_statement = 'all'"),
-    ("warning statement_logging", "ALTER DATABASE {database} SET log_min_duration_statement = 0"),
-    ("warning connections", "ALTER ROLE {role} CONNECTION LIMIT 15"),
-    ("warning connections", "ALTER DATABASE {database} CONNECTION LIMIT 15"),
-]
-
-
-@pytest.mark.parametrize(("what", "harm"), ROLE_SETTINGS)
-def test_remedy_mends_setting_of_role_or_database(shared_dsn, what, harm):
-    role = f"settings_{os.getpid()}"
-    database = parse_dsn(shared_dsn)["dbname"]
-    theirs, elsewhere = make_dsn(shared_dsn, user=role), make_dsn(shared_dsn, dbname="postgres")
-    check = what.split()[1]
-    execute_sql(elsewhere, f"CREATE ROLE {role} LOGIN SUPERUSER")
-    try:
-        execute_sql(elsewhere, f"ALTER DATABASE {database} SET idle_in_transaction_session_timeout = '10min'")
-        if check != "synchronous_commit":
-            execute_sql(elsewhere, f"ALTER ROLE {role} SET synchronous_commit = on")
-            assert is_gone(theirs, check)
-        execute_sql(elsewhere, harm.format(role=role, database=database))
-        finding = find_finding(find_problems(theirs), what)
-
-        # The database takes no writes of its own any more, and its session is that of the harm.
-        run_remedy(elsewhere, finding.remedy)
-
-        assert is_gone(theirs, check), finding
-    finally:
-        execute_sql(
-            elsewhere,
-            f"ALTER DATABASE {database} RESET ALL",
-            f"ALTER DATABASE {database} CONNECTION LIMIT -1",
-            f"DROP ROLE {role}",
-        )
-
-
-@pytest.mark.parametrize("what", ["error fsync", "error full_page_writes", "error autovacuum"])
-def test_remedy_mends_setting_of_server(bare_server, what):
-    check = what.split()[1]
-    execute_sql(bare_server, f"ALTER SYSTEM SET {check} = off", "SELECT pg_reload_conf()")
-    eventually(lambda: not is_gone(bare_server, check), message=check)
-    finding = find_finding(find_problems(bare_server), what)
-
-    run_remedy(bare_server, finding.remedy)
-
-    eventually(partial(is_gone, bare_server, check), message=finding.remedy)
-
-
-def test_remedy_of_max_connections_is_a_statement(bare_server):
-    finding = find_finding(find_problems(bare_server, api=500), "warning connections")
-
-    run_remedy(bare_server, finding.remedy)
-
-    execute_sql(bare_server, "ALTER SYSTEM RESET max_connections")
-
-
-def test_remedy_of_standby_promotes_it(run_folder, ready_made, postgres_binaries, monkeypatch):
-    monkeypatch.setattr(KNOWN_TIMELINES, "_highest", {})  # other servers of this run are copies of the same cluster
-    with copied(run_folder, ready_made, postgres_binaries, standby=True) as dsn:
-        remedy = find_finding(find_problems(dsn), "error writable", "is a standby").remedy
-        instead, _, statement = remedy.partition(", or ")
-        assert instead == "name the primary in DL_DB_DSN"
-
-        run_remedy(dsn, statement)
-
-        assert is_gone(dsn, "writable")
-        execute_sql(dsn, "CREATE TABLE written ()")
-
-
-def test_remedy_of_wraparound_freezes(bare_server, monkeypatch):
-    monkeypatch.setattr("app.doctor.server._BILLION", 500)
-    execute_sql(bare_server, *["SELECT pg_current_xact_id()"] * 600)
-    finding = find_finding(find_problems(bare_server), "warning wraparound")
-
-    run_remedy(bare_server, finding.remedy)
-
-    assert is_gone(bare_server, "wraparound")
-
-
-def test_remedy_of_transactions_ends_them(bare_server, monkeypatch):
-    monkeypatch.setattr("app.doctor.examine.LONG_TRANSACTION_SEC", 0.0)
-    found = {
-        "report": "warning transactions",
-        "dataloader-x": "error transactions",
-        "elsewhere": "info transactions",
-        "forgotten": "warning transactions",
-    }
-    with ExitStack() as sessions:
-        for name, database in (("report", {}), ("dataloader-x", {}), ("elsewhere", {"dbname": "template1"})):
-            session = psycopg2.connect(make_dsn(bare_server, application_name=name, **database))
-            sessions.enter_context(closing(session))
-            session.cursor().execute("SELECT 1")
-        with closing(psycopg2.connect(bare_server)) as other, other.cursor() as cursor:
-            cursor.execute("SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'")
-        for name, what in found.items():
-            run_remedy(bare_server, find_finding(find_problems(bare_server), what, name).remedy)
-            eventually(partial(is_gone, bare_server, "transactions", name))
-
-
-def test_remedy_of_bloat_vacuums(bare_server, monkeypatch):
-    monkeypatch.setattr("app.doctor.queue._MIN_DEAD_ROWS", 500)
-    execute_sql(
-        bare_server,
-        "ALTER TABLE dl_queues SET (autovacuum_enabled = off)",
-        "INSERT INTO dl_queues (queue) SELECT 'q' || n FROM generate_series(1, 600) n",
-        "DELETE FROM dl_queues",
-    )
-    eventually(lambda: not is_gone(bare_server, "bloat", "dl_queues"), message="bloat")
-
-    run_remedy(bare_server, find_finding(find_problems(bare_server), "warning bloat", "dl_queues").remedy)
-
-    eventually(lambda: is_gone(bare_server, "bloat", "dl_queues"))
 
 
 @contextmanager
@@ -415,57 +244,3 @@ def test_remedy_of_pooler_is_a_way_past_it(dsn, run_folder):
         assert "DL_WORKER_DSN" in find_finding(find_problems(way), "error pooler").remedy
 
         assert not [finding for finding in find_problems(way, workers=dsn) if finding.check == "pooler"]
-
-
-# ── completeness ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-SEVERITIES = ("error", "warning", "info")
-
-
-def possible(scope: ast.AST, expression: ast.expr) -> set[str]:
-    """The names of constructors, or the texts, that an expression of app/doctor may be."""
-    match expression:
-        case ast.Constant(value=str(text)):
-            return {text}
-        case ast.IfExp(body=one, orelse=other):
-            return possible(scope, one) | possible(scope, other)
-        case ast.Name(id="report"):
-            given = [
-                n.value for n in ast.walk(scope) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "report"
-            ]
-            return set().union(*(possible(scope, value) for value in given))
-        case ast.Name(id=name) if name in SEVERITIES:
-            return {name}
-    return set(VALUES[ast.unparse(expression)])
-
-
-def findings_of(path: Path) -> Iterator[str]:
-    """Severity and check of each finding that a module may yield."""
-    for scope in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(scope, ast.FunctionDef):
-            for node in ast.walk(scope):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) in (*SEVERITIES, "report"):
-                    for severity in possible(scope, node.func):
-                        yield from (f"{severity} {check}" for check in possible(scope, node.args[0]))
-
-
-def cases_of(path: Path) -> Iterator[str]:
-    """What the tests pick among findings: each text outside of NOT_RUN that has the form of one."""
-    module = ast.parse(path.read_text(encoding="utf-8"))
-    for part in module.body:
-        if not (isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "NOT_RUN"):
-            for node in ast.walk(part):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield node.value
-
-
-def test_each_finding_has_a_case_or_a_reason():
-    modules = [path for path in (ROOT / "app/doctor").glob("*.py") if path.name != "findings.py"]
-    found = {finding for path in modules for finding in findings_of(path)}
-    assert len(found) > 35, found
-    here = Path(__file__)
-    cases = {text for path in (here, here.with_name("test_schema_remedies.py")) for text in cases_of(path)}
-
-    assert found - cases - set(NOT_RUN) == set(), "neither a case nor a reason"
-    assert set(NOT_RUN) - found == set(), "reasons of findings that there are not"
-    assert set(NOT_RUN) & cases == set(), "reasons of findings that have a case"

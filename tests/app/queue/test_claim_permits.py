@@ -10,7 +10,7 @@ import pytest
 
 from app.queue.job import ClaimMode, new_run_ids
 from app.queue.jobs import JobQueue
-from tests.app.queue.test_interleavings import Midway, midway
+from tests.app.queue.midway import Midway, midway
 from tests.support.queue_fixture import BackgroundCall, QueueFixture
 
 

@@ -11,6 +11,7 @@ import pytest
 from psycopg2.extensions import connection
 
 from pipelines.contract import Stop, StopReason
+from tests.support.site import Site, serving
 
 
 @dataclass
@@ -38,6 +39,12 @@ class FakeContext:
 @pytest.fixture
 def fake_context() -> type[FakeContext]:
     return FakeContext
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving() as made:
+        yield made
 
 
 @dataclass

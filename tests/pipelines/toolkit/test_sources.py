@@ -1,19 +1,10 @@
 import gzip
-import hashlib
-import socket
 import threading
 import time
-import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from pipelines.contract import Stop
-from pipelines.toolkit import sources
-from pipelines.toolkit.connections import ConnectionWatchdog, OpenSockets
 from pipelines.toolkit.errors import (
     SourceAnswered,
     SourceBroken,
@@ -27,80 +18,10 @@ from pipelines.toolkit.errors import (
 )
 from pipelines.toolkit.sources import HttpSource, Timeouts
 from tests.support import eventually, free_port
+from tests.support.site import answer, hang_up
 
 HASTY = Timeouts(connect_sec=5, stall_sec=5, total_sec=30, max_attempts=3, retry_delay_sec=0)
 ONCE = Timeouts(connect_sec=5, stall_sec=5, total_sec=30, max_attempts=1)
-
-
-@dataclass
-class Site:
-    """A server that does at each path what the test wants of it."""
-
-    port: int
-    paths: dict[str, Callable[[BaseHTTPRequestHandler], object]] = field(default_factory=dict)
-    requests: list[str] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)  # ends whatever still stalls
-
-    def url(self, path: str, host: str = "127.0.0.1") -> str:
-        return f"http://{host}:{self.port}{path}"
-
-    def at(self, path: str) -> Callable[[Callable[[BaseHTTPRequestHandler], object]], None]:
-        return lambda act: self.paths.update({path: act})
-
-
-@contextmanager
-def serving() -> Iterator[Site]:
-    site: Site
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def act(self):
-            site.requests.append(f"{self.command} {self.path}")
-            site.paths[self.path.partition("?")[0]](self)
-
-        do_GET = do_POST = do_HEAD = act
-
-        def log_message(self, *_):
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_):
-            pass  # clients of these tests hang up
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        site = Site(server.server_address[1])
-        thread = threading.Thread(target=server.serve_forever, args=[0.02])
-        thread.start()
-        try:
-            yield site
-        finally:
-            site.over.set()
-            server.shutdown()
-            thread.join()
-
-
-@pytest.fixture
-def site():
-    with serving() as site:
-        yield site
-
-
-def answer(handler, body=b"", status=200, length=None, **headers):
-    handler.send_response(status)
-    for name, value in headers.items():
-        handler.send_header(name.replace("_", "-"), value)
-    handler.send_header("Content-Length", str(len(body) if length is None else length))
-    handler.end_headers()
-    handler.wfile.write(body)
-
-
-def hang_up(handler):
-    handler.close_connection = True
-    handler.wfile.flush()
-    handler.connection.shutdown(socket.SHUT_RDWR)
 
 
 def test_an_answer_comes_whole_with_its_status_and_headers(site):
@@ -343,154 +264,6 @@ def test_a_packed_body_is_bounded_by_what_it_unpacks_to(site):
             source.get(site.url("/b"))
 
 
-class TestDownload:
-    def test_a_file_appears_whole_with_its_size_and_sum(self, site, tmp_path):
-        fake_context = []
-        body = bytes(range(256)) * 2000
-        site.at("/a")(lambda h: answer(h, body))
-        with HttpSource() as source:
-            got = source.download(
-                site.url("/a"), tmp_path / "a", max_bytes=10**6, on_bytes=lambda *so_far: fake_context.append(so_far)
-            )
-
-        assert got.path.read_bytes() == body
-        assert got.sha256 == hashlib.sha256(body).hexdigest()
-        assert fake_context[-1] == (len(body), len(body))
-        assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-    def test_missing_length_is_unknown(self, site, tmp_path):
-        fake_context = []
-
-        @site.at("/a")
-        def unsaid(handler):
-            handler.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nbody")
-            hang_up(handler)
-
-        with HttpSource() as source:
-            source.download(
-                site.url("/a"), tmp_path / "a", max_bytes=10**6, on_bytes=lambda *so_far: fake_context.append(so_far)
-            )
-
-        assert fake_context == [(4, None)]
-
-    def test_what_failed_leaves_the_old_file_and_no_other(self, site, tmp_path):
-        (tmp_path / "a").write_bytes(b"old")
-
-        @site.at("/a")
-        def lie(handler):
-            answer(handler, b"half", length=8)
-            hang_up(handler)
-
-        with HttpSource(timeouts=ONCE) as source, pytest.raises(SourceTruncated):
-            source.download(site.url("/a"), tmp_path / "a", max_bytes=100)
-
-        assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
-
-    def test_a_large_file_is_never_in_memory(self, site, tmp_path):
-        @site.at("/a")
-        def large(handler):
-            answer(handler, b"", length=40 * 1024**2)
-            for _ in range(40):
-                handler.wfile.write(bytes(1024**2))
-
-        with HttpSource() as source:
-            tracemalloc.start()
-            got = source.download(site.url("/a"), tmp_path / "a", max_bytes=10**9)
-            _, peak = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
-
-        assert got.size == 40 * 1024**2
-        assert peak < 8 * 1024**2
-
-
-class TestRedirects:
-    def test_one_on_the_same_host_is_followed(self, site):
-        site.at("/a")(lambda h: answer(h, b"", 302, Location="/b"))
-        site.at("/b")(lambda h: answer(h, h.headers["X-Token"].encode()))
-        with HttpSource(headers={"X-Token": "t"}) as source:
-            got = source.get(site.url("/a"))
-
-        assert (got.body, got.url) == (b"t", site.url("/b"))
-
-    @pytest.mark.parametrize("where", ["127.0.0.1", "localhost"])
-    def test_redirect_to_private_address_is_refused_unsent(self, site, where):
-        with serving() as inner:
-            inner.at("/secret")(lambda h: answer(h, b"secret"))
-            site.at("/a")(lambda h: answer(h, b"", 302, Location=inner.url("/secret", where)))
-            with HttpSource(timeouts=HASTY) as source, pytest.raises(SourceRefused, match="private address"):
-                source.get(site.url("/a"))
-
-            assert inner.requests == []
-        assert len(site.requests) == 1
-
-    def test_allowed_private_redirect_carries_no_secrets(self, site):
-        result = []
-        with serving() as inner:
-
-            @inner.at("/b")
-            def hear(handler):
-                result.append(dict(handler.headers))
-                answer(handler, b"ok")
-
-            site.at("/a")(lambda h: answer(h, b"", 302, Location=inner.url("/b")))
-            with HttpSource(headers={"X-Token": "t", "Accept": "text/x"}, allow_private_redirects=True) as source:
-                got = source.get(site.url("/a"), headers={"Authorization": "Bearer t"})
-
-        assert got.body == b"ok"
-        assert result[0]["Accept"] == "text/x"
-        assert not {"X-Token", "Authorization"} & set(result[0])
-
-    @pytest.mark.parametrize(("status", "then"), [(302, "GET /b"), (303, "GET /b"), (307, "POST /b"), (308, "POST /b")])
-    def test_post_is_redirected_as_post_only_by_307_and_308(self, site, status, then):
-        site.at("/a")(lambda h: (h.rfile.read(1), answer(h, b"", status, Location="/b")))
-        site.at("/b")(lambda h: answer(h, h.rfile.read(int(h.headers.get("Content-Length", "0")))))
-        with HttpSource() as source:
-            got = source.post(site.url("/a"), data=b"x")
-
-        assert site.requests == ["POST /a", then]
-        assert got.body == (b"x" if then.startswith("POST") else b"")
-
-    def test_a_ring_of_them_is_given_up(self, site):
-        site.at("/a")(lambda h: answer(h, b"", 301, Location="/a"))
-        with HttpSource() as source, pytest.raises(SourceRefused, match="more than 5 times"):
-            source.get(site.url("/a"))
-
-    @pytest.mark.parametrize("location", ["file:///etc/passwd", "gopher://127.0.0.1/"])
-    def test_one_to_another_kind_of_address_is_refused(self, site, location):
-        site.at("/a")(lambda h: answer(h, b"", 302, Location=location))
-        with HttpSource() as source, pytest.raises(SourceRefused, match="away from http"):
-            source.get(site.url("/a"))
-
-    def test_one_away_from_tls_is_refused(self):
-        request = sources._Request("GET", "https://a.example/x", None, {}, True)
-
-        with pytest.raises(SourceRefused, match="away from https"):
-            request.redirected(302, "https://a.example/x", "http://a.example/x")
-
-
-class Peer(socket.socket):
-    """A socket that leads to an address of a test's choice."""
-
-    def __init__(self, host: str) -> None:
-        super().__init__()
-        self.host = host
-
-    def getpeername(self):
-        return (self.host, 443)
-
-
-@pytest.mark.parametrize("host", ["10.1.2.3", "fe80::1%eth0", "::ffff:10.0.0.1", "fec0::1", "3fff::1", "192.0.0.8"])
-def test_socket_to_a_private_address_is_refused(host):
-    with Peer(host) as peer, pytest.raises(SourceRefused, match="private"):
-        OpenSockets().add_public(peer)
-
-
-@pytest.mark.parametrize("host", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8"])
-def test_socket_to_a_public_address_is_taken(host):
-    with Peer(host) as peer:
-        OpenSockets().add_public(peer)
-
-
 def test_a_proxy_is_used_and_may_be_private(site):
     site.at("http://source.example/a")(lambda h: answer(h, b"through the proxy"))
     with HttpSource() as source:
@@ -528,19 +301,3 @@ def test_no_thread_is_left_behind(site):
         source.get(site.url("/a"))
 
     eventually(lambda: not [t for t in threading.enumerate() if t.name == "http-watch"])
-
-
-class Unhurried:
-    def check(self) -> None:
-        """Nobody asks it to stop."""
-
-    def sleep(self, seconds: float) -> None:
-        """Nor does it wait."""
-
-
-@pytest.mark.parametrize(("left", "fake_context"), [(-0.001, SourceTooSlow), (60.0, OSError)])
-def test_failure_after_the_deadline_is_too_slow(left, fake_context):
-    """Though the watch has not looked yet: the socket's own time-out is cut to the same moment."""
-    watch = ConnectionWatchdog(OpenSockets(), Unhurried(), time.monotonic() + left)
-
-    assert type(watch.cause_of(OSError("timed out"))) is fake_context

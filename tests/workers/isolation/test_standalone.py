@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,167 +17,17 @@ import pytest
 
 from app.admin.limits import Limits
 from app.queue.job import ReleaseReason, Settlement, Status
-from pipelines.contract import Pipelines, StopReason, load_tasks, register
+from pipelines.contract import Pipelines, StopReason, load_tasks
 from tests.support import eventually, graph_tasks
 from tests.support.claimed_jobs import CapturedLines, attempt_with
 from tests.support.real_service import is_alive
+from tests.workers.isolation.old_project import INTERPRETERS, LEGACY, OLDEST
 from workers.attempt import Attempt
-from workers.isolation.database_calls import DatabaseCalls
-from workers.isolation.interpreter import MIN_VERSION, STANDALONE_PROGRAM, find_unusable
+from workers.isolation.interpreter import MIN_VERSION, STANDALONE_PROGRAM
 from workers.outcome import Outcome, Released
 from workers.secrets import SecretStore
 from workers.testing import drain
 from workers.threads import clock
-
-# A package named as ours, which knows nothing of us but the module `dataloader`.
-LEGACY = """
-import asyncio, logging, os, sys, time
-from datetime import datetime, timezone
-from dataloader import Checkpoint, Fail, Progress, Snooze, Stop, Wait
-
-
-def load(args, ctx):
-    print("printed", args["day"])
-    sys.stderr.write("complained\\n")
-    logging.getLogger("legacy").warning("warned %s", 1)
-    logging.getLogger("legacy").debug("not shown")
-    ctx.log.info("loaded", rows=3, table="a b")
-    ctx.progress(1, 2, "days", stage="x")
-    ctx.count(rows=3)
-    ctx.count(rows=4)
-    ctx.link("report", "https://example.org/1")
-    ctx.produced("sales", rows=7)
-    ctx.check("rows", 7, min=1)
-    return {
-        "version": list(sys.version_info[:2]), "file": __file__, "attempt": ctx.attempt, "task": ctx.task,
-        "partition": ctx.partition, "start": ctx.interval and ctx.interval.start.isoformat(),
-        "modules": sorted({"pydantic", "psycopg2", "flask", "workers", "pipelines"} & set(sys.modules)),
-        "PGAPPNAME": os.environ["PGAPPNAME"], "VIRTUAL_ENV": os.environ.get("VIRTUAL_ENV"),
-    }
-
-
-def curious(args, ctx):
-    while ctx.stopping_in is None:
-        ctx.sleep(0.01)
-    return ctx.stopping_in
-
-
-def long_request(args, ctx):
-    try:
-        ctx.enqueue("t", {"text": "x" * 40_000_000})
-    except ValueError as error:
-        return str(error)
-
-
-def echo(args, ctx):
-    ctx.progress(message=args["password"])
-    ctx.link("x", "https://example.org/" + args["password"])
-    ctx.progress()
-    return {"length": len(args["password"]), "echo": args["password"]}
-
-
-def spread(first, second="2"):
-    return [first, second]
-
-
-def steps(args, ctx):
-    for n in range(ctx.resume or 0, 4):
-        yield Checkpoint(n + 1)
-        if args.get("fail_at") == n:
-            raise ValueError("stumbled")
-    yield Progress(4, 4)
-    return {"began_at": ctx.resume}
-
-
-def rows(args):
-    yield {"customer": "x", "name": "y"}
-
-
-async def agenerator(args):
-    for n in (1, 2):
-        await asyncio.sleep(0)
-        yield {"processed": n}
-
-
-async def coroutine(args):
-    await asyncio.sleep(args["seconds"])
-    return "slept"
-
-
-def main():
-    if sys.argv != ["t", "--day", "1"]:
-        return sys.argv
-    return 3
-
-
-def raises(args, ctx):
-    kind = args["kind"]
-    if kind == "fail":
-        raise Fail("no use")
-    if kind == "snooze":
-        raise Snooze(30, "later")
-    if kind == "wait":
-        raise Wait(["00000000-0000-0000-0000-000000000001"], "cursor")
-    if kind == "exit":
-        raise SystemExit(3)
-    if kind == "limits":
-        ctx.check("rows", 1, min=5)
-    if kind == "produced":
-        ctx.produced("")
-    if kind == "checkpoint":
-        ctx.checkpoint("x" * 2_000_000)
-    if hasattr(type(ctx), kind):
-        raise AssertionError(kind)
-    if kind in ("connect", "transaction"):
-        getattr(ctx, kind)
-    raise KeyError(kind)
-
-
-def asks(args, ctx):
-    parent = ctx.upstream["extract"]
-    ctx.check("rows", 1, vs="median:7", tolerance=0.5)
-    ctx.acquire("partner-api")
-    started = time.monotonic()
-    ctx.acquire("partner-api")
-    waited = time.monotonic() - started
-    later = datetime(2030, 1, 31, tzinfo=timezone.utc)
-    first = ctx.enqueue("next", {"n": 1}, queue="other", available_at=later)
-    try:
-        ctx.enqueue("next", {"n": 1}, colour="red")
-    except ValueError as error:
-        refused = str(error)
-    jobs, last = ctx.fan_out([{"task": "part", "args": {"n": n}, "queue": "other"} for n in (1, 2)],
-                             then={"task": "whole", "queue": "other"})
-    return {
-        "rows": parent.result["rows"], "status": parent.status, "waited": waited > 0.1, "refused": refused,
-        "job": str(first), "jobs": len(jobs), "last": str(last),
-    }
-
-
-def waits(args, ctx):
-    print("begun")
-    try:
-        while True:
-            ctx.sleep(0.01) if args["how"] == "sleep" else time.sleep(0.01)
-    except Stop as stop:
-        print("stopped by", stop.reason)
-        raise
-"""
-
-
-def interpreters() -> dict[str, str]:
-    """This Python without our packages, and the oldest one that is installed and not too old, if it is another."""
-    found = {"own": str(Path(sys.base_prefix) / "bin/python3")}
-    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    for minor in range(MIN_VERSION[1], 11):
-        for path in [*root.glob(f"versions/3.{minor}.*/bin/python"), Path(f"/usr/bin/python3.{minor}")]:
-            if path.exists():
-                return {**found, f"3.{minor}": str(path)}
-    return found
-
-
-INTERPRETERS = interpreters()
-*_, OLDEST = INTERPRETERS.values()
 
 
 @pytest.fixture(scope="module")
@@ -381,38 +230,6 @@ def test_decorated_function_is_imported_by_both(tmp_path, monkeypatch):
     assert Path(outcome.result[0]).resolve() == Path(OLDEST).resolve()
 
 
-def test_options_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="isolation='process'"):
-        register("t", python=OLDEST)(print)
-    with pytest.raises(ValueError, match="needs python"):
-        register("t", cwd="/srv")
-    with pytest.raises(ValueError, match="absolute path"):
-        Pipelines().call("t", "a:b", python=OLDEST, cwd="srv")
-    with pytest.raises(ValueError, match="no function of a module"):
-        Pipelines().register("t", python=OLDEST, isolation="process")(lambda: None)
-
-
-def test_missing_and_old_interpreters_are_named(tmp_path):
-    old = tmp_path / "python3.6"
-    old.write_text("#!/bin/sh\necho 3 6\n", encoding="utf-8")
-    silent = tmp_path / "silent"
-    silent.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
-    for program in (old, silent):
-        program.chmod(0o755)
-    known = Pipelines()
-    for name, python in {"a": "/nowhere/python", "b": str(old), "c": str(silent), "d": OLDEST}.items():
-        known.call(name, "a:b", python=python)
-    known.register("e")(print)
-
-    found = find_unusable(known)
-
-    assert found == [
-        "'/nowhere/python' of task 'a', which cannot be started: No such file or directory",
-        f"{str(old)!r} of task 'b', which is Python 3.6",
-        f"{str(silent)!r} of task 'c', which does not run Python code",
-    ]
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment whose pydantic is a major version behind ours."""
@@ -519,71 +336,6 @@ def test_child_asks_worker_for_parents_rates_and_jobs(worker_pools, folder, pyth
     assert last.task == "whole"
     assert queue_db.sql("SELECT wait_state::text FROM dl_jobs WHERE job_id = %s", str(last.id)) == [("waiting",)]
     assert queue_db.sql("SELECT name FROM dl_checks WHERE job_id = %s", str(asked.id)) == [("rows",)]
-
-
-def test_call_of_child_that_is_stopped_raises_stop(folder):
-    attempt = attempt_with(task="t")
-    attempt.stop(StopReason.CANCEL)
-    calls = DatabaseCalls(attempt, lambda: None)
-
-    assert not calls.start("check", {})
-    assert calls.start("enqueue", {"task": "t"})
-    calls.end()
-
-    assert calls.finished() == [{"stop": "cancel"}]
-    assert calls.finished() == []
-
-
-def test_call_without_database_or_with_wrong_arguments_is_an_error():
-    calls = DatabaseCalls(attempt_with(task="t"), lambda: None)
-    wrong: dict[str, dict[str, Any]] = {
-        "try_acquire": {"limit": 5},
-        "fan_out": {},
-        "enqueue": {"task": "t", "available_at": "x"},
-    }
-    for name, arguments in {"upstream": {}, **wrong}.items():
-        assert calls.start(name, arguments)
-        calls.end()
-
-    kinds = [next(iter(reply)) for reply in calls.finished()]
-
-    assert kinds[1:] == ["error"] * 3
-    assert kinds[0] in ("error", "fail", "unavailable")
-
-
-def test_calls_at_once_are_done_one_after_another():
-    """Processes that a task forks share its socket: calls at once would share a transaction."""
-    calls, running, most = DatabaseCalls(attempt_with(task="t"), lambda: None), set(), []
-
-    def work(**_: Any) -> None:
-        running.add(threading.get_ident())
-        most.append(len(running))
-        time.sleep(0.002)
-        running.discard(threading.get_ident())
-
-    calls._calls = {"upstream": work}
-    for _ in range(20):
-        assert calls.start("upstream", {})
-
-    eventually(lambda: len(most) == 20)
-    calls.end()
-    assert most == [1] * 20
-    assert calls.finished() == [{"value": None}] * 20
-
-
-def test_flood_of_calls_is_refused():
-    calls, is_over = DatabaseCalls(attempt_with(task="t"), lambda: None), threading.Event()
-    calls._calls = {"upstream": lambda: is_over.wait(20)}
-    before = threading.active_count()
-    for _ in range(1000):
-        assert calls.start("upstream", {})
-
-    replies = calls.finished()
-    assert threading.active_count() == before + 1
-    assert 800 < len(replies) < 1000
-    assert {next(iter(reply)) for reply in replies} == {"error"}
-    is_over.set()
-    calls.end()
 
 
 def test_request_that_is_too_long_is_an_error_of_the_task(worker_pools, folder):

@@ -1,0 +1,162 @@
+"""Remedies of the server: settings, a standby, transactions and vacuum; each is run, and the finding is gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import psycopg2.extras
+import pytest
+from psycopg2.extensions import make_dsn, parse_dsn
+
+from app.db.known_servers import KNOWN_TIMELINES
+from app.postgres import EmbeddedServer
+from app.postgres.binaries import Choice
+from tests.support.private_server import copy_data_dir
+from tests.support.remedies import execute_sql, find_finding, find_problems, is_gone, run_remedy
+from tests.support.waiting import eventually
+
+
+@contextmanager
+def copied(run_folder: Path, ready_made: Path, binaries: Choice, *, standby: bool = False) -> Iterator[str]:
+    """A server of a test's own, whose command line leaves the settings to ALTER SYSTEM."""
+    folder = copy_data_dir(ready_made, Path(tempfile.mkdtemp(prefix="bare-", dir=run_folder)))
+    settings = {"max_prepared_transactions": "2", "max_connections": "200", "shared_buffers": "64MB"}
+    if standby:
+        signal_file = folder / "cluster/standby.signal"
+        signal_file.touch()
+        owner = (folder / "cluster/PG_VERSION").stat()
+        os.chown(signal_file, owner.st_uid, owner.st_gid)
+    with EmbeddedServer(folder, binaries=binaries, settings=settings) as server:
+        yield server.dsn
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def bare_server(run_folder: Path, ready_made: Path, postgres_binaries: Choice) -> Iterator[str]:
+    with copied(run_folder, ready_made, postgres_binaries) as dsn:
+        yield dsn
+
+
+# The harm comes to a database and a role, as which doctor looks.
+ROLE_SETTINGS = [
+    ("warning synchronous_commit", "ALTER ROLE {role} SET synchronous_commit = off"),
+    ("error writable", "ALTER DATABASE {database} SET default_transaction_read_only = on"),
+    ("error idle_session_timeout", "ALTER DATABASE {database} SET idle_session_timeout = 60000"),
+    ("info idle_in_transaction", "ALTER DATABASE {database} SET idle_in_transaction_session_timeout = 0"),
+    ("warning statement_logging", "ALTER DATABASE {database} SET log_statement = 'all'"),
+    ("warning statement_logging", "ALTER DATABASE {database} SET log_min_duration_statement = 0"),
+    ("warning connections", "ALTER ROLE {role} CONNECTION LIMIT 15"),
+    ("warning connections", "ALTER DATABASE {database} CONNECTION LIMIT 15"),
+]
+
+
+@pytest.mark.parametrize(("what", "harm"), ROLE_SETTINGS)
+def test_remedy_mends_setting_of_role_or_database(shared_dsn, what, harm):
+    role = f"settings_{os.getpid()}"
+    database = parse_dsn(shared_dsn)["dbname"]
+    theirs, elsewhere = make_dsn(shared_dsn, user=role), make_dsn(shared_dsn, dbname="postgres")
+    check = what.split()[1]
+    execute_sql(elsewhere, f"CREATE ROLE {role} LOGIN SUPERUSER")
+    try:
+        execute_sql(elsewhere, f"ALTER DATABASE {database} SET idle_in_transaction_session_timeout = '10min'")
+        if check != "synchronous_commit":
+            execute_sql(elsewhere, f"ALTER ROLE {role} SET synchronous_commit = on")
+            assert is_gone(theirs, check)
+        execute_sql(elsewhere, harm.format(role=role, database=database))
+        finding = find_finding(find_problems(theirs), what)
+
+        # The database takes no writes of its own any more, and its session is that of the harm.
+        run_remedy(elsewhere, finding.remedy)
+
+        assert is_gone(theirs, check), finding
+    finally:
+        execute_sql(
+            elsewhere,
+            f"ALTER DATABASE {database} RESET ALL",
+            f"ALTER DATABASE {database} CONNECTION LIMIT -1",
+            f"DROP ROLE {role}",
+        )
+
+
+@pytest.mark.parametrize("what", ["error fsync", "error full_page_writes", "error autovacuum"])
+def test_remedy_mends_setting_of_server(bare_server, what):
+    check = what.split()[1]
+    execute_sql(bare_server, f"ALTER SYSTEM SET {check} = off", "SELECT pg_reload_conf()")
+    eventually(lambda: not is_gone(bare_server, check), message=check)
+    finding = find_finding(find_problems(bare_server), what)
+
+    run_remedy(bare_server, finding.remedy)
+
+    eventually(partial(is_gone, bare_server, check), message=finding.remedy)
+
+
+def test_remedy_of_max_connections_is_a_statement(bare_server):
+    finding = find_finding(find_problems(bare_server, api=500), "warning connections")
+
+    run_remedy(bare_server, finding.remedy)
+
+    execute_sql(bare_server, "ALTER SYSTEM RESET max_connections")
+
+
+def test_remedy_of_standby_promotes_it(run_folder, ready_made, postgres_binaries, monkeypatch):
+    monkeypatch.setattr(KNOWN_TIMELINES, "_highest", {})  # other servers of this run are copies of the same cluster
+    with copied(run_folder, ready_made, postgres_binaries, standby=True) as dsn:
+        remedy = find_finding(find_problems(dsn), "error writable", "is a standby").remedy
+        instead, _, statement = remedy.partition(", or ")
+        assert instead == "name the primary in DL_DB_DSN"
+
+        run_remedy(dsn, statement)
+
+        assert is_gone(dsn, "writable")
+        execute_sql(dsn, "CREATE TABLE written ()")
+
+
+def test_remedy_of_wraparound_freezes(bare_server, monkeypatch):
+    monkeypatch.setattr("app.doctor.server._BILLION", 500)
+    execute_sql(bare_server, *["SELECT pg_current_xact_id()"] * 600)
+    finding = find_finding(find_problems(bare_server), "warning wraparound")
+
+    run_remedy(bare_server, finding.remedy)
+
+    assert is_gone(bare_server, "wraparound")
+
+
+def test_remedy_of_transactions_ends_them(bare_server, monkeypatch):
+    monkeypatch.setattr("app.doctor.examine.LONG_TRANSACTION_SEC", 0.0)
+    found = {
+        "report": "warning transactions",
+        "dataloader-x": "error transactions",
+        "elsewhere": "info transactions",
+        "forgotten": "warning transactions",
+    }
+    with ExitStack() as sessions:
+        for name, database in (("report", {}), ("dataloader-x", {}), ("elsewhere", {"dbname": "template1"})):
+            session = psycopg2.connect(make_dsn(bare_server, application_name=name, **database))
+            sessions.enter_context(closing(session))
+            session.cursor().execute("SELECT 1")
+        with closing(psycopg2.connect(bare_server)) as other, other.cursor() as cursor:
+            cursor.execute("SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'")
+        for name, what in found.items():
+            run_remedy(bare_server, find_finding(find_problems(bare_server), what, name).remedy)
+            eventually(partial(is_gone, bare_server, "transactions", name))
+
+
+def test_remedy_of_bloat_vacuums(bare_server, monkeypatch):
+    monkeypatch.setattr("app.doctor.queue._MIN_DEAD_ROWS", 500)
+    execute_sql(
+        bare_server,
+        "ALTER TABLE dl_queues SET (autovacuum_enabled = off)",
+        "INSERT INTO dl_queues (queue) SELECT 'q' || n FROM generate_series(1, 600) n",
+        "DELETE FROM dl_queues",
+    )
+    eventually(lambda: not is_gone(bare_server, "bloat", "dl_queues"), message="bloat")
+
+    run_remedy(bare_server, find_finding(find_problems(bare_server), "warning bloat", "dl_queues").remedy)
+
+    eventually(lambda: is_gone(bare_server, "bloat", "dl_queues"))

@@ -1,0 +1,279 @@
+"""Mutants of claims, leases, settlements and the reaper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.chaos.mutant import Mutant, StatementEdit, replace_attribute
+
+_KEY_TRANSACTION_LOCK = r"pg_advisory_xact_lock\(1684828526, hash(text\(lock_key\))?\)"
+_RUNNING_CONDITION = r"AND j\.status::text = 'running'"
+_NO_SESSION_LOCK = [
+    StatementEdit("start", r"pg_try_advisory_lock\(key_hash\)", "true"),
+    StatementEdit("lock_keys", r"pg_try_advisory_lock\(runs\.key_hash\)", "true"),
+]
+_DROP_RUNNING_KEY_INDEX = "DROP INDEX dl_jobs_running_key_idx"
+
+
+def _never_expire_lease() -> None:
+    from workers.attempt import Lease
+
+    replace_attribute(Lease, "is_trusted", lambda self, now: True)
+
+
+def _check_lease_once() -> None:
+    from workers.reaper import Reaper
+
+    def reap_at_once(self: Reaper, now: float) -> None:
+        self._heartbeat_sec = -3600.0  # the answer, from which it is counted, comes after the check began
+        check(self, now)
+
+    check = replace_attribute(Reaper, "_check_leases", reap_at_once)
+
+
+def _never_repair_blocked() -> None:
+    from workers.maintenance import BlockedJobsDuty
+
+    replace_attribute(BlockedJobsDuty, "run", lambda self: None)
+
+
+def _ignore_cancels() -> None:
+    from workers.pool import WorkerPool
+
+    replace_attribute(WorkerPool, "_on_control", lambda self, command: None)
+
+
+def _random_follow_up_keys() -> None:
+    from uuid import uuid4
+
+    from workers.follow_ups import FollowUps
+
+    replace_attribute(FollowUps, "make_key", lambda self, task, args, queue: f"{uuid4()}")
+
+
+def _never_reap() -> None:
+    from workers.reaper import Reaper
+
+    replace_attribute(Reaper, "_check_leases", lambda self, now: None)
+
+
+def _keep_dead_sessions() -> None:
+    from app.queue import attempt_sessions
+
+    def report_only(reports: Any, target: str, *_: Any) -> None:
+        reports[target] = attempt_sessions.ServerSessions(target, is_reached=True)
+
+    replace_attribute(attempt_sessions, "_end_sessions_on", report_only)
+
+
+def _prove_by_pid_alone() -> None:
+    from workers.process_identity import Identity
+
+    replace_attribute(Identity, "shares_host", lambda self, other: True)
+
+
+ATTEMPT_MUTANTS: Sequence[Mutant] = (
+    Mutant(
+        "settle-without-fence",
+        "a settlement names the job and not the run, and a dead attempt's sessions are not ended",
+        "stubborn runs",
+        edits=[StatementEdit("settle", r"AND j\.run_id = settlements\.run_id", "")],
+        patch=_keep_dead_sessions,
+        expects=("result of another run", "invalid event sequence", "overlapping runs"),
+    ),
+    Mutant(
+        "settle-without-guard",
+        "a settlement does not ask whether the job is running",
+        "stubborn runs",
+        edits=[StatementEdit("settle", _RUNNING_CONDITION, "")],
+        expects=("invalid event sequence",),
+    ),
+    Mutant(
+        "renew-without-fence",
+        "a renewal names the job and not the run",
+        "stubborn runs",
+        edits=[
+            StatementEdit("renew", r"AND j\.run_id = requested\.run_id", ""),
+            StatementEdit(
+                "renew",
+                r"SELECT j\.job_id, requested\.progress",
+                "SELECT j.job_id, requested.run_id AS requested_run_id, requested.progress",
+            ),
+            StatementEdit(
+                "renew", r"RETURNING j\.job_id, j\.run_id", "RETURNING j.job_id, owned.requested_run_id AS run_id"
+            ),
+            StatementEdit("renew", r"AND j\.run_id = runs\.run_id", ""),
+        ],
+        expects=("result of another run", "overlapping runs"),
+    ),
+    Mutant(
+        "lease-always-trusted",
+        "a worker continues when it could not renew its lease",
+        "stubborn runs",
+        patch=_never_expire_lease,
+        expects=("overlapping runs",),
+    ),
+    Mutant(
+        "effects-without-fence",
+        "what a run writes commits whether it owns its job or not, and a dead attempt's sessions are not ended",
+        "stubborn runs",
+        edits=[
+            StatementEdit("save_checkpoint", r"AND run_id = %\(run_id\)s::uuid\s+AND status::text = 'running'", ""),
+            StatementEdit("assert_owned", r"SELECT 1\s.*", "SELECT 1 WHERE %(job_id)s <> %(run_id)s"),
+        ],
+        patch=_keep_dead_sessions,
+        expects=("part written twice",),
+    ),
+    Mutant(
+        "no-exclusion",
+        "nothing keeps two runs of a key apart: no index, no look at it, no session lock",
+        "hot",
+        edits=[
+            StatementEdit(
+                "start",
+                r"row_number\(\) OVER \(PARTITION BY j\.lock_key[^>]*> 1\s+OR EXISTS \(.*?'running'\)",
+                "false",
+            ),
+            *_NO_SESSION_LOCK,
+        ],
+        schema_changes=[_DROP_RUNNING_KEY_INDEX],
+        expects=("overlapping runs", "overlapping runs in events"),
+    ),
+    Mutant(
+        "no-exclusion-in-the-table",
+        "no index and no look at it: the session lock alone keeps the runs of a key apart",
+        "hot",
+        edits=[
+            StatementEdit(
+                "start",
+                r"row_number\(\) OVER \(PARTITION BY j\.lock_key[^>]*> 1\s+OR EXISTS \(.*?'running'\)",
+                "false",
+            ),
+        ],
+        schema_changes=[_DROP_RUNNING_KEY_INDEX],
+        expects=("overlapping runs in events", "overlapping runs"),
+    ),
+    Mutant(
+        "no-session-lock",
+        "a successor does not wait for a run that lost its lease and continues",
+        "frozen stubborn runs",
+        edits=_NO_SESSION_LOCK,
+        expects=("overlapping runs",),
+    ),
+    Mutant(
+        "reaper-without-budget",
+        "the reaper gives every job back, whatever tries it has left",
+        "killed workers",
+        edits=[
+            StatementEdit("reap", r"WHEN attempt < max_attempts THEN 'queued' ELSE 'lost'", "ELSE 'queued'"),
+            StatementEdit(
+                "reap",
+                r"CASE WHEN cancel_requested OR attempt >= max_attempts THEN reaped_at END",
+                "CASE WHEN cancel_requested THEN reaped_at END",
+            ),
+        ],
+        expects=("wrong attempt count", "invalid event sequence"),
+    ),
+    Mutant(
+        "reaper-checks-once",
+        "the reaper takes a run at the first look",
+        "killed workers",
+        patch=_check_lease_once,
+        expects=("reaped too early",),
+    ),
+    Mutant(
+        "no-reaper",
+        "no process reaps dead runs",
+        "killed workers",
+        patch=_never_reap,
+        expects=("job not finished",),
+    ),
+    Mutant(
+        "sessions-left-open",
+        "a dead attempt's sessions are not ended before its job is given on",
+        "killed workers with SQL",
+        patch=_keep_dead_sessions,
+        expects=("effects after successor start",),
+    ),
+    Mutant(
+        "proof-by-pid-alone",
+        "a process is taken for dead when its pid is another process's, also in another namespace",
+        "containers",
+        edits=[
+            StatementEdit(
+                "other_workers",
+                r"AND boot_id = %\(boot_id\)s::text\s+AND pid_namespace[^\n]* AND time_namespace[^\n]*",
+                "",
+                min_matches=2,
+            ),
+        ],
+        patch=_prove_by_pid_alone,
+        expects=("overlapping runs", "active after proof of death"),
+    ),
+    Mutant(
+        "claim-without-skip-locked",
+        "a claim waits for a locked row, without SKIP LOCKED",
+        "held row",
+        edits=[StatementEdit("find_oldest", r"FOR NO KEY UPDATE SKIP LOCKED", "FOR NO KEY UPDATE")],
+        expects=("job not finished",),
+    ),
+    Mutant(
+        "claim-without-locks",
+        "a claim locks neither rows nor keys, and asks nothing again",
+        "concurrent claims",
+        edits=[
+            StatementEdit("find_oldest", r"(LIMIT %\(scan_limit\)s::int)\s+FOR NO KEY UPDATE SKIP LOCKED", r"\1"),
+            StatementEdit("find_oldest", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),
+        ],
+        expects=("invalid event sequence", "run without claim", "inconsistent row"),
+    ),
+    Mutant(
+        "no-block-lock-no-repair",
+        "blocking and unblocking do not meet under the key's lock, and no repair follows",
+        "key freed during a claim",
+        edits=[
+            *(StatementEdit(name, _KEY_TRANSACTION_LOCK, "1") for name in ("settle", "release", "reap", "cancel")),
+            StatementEdit("find_oldest", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),
+        ],
+        patch=_never_repair_blocked,
+        expects=("job not finished",),
+    ),
+    Mutant(
+        "cancel-forgotten",
+        "an error after a cancel goes back to the queue",
+        "cancels",
+        edits=[
+            StatementEdit("settle", r"WHEN j\.cancel_requested AND settlements\.status <> 'succeeded'", "WHEN false"),
+            StatementEdit("reap", r"WHEN cancel_requested THEN 'canceled' ", ""),
+            StatementEdit(
+                "release",
+                r"CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END",
+                "CASE WHEN true THEN 'queued' END",
+            ),
+        ],
+        expects=("run started after cancel", "inconsistent row", "invalid event sequence"),
+    ),
+    Mutant(
+        "cancel-not-delivered",
+        "a worker gets no cancel, neither by its control channel nor with its renewals",
+        "cancels",
+        edits=[StatementEdit("renew", r"bool_or\(cancel_requested\)", "false")],
+        patch=_ignore_cancels,
+        expects=("run continued after cancel",),
+    ),
+    Mutant(
+        "follow-ups-without-key",
+        "a second attempt enqueues its follow-ups without keys",
+        "failing parents",
+        patch=_random_follow_up_keys,
+        expects=("wrong follow ups",),
+    ),
+    Mutant(
+        "asynchronous-commit",
+        "the server answers before a commit is on its disk",
+        "crashes",
+        server={"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "0"},
+        expects=("job missing after acceptance", "run without claim"),
+    ),
+)

@@ -1,0 +1,11 @@
+"""Duties of maintenance, run by hand."""
+
+from __future__ import annotations
+
+from pipelines.contract import Pipelines
+from tests.support.queue_fixture import QueueFixture
+from workers.maintenance import Duty, MaintenanceOptions, duties
+
+
+def duty(queue_db: QueueFixture, name: str) -> Duty:
+    return next(entry for entry in duties(queue_db.session, MaintenanceOptions(), Pipelines()) if entry.name == name)
