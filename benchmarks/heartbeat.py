@@ -58,8 +58,8 @@ VARIANTS = (
     RenewalVariant("a statement a job", False),
     RenewalVariant("one, 10 kB args and progress", True, progress_bytes=10_000),
     RenewalVariant("a job, 10 kB args and progress", False, progress_bytes=10_000),
-    RenewalVariant("one, 10 kB new progress each beat", True, progress_bytes=10_000, has_changed_progress=True),
-    RenewalVariant("a job, 10 kB new progress each beat", False, progress_bytes=10_000, has_changed_progress=True),
+    RenewalVariant("one, 10 kB new progress each heartbeat", True, progress_bytes=10_000, has_changed_progress=True),
+    RenewalVariant("a job, 10 kB new progress each heartbeat", False, progress_bytes=10_000, has_changed_progress=True),
     RenewalVariant("one, with an index on the lease", True, setup_sql=INDEX),
 )
 
@@ -68,24 +68,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__name__, rounds=5)
     parser.add_argument("--jobs", type=int, default=1_000, help="running jobs")
     parser.add_argument(
-        "--beats", type=int, default=5, help="heartbeats per round; always one for variants with a statement per job"
+        "--heartbeats",
+        type=int,
+        default=5,
+        help="heartbeats per round; always one for variants with a statement per job",
     )
     options = parser.parse_args(argv)
     with benchmark_server() as (server_dsn, _), ExitStack() as ends:
         print(describe_environment(server_dsn))
         sides: dict[str, Callable[[], RenewalCosts]] = {}
-        empty = ends.enter_context(fresh_database(server_dsn, "beat_empty"))
+        empty = ends.enter_context(fresh_database(server_dsn, "heartbeat_empty"))
         for n, way in enumerate(VARIANTS):
-            dsn = ends.enter_context(fresh_database(server_dsn, f"beat_{n}", like=empty))
+            dsn = ends.enter_context(fresh_database(server_dsn, f"heartbeat_{n}", like=empty))
             query_value(dsn, way.setup_sql)
             session = Session(dsn, application_name="bench")
             ends.callback(session.close)
             queue = JobQueue(session)
             runs = claimed_jobs(dsn, queue, way, options.jobs)
-            sides[way.name] = partial(time_renewals, session, queue, way, runs, options.beats)
+            sides[way.name] = partial(time_renewals, session, queue, way, runs, options.heartbeats)
         query_value(server_dsn, "CHECKPOINT")
         taken = run_rounds(sides, options.rounds, warm_up=1)
-    print_results(taken, options.jobs, options.rounds, options.beats)
+    print_results(taken, options.jobs, options.rounds, options.heartbeats)
 
 
 def claimed_jobs(dsn: str, queue: JobQueue, variant: RenewalVariant, jobs: int) -> list[ClaimedJob]:

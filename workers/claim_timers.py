@@ -43,7 +43,7 @@ class PollTimer:
         return True
 
     def postpone(self, asked_at: float) -> None:
-        """Count the poll interval from `asked_at`, when a beat found no job in the queue."""
+        """Count the poll interval from `asked_at`, when a heartbeat found no job in the queue."""
         self.next_poll_at = max(self.next_poll_at, asked_at + self.interval_sec)
 
     def reset(self, now: float) -> None:

@@ -22,7 +22,7 @@ from app.db.connection import Session
 from app.errors import DatabaseUnavailable
 from app.queue.attempt_sessions import ConnectionSettings, attempt_application_name, end_sessions
 from app.queue.jobs import JobQueue
-from app.queue.workers import BeatResult, HeldAttempt, HostFacts, OtherWorker, WorkerInfo, WorkerLiveness
+from app.queue.workers import HeartbeatResult, HeldAttempt, HostFacts, OtherWorker, WorkerInfo, WorkerLiveness
 from pipelines.contract import StopReason
 from workers import process_identity
 from workers.attempt import RunningAttempts
@@ -43,11 +43,13 @@ _STOP_POLL_SEC = 0.05
 _ANSWER_TIMEOUT_SEC = 1.0  # for a process that listens
 _RECEIVING = ("listening", "relayed")
 WATCHED = 3  # processes of a host that each one watches
-_WATCH_BEATS = 3  # heartbeats between two reads of the processes to watch, while none starts and none is found dead
+_WATCH_HEARTBEATS = (
+    3  # heartbeats between two reads of the processes to watch, while none starts and none is found dead
+)
 
 
 class Registration:
-    """The process's row in `dl_workers`. The heartbeat's thread calls `beat`."""
+    """The process's row in `dl_workers`. The heartbeat's thread calls `send_heartbeat`."""
 
     def __init__(self, session: Session, info: WorkerInfo, *, heartbeat_sec: float, worker_name: str | None) -> None:
         self._session, self._info, self._heartbeat_sec = session, info, heartbeat_sec
@@ -56,10 +58,10 @@ class Registration:
         self.identity: Identity | None = None
         self.process_lock = ProcessLock()
         self.is_superseded = False  # set by the heartbeat's thread
-        self.watches_all = False  # set by the death watch: whether the next beats return all processes of the host
+        self.watches_all = False  # set by the death watch: whether the next heartbeats return all processes of the host
         self._watched: set[UUID] = set()  # of the host
-        self._beats_left = 0  # until the processes to watch are read
-        self.registered = threading.Event()  # set by the first beat: no job starts before a death could be proved
+        self._heartbeats_left = 0  # until the processes to watch are read
+        self.registered = threading.Event()  # set by the first heartbeat: no job starts before a death could be proved
 
     def read_identity(self, child_tasks: Iterable[str]) -> None:
         """Read the identity in the process whose threads run the jobs: a fork changes it."""
@@ -73,10 +75,10 @@ class Registration:
             worker_name=self._worker_name,
         )
 
-    def beat(self, idle_queues: Iterable[str] = ()) -> BeatResult:
-        """Renew the row of this process; return what there is to do, and at every third beat the other processes."""
-        finds_others = self._beats_left <= 0 or self.watches_all
-        beat = WorkerLiveness(self._session).beat(
+    def send_heartbeat(self, idle_queues: Iterable[str] = ()) -> HeartbeatResult:
+        """Renew the row of this process; return what there is to do, every third time also the other processes."""
+        finds_others = self._heartbeats_left <= 0 or self.watches_all
+        heartbeat = WorkerLiveness(self._session).send_heartbeat(
             self._info,
             self._facts,
             heartbeat_sec=self._heartbeat_sec,
@@ -84,14 +86,14 @@ class Registration:
             idle_queues=idle_queues,
             finds_others=finds_others,
         )
-        self._beats_left = _WATCH_BEATS - 1 if finds_others else self._beats_left - 1
-        if beat.has_others:
-            self._watched = {other.id for other in beat.others if other.boot_id == self._facts.boot_id}
+        self._heartbeats_left = _WATCH_HEARTBEATS - 1 if finds_others else self._heartbeats_left - 1
+        if heartbeat.has_others:
+            self._watched = {other.id for other in heartbeat.others if other.boot_id == self._facts.boot_id}
         self.registered.set()
-        return beat
+        return heartbeat
 
-    def is_beat_requested(self, verb: str, argument: str) -> bool:
-        """Return whether a control command asks this process for a beat, or reports a new process for it to watch."""
+    def is_heartbeat_requested(self, verb: str, argument: str) -> bool:
+        """Return whether a control command asks for a heartbeat of this process, or reports a new process to watch."""
         if verb == "started":
             boot_id, _, worker_id = argument.partition(" ")
             try:
@@ -99,12 +101,12 @@ class Registration:
             except ValueError:  # any program may notify
                 is_to_watch = True
             if is_to_watch:
-                self._beats_left = 0
+                self._heartbeats_left = 0
             return is_to_watch
-        return (verb, argument) == ("beat", str(self._info.id))
+        return (verb, argument) == ("heartbeat", str(self._info.id))
 
     def _is_to_watch(self, worker_id: str) -> bool:
-        """Whether a process of the host is before the last that this one watches, in the order of the beat's answer."""
+        """Whether a process of the host is before the last that this one watches, in the order of the answer."""
         if len(self._watched) < WATCHED or not worker_id:  # an older version sends no id
             return True
         own = self._info.id
@@ -138,8 +140,8 @@ class Registration:
         threading.Thread(target=deregister_and_exit, name="superseded", daemon=True).start()
 
 
-class BeatRequest(NamedTuple):
-    """A beat requested from a former holder."""
+class HeartbeatRequest(NamedTuple):
+    """A heartbeat requested from a former holder."""
 
     other: OtherWorker
     requested_at: datetime  # by the database's clock
@@ -149,9 +151,9 @@ class BeatRequest(NamedTuple):
 class NameClaim:
     """DL_WORKER_NAME: a name that at most one process has, so that its new holder takes over from the former one.
 
-    The operator promises it and may be mistaken. A new holder therefore requests a beat from the former one, and takes
-    nothing from one that beats. A former holder that was frozen finds its name taken at its next beat. The heartbeat's
-    thread calls `on_beat`, the death watch the rest.
+    The operator promises it and may be mistaken. A new holder therefore requests a heartbeat from the former one, and
+    takes nothing from one that sends it. A former holder that was frozen finds its name taken at its next heartbeat.
+    The heartbeat's thread calls `on_heartbeat`, the death watch the rest.
     """
 
     def __init__(
@@ -160,32 +162,32 @@ class NameClaim:
         self._deaths, self._worker_id, self._name = deaths, worker_id, name
         self._on_superseded = on_superseded
         self._lock = threading.Lock()
-        self._former_holders: list[OtherWorker] = []  # under the lock: beats are still to be requested
-        self._requests: dict[UUID, BeatRequest] = {}
+        self._former_holders: list[OtherWorker] = []  # under the lock: heartbeats are still to be requested
+        self._requests: dict[UUID, HeartbeatRequest] = {}
         self._is_registered = False  # the heartbeat's
 
-    def on_beat(self, beat: BeatResult) -> None:
-        """Read the former holders from the first beat, and from later ones whether the name is still ours."""
+    def on_heartbeat(self, heartbeat: HeartbeatResult) -> None:
+        """Read the former holders from the first heartbeat, and from later ones whether the name is still ours."""
         # A row that is gone was removed by a process that has taken over from this one.
-        if beat.is_superseded or (self._is_registered and beat.is_new):
+        if heartbeat.is_superseded or (self._is_registered and heartbeat.is_new):
             self._on_superseded()
         if self._is_registered:
             return
         self._is_registered = True
-        _log.info("worker_name.held", name=self._name, incarnation=beat.incarnation)
+        _log.info("worker_name.held", name=self._name, incarnation=heartbeat.incarnation)
         with self._lock:
-            self._former_holders = [other for other in beat.others if other.worker_name == self._name]
+            self._former_holders = [other for other in heartbeat.others if other.worker_name == self._name]
 
     def check_former_holders(self, *, dead_workers: Container[UUID]) -> list[OtherWorker]:
-        """Request beats from former holders; return those that are superseded. Each is asked once: a process that was
-        found alive keeps its jobs, even if it does not answer later."""
+        """Request heartbeats from former holders; return those that are superseded. Each is asked once: a process
+        that was found alive keeps its jobs, even if it does not answer later."""
         while self._former_holders:
             if self._former_holders[0].id not in dead_workers:
                 other, timeout_sec = self._former_holders[0], _ANSWER_TIMEOUT_SEC
-                if other.listener not in _RECEIVING:  # it reads the request at its next beat
+                if other.listener not in _RECEIVING:  # it reads the request at its next heartbeat
                     timeout_sec += other.heartbeat_sec
-                self._requests[other.id] = BeatRequest(
-                    other, self._deaths.request_beat(other.id), clock() + timeout_sec
+                self._requests[other.id] = HeartbeatRequest(
+                    other, self._deaths.request_heartbeat(other.id), clock() + timeout_sec
                 )
             with self._lock:
                 del self._former_holders[0]
@@ -193,7 +195,7 @@ class NameClaim:
         due = [request for request in self._requests.values() if now >= request.deadline]
         return [request.other for request in due if self._try_supersede(request)]
 
-    def _try_supersede(self, request: BeatRequest) -> bool:
+    def _try_supersede(self, request: HeartbeatRequest) -> bool:
         other = request.other
         superseded = self._deaths.supersede(other.id, by=self._worker_id, requested_at=request.requested_at)
         del self._requests[other.id]
@@ -228,7 +230,7 @@ class Takeover:
 
 
 class DeathWatch:
-    """The worker-control thread calls all but `on_beat`, which the heartbeat calls."""
+    """The worker-control thread calls all but `on_heartbeat`, which the heartbeat calls."""
 
     def __init__(
         self,
@@ -239,10 +241,10 @@ class DeathWatch:
         connection_settings: ConnectionSettings,
         registration: Registration,
         name_claim: NameClaim | None,
-        request_beat: Callable[[], None],
+        request_heartbeat: Callable[[], None],
         takes_from_others: bool = True,
     ) -> None:
-        self._takes_from_others, self._request_beat = takes_from_others, request_beat
+        self._takes_from_others, self._request_heartbeat = takes_from_others, request_heartbeat
         self._deaths, self._queue, self._pause_sec = deaths, queue, pause_sec
         self._connection_settings = connection_settings
         self._registration, self._name_claim = registration, name_claim
@@ -250,13 +252,13 @@ class DeathWatch:
         self._other_workers: dict[UUID, OtherWorker] = {}  # under the lock; written by the heartbeat
         self._takeovers: dict[UUID, Takeover] = {}
 
-    def on_beat(self, beat: BeatResult) -> None:
+    def on_heartbeat(self, heartbeat: HeartbeatResult) -> None:
         """Save which processes there are now. Called by the heartbeat's thread."""
-        if beat.has_others:
+        if heartbeat.has_others:
             with self._lock:
-                self._other_workers = {other.id: other for other in beat.others}
+                self._other_workers = {other.id: other for other in heartbeat.others}
         if self._name_claim is not None:
-            self._name_claim.on_beat(beat)
+            self._name_claim.on_heartbeat(heartbeat)
 
     def run_once(self) -> float:
         if not self._takes_from_others:
@@ -293,7 +295,7 @@ class DeathWatch:
         """Watch all processes of the host at once, until the takeovers are over: more than one may have been killed."""
         if not self._registration.watches_all:
             self._registration.watches_all = True
-            self._request_beat()
+            self._request_heartbeat()
 
     # ── a dead process ──────────────────────────────────────────────────────────────────────────────────────────
 

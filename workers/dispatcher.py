@@ -19,7 +19,7 @@ from contextlib import suppress
 from app import log
 from app.errors import DatabaseUnavailable
 from app.queue.job import ClaimMode, ReleaseReason
-from app.queue.workers import BeatResult
+from app.queue.workers import HeartbeatResult
 from pipelines.retry import Policy
 from workers.attempt import Attempt
 from workers.claim_timers import CONFLICT_RETRY_SEC, DueTimer, PollTimer
@@ -370,19 +370,19 @@ class Dispatcher:
                 self._wake_next()
         return True
 
-    def poll_by_beat(self, send_beat: Callable[[Sequence[str]], BeatResult]) -> BeatResult:
-        """Send a beat that checks whether queues with idle threads have jobs. If none has, it counts as a poll."""
+    def poll_by_heartbeat(self, send_heartbeat: Callable[[Sequence[str]], HeartbeatResult]) -> HeartbeatResult:
+        """Send a heartbeat that checks whether queues with idle threads have jobs. If none has, it counts as a poll."""
         with self._lock:
             is_receiving = self._listener.state.is_receiving
             idle = [b for b in self.queues.values() if is_receiving and b.awaits_jobs]
         sent_at = clock()
-        beat = send_beat([buffer.queue for buffer in idle])
-        if idle and not beat.has_ready_jobs:
+        heartbeat = send_heartbeat([buffer.queue for buffer in idle])
+        if idle and not heartbeat.has_ready_jobs:
             self.last_claim_at = clock()
             with self._lock:
                 for buffer in idle:
                     buffer.poll.postpone(sent_at)
-        return beat
+        return heartbeat
 
     @property
     def poll_interval_sec(self) -> float:

@@ -40,26 +40,26 @@ class Heartbeat:
         self._queue, self._running, self._counters = queue, running, counters
         self._interval_sec, self._info, self._register, self._listen = interval_sec, info, register, listen
         self._declare = declare
-        self._beat_requested = threading.Event()
+        self._is_requested = threading.Event()
         self._last_step_at = clock()
-        self._next_check_at = self._next_beat_at = 0.0
+        self._next_check_at = self._next_heartbeat_at = 0.0
         self._is_registered = False  # the worker has its row
-        self.last_beat_at = clock()  # when a beat last succeeded; read by any thread
+        self.last_beat_at = clock()  # when a heartbeat last succeeded; read by any thread
         self.thread = BackgroundThread(
             "heartbeat", self.run_once, on_crash=on_crash, outage_retry_sec=min(0.5, interval_sec / 2)
         )
 
-    def beat_now(self) -> None:
-        """Beat at once: another process checks whether this one lives. May be called by any thread."""
-        self._beat_requested.set()
+    def send_now(self) -> None:
+        """Send a heartbeat at once: another process checks whether this one lives. May be called by any thread."""
+        self._is_requested.set()
         self.thread.wake()
 
     def run_once(self) -> float:
         now = clock()
         # After a suspension of the process its jobs may have been claimed by others.
-        if self._beat_requested.is_set() or now - self._last_step_at > _FROZEN_SEC:
-            self._beat_requested.clear()
-            self._next_check_at = self._next_beat_at = 0.0
+        if self._is_requested.is_set() or now - self._last_step_at > _FROZEN_SEC:
+            self._is_requested.clear()
+            self._next_check_at = self._next_heartbeat_at = 0.0
         self._last_step_at = now
         if now >= self._next_check_at:  # else a worker thread took over the listening, as with short jobs all the time
             try:
@@ -76,17 +76,17 @@ class Heartbeat:
         held = [
             a for a in self._running.all() if a.stop_reason is not StopReason.LEASE_LOST and not a.is_settled_by_task
         ]
-        if now >= self._next_beat_at:
+        if now >= self._next_heartbeat_at:
             self._renew(held)  # first: no lease may wait for the registration
             self._register()
             if not self._is_registered:
                 self._declare()
                 self._queue.restore_unknown_tasks(self._info.queues, self._info.tasks)
                 self._is_registered = True
-            self._next_beat_at = now + self._interval_sec
+            self._next_heartbeat_at = now + self._interval_sec
             self.last_beat_at = now
         else:
-            # Between beats: unsaved progress, and leases that might expire before the next beat.
+            # Between heartbeats: unsaved progress, and leases that might expire before the next heartbeat.
             self._renew(
                 [a for a in held if any(a.reported.unsaved()) or a.lease.trusted_until - now < 2 * self._interval_sec]
             )

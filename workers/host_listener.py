@@ -32,7 +32,7 @@ _RELAY_INTERVAL_SEC = 1.0  # at least so often the sockets of new processes are 
 _RETRY_INTERVAL_SEC = 0.05  # for a process whose socket is full
 _MAX_PART_BYTES = 32_768  # of the names or commands of a message; one that is longer, up to 48 kB, is sent alone
 _MAX_MESSAGE_BYTES = 1_048_576
-_MISSED_BEATS = 2.5
+_MISSED_MESSAGES = 2.5
 _QUEUES_SUFFIX = ".json"  # of the file next to a socket with the queues that its process serves
 
 
@@ -130,9 +130,8 @@ class _Message:
     def concerns(self, queues: frozenset[str] | None) -> bool:
         """Whether a process that serves these queues needs it."""
         found = self.notifications
-        is_beat = not found.queues
         return (
-            is_beat
+            not found.queues  # it reports the state
             or bool(found.commands)
             or found.reconnected
             or queues is None
@@ -164,16 +163,16 @@ class HostListener:
         group: HostGroup,
         own: Listener,
         *,
-        beat_interval_sec: float,
+        message_interval_sec: float,
         on_state_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._group, self._own = group, own
-        self._max_silence_sec = _MISSED_BEATS * beat_interval_sec + _RELAY_INTERVAL_SEC
+        self._max_silence_sec = _MISSED_MESSAGES * message_interval_sec + _RELAY_INTERVAL_SEC
         self._on_state_change = on_state_change
         self._socket: socket.socket | None = None
         self._listens_itself = False
         self._state = ListenState.DISCONNECTED
-        self._last_beat_at: float | None = None
+        self._last_message_at: float | None = None
 
     @property
     def state(self) -> ListenState:
@@ -181,7 +180,7 @@ class HostListener:
 
     @property
     def last_self_test_at(self) -> float | None:
-        return self._own.last_self_test_at if self._listens_itself else self._last_beat_at
+        return self._own.last_self_test_at if self._listens_itself else self._last_message_at
 
     def listen(self, timeout: float, wakeup: WakeupPipe) -> Notifications:
         if self._socket is None and not self._listens_itself:
@@ -191,10 +190,10 @@ class HostListener:
                 _log.warning("listener.host_unavailable", detail="no runtime folder has room for a socket")
         if self._socket is None:
             return self._own.listen(timeout, wakeup)
-        silence_ends_at = (self._last_beat_at or clock()) + self._max_silence_sec
+        silence_ends_at = (self._last_message_at or clock()) + self._max_silence_sec
         wakeup.wait(max(0.0, min(timeout, silence_ends_at - clock())), self._socket.fileno())
         found = self._receive(self._socket)
-        if self._last_beat_at is not None and clock() - self._last_beat_at > self._max_silence_sec:
+        if self._last_message_at is not None and clock() - self._last_message_at > self._max_silence_sec:
             self._change_state(ListenState.DISCONNECTED)
         return found
 
@@ -204,7 +203,7 @@ class HostListener:
         reconnected = False
         for message in _read_all(receiver):
             if message.state is ListenState.LISTENING:
-                self._last_beat_at = clock()
+                self._last_message_at = clock()
                 self._change_state(ListenState.RELAYED)
             else:
                 self._change_state(ListenState.DISCONNECTED)
@@ -246,15 +245,15 @@ class HostRelay:
     """Listens for the host if this process is elected, and relays to the sockets of all processes, also its own."""
 
     def __init__(
-        self, group: HostGroup, listener: Listener, *, beat_interval_sec: float, on_crash: Callable[[str], None]
+        self, group: HostGroup, listener: Listener, *, message_interval_sec: float, on_crash: Callable[[str], None]
     ) -> None:
-        self._group, self._listener, self._beat_interval_sec = group, listener, beat_interval_sec
+        self._group, self._listener, self._message_interval_sec = group, listener, message_interval_sec
         self._sender: socket.socket | None = None
         self._wakeup = WakeupPipe()
         self._known: dict[str, frozenset[str] | None] = {}  # sockets that have had a message, with what they serve
         self._pending: dict[str, list[_Message]] = {}  # for sockets that were full
         self._sent_state: ListenState | None = None
-        self._next_beat_at = 0.0
+        self._next_message_at = 0.0
         self.is_elected = False  # read by any thread
         self.thread = BackgroundThread("host-listener", self.run_once, on_crash=on_crash)
 
@@ -272,15 +271,15 @@ class HostRelay:
         """Send what was received to all, and the state to those that have not had it."""
         state, now, peers = self._listener.state, clock(), self._group.peers()
         messages = list(_split(state, found))
-        is_beat_due = state is not self._sent_state or now >= self._next_beat_at
+        is_message_due = state is not self._sent_state or now >= self._next_message_at
         self._sent_state = state
-        if is_beat_due:
-            self._next_beat_at = now + self._beat_interval_sec
+        if is_message_due:
+            self._next_message_at = now + self._message_interval_sec
         for path in peers:
             # A process that has just begun to receive may have missed something.
             if path in self._known:
                 own = [message for message in messages if message.concerns(self._known[path])]
-                if is_beat_due and not own:
+                if is_message_due and not own:
                     own = [_Message(state)]
             else:
                 own = [_Message(state, Notifications(reconnected=True))]
@@ -360,5 +359,5 @@ def make_listener(
     if options.listen is ListenMode.PROCESS:
         return own, None
     group = HostGroup(options.dsn, options.schema, worker_id, options.queues)
-    relay = HostRelay(group, own, beat_interval_sec=interval_sec, on_crash=on_crash)
-    return HostListener(group, own, beat_interval_sec=interval_sec, on_state_change=on_state_change), relay
+    relay = HostRelay(group, own, message_interval_sec=interval_sec, on_crash=on_crash)
+    return HostListener(group, own, message_interval_sec=interval_sec, on_state_change=on_state_change), relay

@@ -18,7 +18,7 @@ from workers.threads import WakeupPipe, clock
 
 _log = log.get(__name__)
 _RECONNECT_INTERVAL_SEC = 1.0
-_CHECK_BEATS = 3  # heartbeats between two self-tests
+_CHECK_HEARTBEATS = 3  # heartbeats between two self-tests
 _CHANNELS = "SELECT pg_listening_channels()"
 
 
@@ -148,7 +148,7 @@ class Listener:
 
     def _record_success(self) -> None:
         self.last_self_test_at = clock()
-        self._next_self_test_at = self.last_self_test_at + _CHECK_BEATS * self._heartbeat_sec
+        self._next_self_test_at = self.last_self_test_at + _CHECK_HEARTBEATS * self._heartbeat_sec
         if self.state is not ListenState.LISTENING:
             self.state = ListenState.LISTENING
             _log.info("listener.connected")

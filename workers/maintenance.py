@@ -27,7 +27,7 @@ from app.errors import DatabaseUnavailable, DataloaderError
 from app.queue.graphs import Graphs
 from app.queue.jobs import JobQueue
 from app.queue.offloads import Offloads
-from app.queue.workers import BeatResult, notify_waiting_queues, prune_notify_state
+from app.queue.workers import HeartbeatResult, notify_waiting_queues, prune_notify_state
 from pipelines.contract import Pipelines
 from pipelines.executors import Engines
 from workers.backfills import BackfillsDuty
@@ -38,7 +38,7 @@ from workers.schedules import LATE_SEC, SchedulesDuty
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
-_FOLLOW_INTERVAL_SEC = 30.0  # between two checks of a process that does not lead, if its beats do not answer them
+_FOLLOW_INTERVAL_SEC = 30.0  # between two checks of a process that does not lead, if its heartbeats do not answer them
 _LATE_SCHEDULES_INTERVAL_SEC = 5.0
 _FOLLOWER_REPAIR_SEC = 30.0
 IDLE_INTERVAL_SEC = 2.0  # between two checks for bulk operations or new events
@@ -116,7 +116,7 @@ class Maintenance:
         self._session, self._duties = session, {duty.name: duty for duty in duties}
         self._lock, self._lock_check = Queues(session), Queues(follower_session)
         self._leader_generation = -1  # of the connection that holds the lock
-        self._answered_at = self._followed_at = -math.inf  # the last beat with nothing to do; the last check
+        self._answered_at = self._followed_at = -math.inf  # the last heartbeat with nothing to do; the last check
         self._next_run_at = {duty.name: clock() + duty.first_delay_sec for duty in duties}
         self.thread = BackgroundThread("maintenance", self.run_once, on_crash=on_crash)
 
@@ -129,12 +129,12 @@ class Maintenance:
         self._next_run_at[duty] = 0.0
         self.thread.wake()
 
-    def on_beat(self, beat: BeatResult) -> None:
+    def on_heartbeat(self, heartbeat: HeartbeatResult) -> None:
         """Check at once if no process leads or a schedule is late, and every 30 s while blocked jobs or updates of
-        datasets wait. Otherwise the beat counts as a check. Called by the heartbeat's thread."""
-        is_late = beat.next_schedule_in_sec is not None and beat.next_schedule_in_sec < -LATE_SEC
-        is_waiting = beat.has_waiting_work and clock() >= self._followed_at + _FOLLOW_INTERVAL_SEC
-        if not beat.is_led or is_late or is_waiting:
+        datasets wait. Otherwise the heartbeat counts as a check. Called by the heartbeat's thread."""
+        is_late = heartbeat.next_schedule_in_sec is not None and heartbeat.next_schedule_in_sec < -LATE_SEC
+        is_waiting = heartbeat.has_waiting_work and clock() >= self._followed_at + _FOLLOW_INTERVAL_SEC
+        if not heartbeat.is_led or is_late or is_waiting:
             self._answered_at = -math.inf
             if not self.is_leader:
                 self.thread.wake()
@@ -144,7 +144,7 @@ class Maintenance:
     def run_once(self) -> float:
         """Run one slice of the duty that is longest overdue; return the seconds until the next one is due."""
         if not self.is_leader:
-            if self._leader_generation >= 0:  # this process has lost the lock, and no beat was asked since
+            if self._leader_generation >= 0:  # this process has lost the lock, and no heartbeat was asked since
                 self._leader_generation, self._answered_at = -1, -math.inf
             answered_sec = self._answered_at + _FOLLOW_INTERVAL_SEC - clock()
             if answered_sec > 0:

@@ -184,7 +184,7 @@ class WorkerPool:
             self._running_attempts,
             interval_sec=options.heartbeat_sec,
             info=info,
-            register=self._beat,
+            register=self._send_heartbeat,
             declare=lambda: write_declarations(self._pipelines, queue["renew"].executor, self.id),
             listen=self._dispatcher.listen_while_busy,
             on_crash=self._on_crash,
@@ -216,14 +216,14 @@ class WorkerPool:
             connection_settings=connections,
             registration=self._registration,
             name_claim=name_claim,
-            request_beat=self._heartbeat.beat_now,
+            request_heartbeat=self._heartbeat.send_now,
             takes_from_others=options.reaps,
         )
 
-    def _beat(self) -> None:
-        beat = self._dispatcher.poll_by_beat(self._registration.beat)
+    def _send_heartbeat(self) -> None:
+        heartbeat = self._dispatcher.poll_by_heartbeat(self._registration.send_heartbeat)
         for owner in (self._death_watch, self._reaper, self._maintenance, self._webhooks, self._worker_control):
-            owner.on_beat(beat)
+            owner.on_heartbeat(heartbeat)
 
     def _build_database_threads(self) -> None:
         """Make the threads that serve operators and webhook receivers, and the maintenance duties."""
@@ -437,8 +437,8 @@ class WorkerPool:
             attempt = self._running_attempts.get(argument)
             if attempt is not None:
                 attempt.stop(StopReason.CANCEL)
-        elif self._registration.is_beat_requested(verb, argument):
-            self._heartbeat.beat_now()
+        elif self._registration.is_heartbeat_requested(verb, argument):
+            self._heartbeat.send_now()
 
     def _on_crash(self, thread: str) -> None:
         self._crashed_threads.append(thread)

@@ -20,14 +20,14 @@ from app.queue.attempt_sessions import (
     start_thread,
 )
 from app.queue.jobs import JobQueue
-from app.queue.workers import BeatResult
+from app.queue.workers import HeartbeatResult
 from workers.claimer import KeyLocks
 from workers.settler import log_reaped
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _STEP_INTERVAL_SEC = 0.5
-_QUIET_PERIODS = 3  # between two checks, if no beat says whether a lease has expired
+_QUIET_PERIODS = 3  # between two checks, if no heartbeat says whether a lease has expired
 
 RunKey = tuple[UUID, UUID | None]  # job, run
 DeadRun = tuple[UUID, UUID | None, str]  # job, run, lock_key
@@ -75,7 +75,7 @@ class Reaper:
         self._takes_from_others = takes_from_others
         self._queue, self._key_locks, self._release_stale = queue, key_locks, release_stale
         self._interval_sec, self._heartbeat_sec, self._pause_sec = interval_sec, heartbeat_sec, pause_sec
-        # Beats that are not rarer than the checks make most of them needless.
+        # Heartbeats that are not rarer than the checks make most of them needless.
         self._quiet_interval_sec = interval_sec if interval_sec < heartbeat_sec else _QUIET_PERIODS * interval_sec
         # Runs with an expired lease, and when it was first found expired.
         self._expired_leases: dict[RunKey, tuple[DeadRun, float]] = {}
@@ -88,10 +88,10 @@ class Reaper:
         self.last_check_at = clock()  # read by any thread
         self.thread = BackgroundThread("reaper", self.run_once, on_crash=on_crash)
 
-    def on_beat(self, beat: BeatResult) -> None:
-        """If a lease has expired, check an interval after the last check; otherwise the beat counts as a check.
+    def on_heartbeat(self, heartbeat: HeartbeatResult) -> None:
+        """If a lease has expired, check an interval after the last check; otherwise the heartbeat counts as a check.
         Called by the heartbeat's thread."""
-        if beat.has_expired_leases:
+        if heartbeat.has_expired_leases:
             self._next_check_at = min(self._next_check_at, self.last_check_at + self._interval_sec)
         elif not self._expired_leases and self._server:
             self.last_check_at = clock()

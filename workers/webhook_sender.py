@@ -32,7 +32,7 @@ from app.admin.webhooks import DeliveryResult, DeliveryState, LeasedDelivery, We
 from app.errors import DatabaseUnavailable
 from app.log import Alert
 from app.net import AllowedHosts, ForbiddenAddress, ParsedUrl, Resolver, parse_url, resolve
-from app.queue.workers import BeatResult
+from app.queue.workers import HeartbeatResult
 from workers.metrics import PoolCounters
 from workers.threads import BackgroundThread, clock
 
@@ -130,7 +130,7 @@ class WebhookSender:
         self._in_flight: Counter[str] = Counter()  # requests by target; under the lock
         self._drained = threading.Condition(self._lock)
         self._is_requested = threading.Event()  # a delivery may be due
-        self._answered_at = self._due_at = -math.inf  # the last beat that found none due; when the next one is due
+        self._answered_at = self._due_at = -math.inf  # the last heartbeat that found none due; when the next one is due
         self.thread = BackgroundThread("webhooks", self.run_once, on_crash=on_crash)
 
     def send_now(self) -> None:
@@ -138,9 +138,9 @@ class WebhookSender:
         self._is_requested.set()
         self.thread.wake()
 
-    def on_beat(self, beat: BeatResult) -> None:
-        """Count a beat that found no delivery due as a poll. Called by the heartbeat's thread."""
-        if not beat.has_due_deliveries:
+    def on_heartbeat(self, heartbeat: HeartbeatResult) -> None:
+        """Count a heartbeat that found no delivery due as a poll. Called by the heartbeat's thread."""
+        if not heartbeat.has_due_deliveries:
             self._answered_at = clock()
 
     def run_once(self) -> float:
@@ -165,7 +165,7 @@ class WebhookSender:
                 lease_sec=self._options.timeout_sec + _LEASE_MARGIN_SEC,
             )
         except DatabaseUnavailable:
-            self._is_requested.set()  # else an earlier beat would answer the retry
+            self._is_requested.set()  # else an earlier heartbeat would answer the retry
             raise
         for delivery in deliveries:
             with self._lock:

@@ -12,7 +12,7 @@ from uuid import UUID
 from app import log
 from app.admin.queues import Queues, QueueSettings, QueueState
 from app.errors import DatabaseUnavailable
-from app.queue.workers import BeatResult
+from app.queue.workers import HeartbeatResult
 from workers.attempt import Attempt, RunningAttempts
 from workers.dispatcher import Dispatcher
 from workers.listener import ListenState
@@ -22,7 +22,7 @@ from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _SETTINGS_POLL_SEC = 5.0  # while no notifications arrive
-_IDLE_BEATS = 30  # heartbeats between two reports of a process that is notified and runs nothing
+_IDLE_HEARTBEATS = 30  # heartbeats between two reports of a process that is notified and runs nothing
 _STATM = Path("/proc/self/statm")
 
 
@@ -52,7 +52,7 @@ class WorkerControl:
         self._watch_deaths, self._memory = watch_deaths, memory
         self._last_sync_at, self._next_report_at = -math.inf, 0.0
         self._reported_attempts = 0
-        self._settings_version: str | None = None  # of the last beat; the heartbeat's
+        self._settings_version: str | None = None  # of the last heartbeat; the heartbeat's
         self.is_draining = False  # read by any thread
         self._reported_state: tuple[str, bool] | None = None
         self._is_stopping = False  # set by the thread that stops the pool
@@ -68,10 +68,10 @@ class WorkerControl:
         self._last_sync_at = -math.inf
         self.thread.wake()
 
-    def on_beat(self, beat: BeatResult) -> None:
+    def on_heartbeat(self, heartbeat: HeartbeatResult) -> None:
         """Fetch settings that have changed. Called by the heartbeat's thread."""
-        if beat.settings_version != self._settings_version:
-            self._settings_version = beat.settings_version
+        if heartbeat.settings_version != self._settings_version:
+            self._settings_version = heartbeat.settings_version
             self.sync_now()
 
     def run_once(self) -> float:
@@ -98,7 +98,7 @@ class WorkerControl:
         if not self._listen_state().is_receiving:
             return min(_SETTINGS_POLL_SEC, self._interval_sec)
         is_idle = not len(self._running) and not self._reported_attempts
-        return self._interval_sec * (_IDLE_BEATS if is_idle else 1)
+        return self._interval_sec * (_IDLE_HEARTBEATS if is_idle else 1)
 
     def _sync(self, now: float) -> None:
         """Report this process, and apply the queue settings."""

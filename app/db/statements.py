@@ -28,7 +28,8 @@ _OF_EVERY_JOB = frozenset({
     "enqueue", "get_job", "claim", "promote_and_claim", "prefetch", "promote_and_prefetch", "renew", "settle",
 })  # fmt: skip
 _OF_IDLE_PROCESSES = frozenset({
-    "beat", "other_workers", "report_and_fetch", "expired_runs", "is_maintenance_lock_held", "lease_deliveries",
+    "record_heartbeat",
+    "other_workers", "report_and_fetch", "expired_runs", "is_maintenance_lock_held", "lease_deliveries",
     "due_schedules", "defer_unknown_tasks", "repair_blocked", "notify_waiting_queues", "wake_limited", "probe_breakers",
     "decide_left", "expire", "lease_bulk", "next_bulk_step", "prune_backfill_limits", "has_unread_events",
 })  # fmt: skip

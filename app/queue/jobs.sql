@@ -306,7 +306,7 @@ WITH requested AS (
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(progress)s::text[], %(checkpoints)s::text[])
            AS r (job_id, run_id, progress, checkpoint)
 ), owned AS MATERIALIZED (
-    SELECT j.job_id, requested.progress, requested.checkpoint, j.heartbeat_at AS last_beat
+    SELECT j.job_id, requested.progress, requested.checkpoint, j.heartbeat_at AS last_heartbeat_at
       FROM requested JOIN dl_jobs j ON j.job_id = ANY (ARRAY[requested.job_id]) AND j.run_id = requested.run_id AND j.status::text = 'running'
      ORDER BY requested.job_id
        FOR NO KEY UPDATE OF j SKIP LOCKED
@@ -320,7 +320,7 @@ WITH requested AS (
       FROM owned
      WHERE j.job_id = ANY (ARRAY[owned.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.cancel_requested, j.attempt,
-              extract(epoch FROM j.heartbeat_at - owned.last_beat)::float8 AS silence_sec
+              extract(epoch FROM j.heartbeat_at - owned.last_heartbeat_at)::float8 AS silence_sec
 ), late AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'heartbeat',

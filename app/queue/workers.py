@@ -63,12 +63,12 @@ class OtherWorker:
 
 
 @dataclass(frozen=True)
-class BeatResult:
+class HeartbeatResult:
     is_superseded: bool = False  # another process has taken over this one's name
     is_new: bool = True  # the database had no row of this process
     incarnation: int | None = None  # how many processes have held the name so far
     others: Sequence[OtherWorker] = ()
-    has_others: bool = True  # `others` was read in this beat
+    has_others: bool = True  # `others` was read in this heartbeat
     is_led: bool = True  # there is a maintenance leader
     next_schedule_in_sec: float | None = None  # less than 0: it is late
     has_expired_leases: bool = False
@@ -92,7 +92,7 @@ class WorkerLiveness:
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
 
-    def beat(
+    def send_heartbeat(
         self,
         info: WorkerInfo,
         facts: HostFacts | None = None,
@@ -101,18 +101,18 @@ class WorkerLiveness:
         watched: int | None = None,
         idle_queues: Iterable[str] = (),
         finds_others: bool = True,
-    ) -> BeatResult:
+    ) -> HeartbeatResult:
         """Register this process or renew its row; return what there is to do, in `idle_queues` too. With `finds_others`
         also other processes whose death it can detect: `watched` of them, or all."""
-        facts, beat = facts or HostFacts(), {"worker_id": str(info.id), "idle_queues": array(idle_queues)}
-        rows = self._execute("beat", beat)
+        facts, parameters = facts or HostFacts(), {"worker_id": str(info.id), "idle_queues": array(idle_queues)}
+        rows = self._execute("record_heartbeat", parameters)
         is_new = not rows
         if is_new:
             self._register(info, facts, heartbeat_sec)
-            rows = self._execute("beat", beat)
+            rows = self._execute("record_heartbeat", parameters)
         is_superseded, incarnation, *answers = rows[0][:9] if rows else (False, None)
         others = self._other_workers(info, facts, watched) if finds_others else ()
-        return BeatResult(is_superseded, is_new, incarnation, others, finds_others, *answers)
+        return HeartbeatResult(is_superseded, is_new, incarnation, others, finds_others, *answers)
 
     def _register(self, info: WorkerInfo, facts: HostFacts, heartbeat_sec: float) -> None:
         parameters = {
@@ -137,13 +137,13 @@ class WorkerLiveness:
     def deregister(self, worker_id: UUID) -> None:
         self._execute("deregister_worker", {"worker_id": str(worker_id)})
 
-    def request_beat(self, worker_id: UUID) -> datetime:
-        """Ask a process to beat at once; return the time from which on a beat is its response."""
-        requested_at: datetime = self._execute("request_beat", {"worker_id": str(worker_id)})[0][0]
+    def request_heartbeat(self, worker_id: UUID) -> datetime:
+        """Ask a process for a heartbeat at once; return the time from which on a heartbeat is its response."""
+        requested_at: datetime = self._execute("request_heartbeat", {"worker_id": str(worker_id)})[0][0]
         return requested_at
 
     def supersede(self, worker_id: UUID, *, by: UUID, requested_at: datetime) -> bool | None:
-        """Take over the name of a process that has not beaten since. False: it is alive; None: it has no row."""
+        """Take over the name of a process that has sent no heartbeat since. False: it is alive; None: it has no row."""
         parameters = {"worker_id": str(worker_id), "by": str(by), "requested_at": requested_at}
         rows = self._execute("supersede_worker", parameters)
         return bool(rows[0][0]) if rows else None
@@ -191,5 +191,5 @@ def notify_waiting_queues(executor: Executor) -> None:
 
 
 def prune_notify_state(executor: Executor) -> None:
-    """Delete the rows of worker processes that stopped beating."""
+    """Delete the rows of worker processes that send no heartbeats."""
     executor.execute("clear_notify_state", {"worker_id": str(UUID(int=0))})

@@ -20,7 +20,7 @@ WITH self AS (
 )
 SELECT pg_notify('dl_control', concat_ws(' ', 'started', boot_id, worker_id)) FROM self WHERE boot_id IS NOT NULL;
 
--- name: beat
+-- name: record_heartbeat
 -- Renews the row of a process. Returns whether another one took over its name, and what there is to do: that there is no
 -- maintenance leader, when the next schedule comes, that a lease has expired, that `idle_queues` have a job to claim, that
 -- blocked jobs or updates of datasets wait, which a frozen leader does not handle, that a webhook delivery is due, and the version
@@ -89,12 +89,12 @@ SELECT w.worker_id, w.name, w.boot_id, w.pid_namespace, w.time_namespace, w.pid,
 DELETE FROM dl_workers
  WHERE worker_id = %(worker_id)s::uuid OR seen_at < clock_timestamp() - interval '1 day';
 
--- name: request_beat
--- Requests a beat from a process; returns the time from which on a beat is the response.
-SELECT clock_timestamp(), pg_notify('dl_control', 'beat ' || %(worker_id)s::text);
+-- name: request_heartbeat
+-- Requests a heartbeat from a process; returns the time from which on a heartbeat is the response.
+SELECT clock_timestamp(), pg_notify('dl_control', 'heartbeat ' || %(worker_id)s::text);
 
 -- name: supersede_worker
--- Takes over the name of a process that has not beaten since it was requested to. Both this and a beat change its row, so
+-- Takes over the name of a process that has sent no heartbeat since it was requested to. Both this and a heartbeat change its row, so
 -- one comes first: the process learns that its name is taken, or is found alive. No row: the process is gone.
 WITH superseded AS (
     UPDATE dl_workers

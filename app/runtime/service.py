@@ -281,10 +281,10 @@ class Service:
         if pool is None:
             return {"ready": False, "detail": self._not_ready_reason or "the worker pool is starting"}
         state = asdict(pool.state())
-        beats = state["heartbeat_age_sec"] <= 3 * self.settings.heartbeat_sec + 1
+        has_heartbeat = state["heartbeat_age_sec"] <= 3 * self.settings.heartbeat_sec + 1
         return {
             **state,
-            "connected": beats and state["listener"] != "disconnected",
+            "connected": has_heartbeat and state["listener"] != "disconnected",
             "worker_id": str(state["worker_id"]),
             "broken_modules": sorted(self.pipeline_failures),
         }

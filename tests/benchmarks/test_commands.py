@@ -103,7 +103,7 @@ def test_events(run):
 
 
 def test_heartbeat(run):
-    rows = run(heartbeat.main, "--jobs", "5", "--beats", "1", "--rounds", "1")
+    rows = run(heartbeat.main, "--jobs", "5", "--heartbeats", "1", "--rounds", "1")
 
     assert rows[0][2] == rows[0][4] == "1.00 ×"
     assert all(ratio(row[n]) > 0 for row in rows for n in (2, 4))

@@ -62,7 +62,7 @@ def test_killed_worker_jobs_start_on_its_neighbour_at_once(run: ServiceStarter, 
 
 
 def test_neighbour_that_started_first_learns_of_a_new_process(run: ServiceStarter, jobs: ServiceJobs):
-    """Its own beat comes every ten seconds; the new one's start is announced."""
+    """Its own heartbeat comes every ten seconds; the new one's start is announced."""
     first = worker(run, WORKERS_JSON='[{"queue":"other","concurrency":1}]')
     doomed = worker(run)
     (job,) = jobs.insert("test.until")

@@ -63,7 +63,7 @@ def logged(queue_db: Any) -> list[str]:
     return [row[0] for row in queue_db.sql("SELECT said FROM witness ORDER BY 1")]
 
 
-def beat(ctx: JobContext) -> tuple[Any, Any]:
+def heartbeat(ctx: JobContext) -> tuple[Any, Any]:
     news = ctx.reported.unsaved()
     ctx.reported.mark_saved(news)
     return news
@@ -78,7 +78,7 @@ def test_progress_is_merged_and_unsaved_until_marked(ctx):
     ctx.count(read=3)
     ctx.count(read=1, bad=1)
 
-    output, _ = beat(ctx)
+    output, _ = heartbeat(ctx)
     assert output == {"processed": 2, "total": 10, "unit": "rows", "file": "a", "counts": {"read": 4, "bad": 1}}
     assert ctx.reported.unsaved() == (None, None)
 
@@ -141,7 +141,7 @@ def test_yielded_row_never_becomes_progress(ctx, row):
 def test_changed_cursor_is_unsaved_again(ctx):
     cursor = {"page": 1}
     ctx.checkpoint(cursor)
-    assert beat(ctx)[1] == {"page": 1}
+    assert heartbeat(ctx)[1] == {"page": 1}
 
     cursor["page"] = 2
     assert ctx.reported.unsaved()[1] is None  # not told yet, so its work may not be done
@@ -157,7 +157,7 @@ def test_none_clears_a_checkpoint(ctx):
     ctx.checkpoint(None)
 
     assert ctx.resume is None
-    assert beat(ctx)[1] is JsonNull.NULL
+    assert heartbeat(ctx)[1] is JsonNull.NULL
     assert ctx.reported.unsaved()[1] is None
 
 

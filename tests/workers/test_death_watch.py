@@ -37,7 +37,7 @@ class Planted:
     def registers(self, identity: Identity, *, reaps: bool = True, **facts: Any) -> None:
         info = WorkerInfo(self.id, "planted:1", "1", ("planted",), ("quick", "apart"), 1, reaps=reaps)
         result = HostFacts(**{**vars(identity), "lock_file": str(self.lock.path), **facts})
-        self._deaths.beat(info, result, heartbeat_sec=10)
+        self._deaths.send_heartbeat(info, result, heartbeat_sec=10)
 
     def claims(self, task: str = "quick", queue: str = "q") -> UUID:
         job_id = self.worker_pools.add_job(task, lease_ttl_sec=60, queue=queue)
@@ -109,30 +109,32 @@ def test_only_some_processes_look_at_one_that_starts(worker_pools: WorkerPoolFix
         other.lock.release()
     registration = pool._registration
     registration.read_identity(())
-    registration.beat()
+    registration.send_heartbeat()
     after = sorted(registration._watched, key=lambda other: (other < pool.id, other))
 
     first, last = UUID(int=(after[0].int + 1) % 2**128), UUID(int=(after[-1].int + 1) % 2**128)
 
-    assert registration.is_beat_requested("started", f"{me.boot_id} {first}")
-    assert not registration.is_beat_requested("started", f"{me.boot_id} {last}")
-    assert not registration.is_beat_requested("started", f"another {first}")
-    assert registration.is_beat_requested("started", me.boot_id)  # an older version names no process
+    assert registration.is_heartbeat_requested("started", f"{me.boot_id} {first}")
+    assert not registration.is_heartbeat_requested("started", f"{me.boot_id} {last}")
+    assert not registration.is_heartbeat_requested("started", f"another {first}")
+    assert registration.is_heartbeat_requested("started", me.boot_id)  # an older version names no process
 
 
-def test_list_of_processes_is_read_at_every_third_beat(worker_pools: WorkerPoolFixture, me: Identity):
+def test_list_of_processes_is_read_at_every_third_heartbeat(worker_pools: WorkerPoolFixture, me: Identity):
     registration = worker_pools.pool(start=False, heartbeat_sec=30.0)._registration
     registration.read_identity(())
-    assert [registration.beat().has_others for _ in range(5)] == [True, False, False, True, False]
+    assert [registration.send_heartbeat().has_others for _ in range(5)] == [True, False, False, True, False]
 
-    assert registration.is_beat_requested("started", f"{me.boot_id} {uuid4()}")
-    assert registration.beat().has_others
+    assert registration.is_heartbeat_requested("started", f"{me.boot_id} {uuid4()}")
+    assert registration.send_heartbeat().has_others
     registration.watches_all = True
-    assert registration.beat().has_others
-    assert registration.beat().has_others
+    assert registration.send_heartbeat().has_others
+    assert registration.send_heartbeat().has_others
 
 
-def test_start_that_names_no_process_asks_for_a_beat(worker_pools: WorkerPoolFixture, me: Identity, tmp_path: Path):
+def test_start_that_names_no_process_asks_for_a_heartbeat(
+    worker_pools: WorkerPoolFixture, me: Identity, tmp_path: Path
+):
     """Any program may notify: a crash of the listening thread would end the process."""
     pool = worker_pools.pool(start=False, heartbeat_sec=30.0)
     for _ in range(WATCHED):
@@ -140,12 +142,12 @@ def test_start_that_names_no_process_asks_for_a_beat(worker_pools: WorkerPoolFix
         other.registers(me)
         other.lock.release()
     pool._registration.read_identity(())
-    pool._registration.beat()
+    pool._registration.send_heartbeat()
 
     pool._on_control(f"started {me.boot_id} 12")
     pool._on_control("cancel 12")
 
-    assert pool._registration.is_beat_requested("started", f"{me.boot_id} 12")
+    assert pool._registration.is_heartbeat_requested("started", f"{me.boot_id} 12")
 
 
 def test_process_that_does_not_reap_is_watched_by_all(worker_pools: WorkerPoolFixture, me: Identity, tmp_path: Path):
@@ -157,7 +159,7 @@ def test_process_that_does_not_reap_is_watched_by_all(worker_pools: WorkerPoolFi
         other.lock.release()
     pool._registration.read_identity(())
 
-    watched = {other.id for other in pool._registration.beat().others}
+    watched = {other.id for other in pool._registration.send_heartbeat().others}
 
     assert watched == {other.id for other in others}
 
@@ -185,7 +187,7 @@ def test_dead_process_is_left_to_others_without_reaper(
     job = planted.claims()
     pool = worker_pools.pool(start=False, reaps=takes_from_others)
     pool._registration.read_identity(())
-    pool._death_watch.on_beat(pool._registration.beat())
+    pool._death_watch.on_heartbeat(pool._registration.send_heartbeat())
 
     for _ in range(3):
         pool._death_watch.run_once()

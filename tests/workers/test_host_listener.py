@@ -146,15 +146,17 @@ def group_of(folder: Path) -> HostGroup:
     return HostGroup("dsn", "public", uuid4(), [f"queue-{n}" for n in range(2_000)], folder=folder)
 
 
-def relay_of(group: HostGroup, beat_interval_sec: float = 60) -> HostRelay:
+def relay_of(group: HostGroup, message_interval_sec: float = 60) -> HostRelay:
     made: Any = HostRelay
-    relay: HostRelay = made(group, FakeListener(), beat_interval_sec=beat_interval_sec, on_crash=lambda name: None)
+    relay: HostRelay = made(
+        group, FakeListener(), message_interval_sec=message_interval_sec, on_crash=lambda name: None
+    )
     return relay
 
 
-def listener_of(group: HostGroup, beat_interval_sec: float = 60) -> HostListener:
+def listener_of(group: HostGroup, message_interval_sec: float = 60) -> HostListener:
     fake: Any = FakeListener()
-    return HostListener(group, fake, beat_interval_sec=beat_interval_sec)
+    return HostListener(group, fake, message_interval_sec=message_interval_sec)
 
 
 def names_read(listener: HostListener) -> Callable[[], set[str]]:
@@ -233,10 +235,10 @@ def test_process_gets_names_of_its_own_queues_only(folder):
     relay.close()
 
 
-def test_names_of_other_queues_keep_no_beat_away(folder):
+def test_names_of_other_queues_keep_no_message_away(folder):
     """The maintenance leader notifies the queues with ready jobs each second."""
     listener = listener_of(HostGroup("dsn", "public", uuid4(), ["mine"], folder=folder))
-    relay, wakeup = relay_of(group_of(folder), beat_interval_sec=0), WakeupPipe()
+    relay, wakeup = relay_of(group_of(folder), message_interval_sec=0), WakeupPipe()
     listener.listen(0, wakeup)
     relay.relay(Notifications())
     listener.listen(0, wakeup)
@@ -246,7 +248,7 @@ def test_names_of_other_queues_keep_no_beat_away(folder):
     listener.listen(0, wakeup)
     assert (listener.last_self_test_at or 0.0) > before > 0.0
 
-    relay._beat_interval_sec = 60
+    relay._message_interval_sec = 60
     relay.relay(Notifications())
     fake: Any = relay._listener
     fake.state = ListenState.DISCONNECTED
@@ -270,7 +272,7 @@ def test_socket_of_a_dead_process_is_removed(folder):
 
 
 def test_silent_relay_makes_processes_poll(folder):
-    listener, relay = listener_of(group_of(folder), beat_interval_sec=0.05), relay_of(group_of(folder))
+    listener, relay = listener_of(group_of(folder), message_interval_sec=0.05), relay_of(group_of(folder))
     wakeup = WakeupPipe()
     listener.listen(0, wakeup)
     relay.relay(Notifications())

@@ -11,7 +11,7 @@ from app.admin.bulk import BulkAction, BulkOperations, BulkState
 from app.admin.job_search import Filter
 from app.admin.statistics import Statistics
 from app.errors import DatabaseUnavailable, SchemaOutdated
-from app.queue.workers import BeatResult
+from app.queue.workers import HeartbeatResult
 from pipelines.contract import Pipelines
 from tests.support.duties import duty
 from tests.support.queue_fixture import QueueFixture
@@ -144,12 +144,13 @@ def test_one_process_leads_until_its_connection_is_lost(queue_db):
     assert runs == ["first", "second"]
 
 
-def test_former_leader_leads_again_without_a_beat(queue_db):
+def test_former_leader_leads_again_without_a_heartbeat(queue_db):
     leader = new_maintenance(queue_db, Duty("duty", 0.0, lambda: None))
     leader.run_once()
-    leader.on_beat(BeatResult())
+    leader.on_heartbeat(HeartbeatResult())
 
     leader._session.close()  # as the next statement on it finds out
+    eventually(lambda: lock_is_free(queue_db))
     leader.run_once()
 
     assert leader.is_leader
@@ -212,43 +213,43 @@ def test_follower_repairs_blocked_jobs_of_frozen_leader(queue_db, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("beat", "is_due"),
+    ("heartbeat", "is_due"),
     [
-        (BeatResult(), False),
-        (BeatResult(is_led=False), True),
-        (BeatResult(next_schedule_in_sec=-4.0), False),
-        (BeatResult(next_schedule_in_sec=-6.0), True),
-        (BeatResult(has_waiting_work=True), True),
+        (HeartbeatResult(), False),
+        (HeartbeatResult(is_led=False), True),
+        (HeartbeatResult(next_schedule_in_sec=-4.0), False),
+        (HeartbeatResult(next_schedule_in_sec=-6.0), True),
+        (HeartbeatResult(has_waiting_work=True), True),
     ],
 )
-def test_beat_that_asks_for_it_has_a_follower_check(queue_db, monkeypatch, beat, is_due):
+def test_heartbeat_that_asks_for_it_has_a_follower_check(queue_db, monkeypatch, heartbeat, is_due):
     leader, follower = new_maintenance(queue_db, Duty("duty", 1.0, lambda: None)), new_maintenance(queue_db)
     leader.run_once()
     woken: list[str] = []
     for name, maintenance_of in (("leader", leader), ("follower", follower)):
         monkeypatch.setattr(maintenance_of.thread, "wake", lambda name=name: woken.append(name))
-        maintenance_of.on_beat(beat)
+        maintenance_of.on_heartbeat(heartbeat)
 
     assert woken == (["follower"] if is_due else [])
 
 
-def test_beats_replace_the_checks_of_a_follower(queue_db, monkeypatch):
+def test_heartbeats_replace_the_checks_of_a_follower(queue_db, monkeypatch):
     leader, checks = new_maintenance(queue_db, Duty("duty", 1.0, lambda: None)), list[str]()
     leader.run_once()
     follower = new_maintenance(queue_db, followed=[Duty("check", 0.0, lambda: checks.append("check"))])
     follower.run_once()
     assert len(checks) == 1
 
-    follower.on_beat(BeatResult(has_waiting_work=True))  # it has looked a moment ago
+    follower.on_heartbeat(HeartbeatResult(has_waiting_work=True))  # it has looked a moment ago
     follower.run_once()
     assert len(checks) == 1
 
     now = clock() + 31.0
     monkeypatch.setattr(maintenance, "clock", lambda: now)
-    follower.on_beat(BeatResult(has_waiting_work=True))
+    follower.on_heartbeat(HeartbeatResult(has_waiting_work=True))
     follower.run_once()
     assert len(checks) == 2
-    follower.on_beat(BeatResult(is_led=False))
+    follower.on_heartbeat(HeartbeatResult(is_led=False))
     follower.run_once()
     assert len(checks) == 3
 
@@ -263,7 +264,7 @@ def test_follower_fires_the_late_schedule_of_a_frozen_leader(worker_pools: Worke
         " VALUES ('s', 'people', 'quick', '{}', clock_timestamp() - interval '4 s')"
     )
 
-    eventually(lambda: queue_db.fetch_row("SELECT count(*) FROM dl_firings"), 15.0, "it is fired at a beat")
+    eventually(lambda: queue_db.fetch_row("SELECT count(*) FROM dl_firings"), 15.0, "it is fired at a heartbeat")
 
     assert frozen.is_leader
     assert not follower._maintenance.is_leader

@@ -133,7 +133,7 @@ def test_queue_whose_processes_do_not_listen_is_not_notified(queue_db):
     for name, modes in (("off", ["off"]), ("mixed", ["off", "listening"]), ("dead", ["off"])):
         for mode in modes:
             info = WorkerInfo(uuid4(), name, "1", (name,), ("t",), 1)
-            WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=10)
+            WorkerLiveness(queue_db.session).send_heartbeat(info, heartbeat_sec=10)
             queue_db.sql("UPDATE dl_workers SET listener = %s WHERE worker_id = %s", mode, str(info.id))
         queue_db.enqueue(queue=name)
     queue_db.sql("UPDATE dl_workers SET seen_at = now() - interval '1 hour' WHERE name = 'dead'")

@@ -150,7 +150,7 @@ def test_stop_wakes_an_idle_pool(worker_pools: WorkerPoolFixture):
     assert time.monotonic() - began < SOON
 
 
-def test_beats_poll_until_a_job_without_notification_comes(worker_pools: WorkerPoolFixture, monkeypatch):
+def test_heartbeats_poll_until_a_job_without_notification_comes(worker_pools: WorkerPoolFixture, monkeypatch):
     pool = worker_pools.listening_pool(claim_backoff_sec=0.6)
     worker_pools.wait_for_status(worker_pools.add_job(), Status.SUCCEEDED)
     (buffer,) = pool._dispatcher.queues.values()

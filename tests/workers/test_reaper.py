@@ -10,7 +10,7 @@ import pytest
 
 from app.queue.attempt_sessions import ConnectionSettings, SessionsEnded, end_sessions
 from app.queue.job import ExpiredRuns, ReapedJob, RepairResult, Status
-from app.queue.workers import BeatResult
+from app.queue.workers import HeartbeatResult
 from tests.support import eventually
 from workers import reaper as room
 from workers.reaper import Reaper
@@ -66,7 +66,7 @@ def database(times: Times) -> Database:
 
 def made(database: Database, **more: Any) -> Reaper:
     make: Any = Reaper
-    options = {"interval_sec": 0.99 * HEARTBEAT, **more}  # rarer checks rely on beats
+    options = {"interval_sec": 0.99 * HEARTBEAT, **more}  # rarer checks rely on heartbeats
     found: Reaper = make(
         database, NoKeys(), heartbeat_sec=HEARTBEAT, pause_sec=0.0, release_stale=lambda: None,
         on_crash=lambda name: None, **options,
@@ -79,7 +79,7 @@ def reaper(database: Database) -> Reaper:
     return made(database)
 
 
-def test_expired_leases_of_a_beat_are_checked_at_the_interval(times, database):
+def test_expired_leases_of_a_heartbeat_are_checked_in_time(times, database):
     reaper = made(database, interval_sec=HEARTBEAT)
     dead, database.dead = database.dead, []
     reaper.run_once()
@@ -87,13 +87,13 @@ def test_expired_leases_of_a_beat_are_checked_at_the_interval(times, database):
     for step in (0.5, 0.5, 1.0):
         assert database.reaped == []
         times.now += step * HEARTBEAT
-        reaper.on_beat(BeatResult(has_expired_leases=True))
+        reaper.on_heartbeat(HeartbeatResult(has_expired_leases=True))
         reaper.run_once()
 
     assert database.reaped == dead
 
 
-def test_reaper_checks_without_beats_after_three_periods(times, database):
+def test_reaper_checks_without_heartbeats_after_three_periods(times, database):
     reaper = made(database, interval_sec=HEARTBEAT)
     dead, database.dead = database.dead, []
     reaper.run_once()
@@ -106,14 +106,14 @@ def test_reaper_checks_without_beats_after_three_periods(times, database):
     assert database.reaped == dead
 
 
-def test_beat_without_expired_leases_is_a_check(times, database):
+def test_heartbeat_without_expired_leases_is_a_check(times, database):
     reaper = made(database, interval_sec=HEARTBEAT)
     dead, database.dead = database.dead, []
     reaper.run_once()
     database.dead = dead
     for _ in range(10):
         times.now += HEARTBEAT
-        reaper.on_beat(BeatResult())
+        reaper.on_heartbeat(HeartbeatResult())
         reaper.run_once()
         assert reaper.last_check_at == times.now
     assert database.reaped == []
@@ -124,11 +124,11 @@ def test_beat_without_expired_leases_is_a_check(times, database):
     assert database.reaped == dead
 
 
-def test_beat_puts_off_no_second_look_at_an_expired_lease(times, database):
+def test_heartbeat_puts_off_no_second_look_at_an_expired_lease(times, database):
     reaper = made(database, interval_sec=HEARTBEAT)
     reaper.run_once()
     times.now += HEARTBEAT
-    reaper.on_beat(BeatResult())
+    reaper.on_heartbeat(HeartbeatResult())
     reaper.run_once()
 
     assert database.reaped == database.dead

@@ -213,7 +213,7 @@ def test_what_was_changed_while_it_was_fired_is_fired_by_one_definition_only(sch
 
 def register_worker(queue: QueueFixture, **info: Any) -> UUID:
     worker = WorkerInfo(uuid4(), "w", "1", ("q",), ("t",), 1, **info)
-    WorkerLiveness(queue.session).beat(worker, heartbeat_sec=10)
+    WorkerLiveness(queue.session).send_heartbeat(worker, heartbeat_sec=10)
     return worker.id
 
 

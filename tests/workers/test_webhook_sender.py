@@ -14,7 +14,7 @@ from app.admin.webhooks import DeliveryState, LeasedDelivery, WebhookEvent, Webh
 from app.errors import DatabaseUnavailable
 from app.net import AllowedHosts
 from app.queue.job import Status
-from app.queue.workers import BeatResult
+from app.queue.workers import HeartbeatResult
 from tests.support.waiting import eventually
 from tests.support.webhook_receiver import LOOPBACK, OK, WebhookReceiver, drop_connection, hang, respond_with
 from tests.support.worker_pool_fixture import WorkerPoolFixture
@@ -67,7 +67,7 @@ def test_sender_without_deliveries_polls_less_if_notified(hooks, is_notified, pa
     assert sender.run_once() == pause_sec
 
 
-def test_beat_without_due_deliveries_replaces_a_poll(hooks, monkeypatch):
+def test_heartbeat_without_due_deliveries_replaces_a_poll(hooks, monkeypatch):
     polls: list[str] = []
 
     def lease(*_: object, **__: object) -> tuple[list[LeasedDelivery], None]:
@@ -78,7 +78,7 @@ def test_beat_without_due_deliveries_replaces_a_poll(hooks, monkeypatch):
     sender = WebhookSender(hooks, options(), on_crash=pytest.fail, counters=PoolCounters(), is_notified=lambda: True)
     sender.run_once()
 
-    sender.on_beat(BeatResult())
+    sender.on_heartbeat(HeartbeatResult())
     assert 29.0 < sender.run_once() <= 30.0
     assert len(polls) == 1
 
@@ -90,7 +90,7 @@ def test_beat_without_due_deliveries_replaces_a_poll(hooks, monkeypatch):
 def test_request_during_an_outage_is_served_after_it(hooks, monkeypatch):
     sender = WebhookSender(hooks, options(), on_crash=pytest.fail, counters=PoolCounters(), is_notified=lambda: True)
     sender.run_once()
-    sender.on_beat(BeatResult())
+    sender.on_heartbeat(HeartbeatResult())
     polls: list[str] = []
 
     def lease(*_: object, **__: object) -> tuple[list[LeasedDelivery], None]:
@@ -115,7 +115,7 @@ def test_sender_returns_when_a_pause_of_a_receiver_ends(worker_pools, hooks):
     sender = WebhookSender(hooks, options(), on_crash=pytest.fail, counters=PoolCounters(), is_notified=lambda: True)
 
     assert 5.0 < sender.run_once() <= 7.0
-    sender.on_beat(BeatResult())
+    sender.on_heartbeat(HeartbeatResult())
     assert 5.0 < sender.run_once() <= 7.0
 
 

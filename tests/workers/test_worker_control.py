@@ -7,7 +7,7 @@ import pytest
 
 from app.admin.queues import Queues, QueueState
 from app.queue.job import Status
-from app.queue.workers import BeatResult
+from app.queue.workers import HeartbeatResult
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers import worker_control
@@ -104,7 +104,7 @@ def test_idle_process_reports_less_while_it_is_notified(worker_pools, queues, mo
         if second == 45:
             control.sync_now()
         if second in (50, 60, 70):
-            control.on_beat(BeatResult(settings_version="1" if second < 70 else "2"))
+            control.on_heartbeat(HeartbeatResult(settings_version="1" if second < 70 else "2"))
         control.run_once()
 
     assert calls == [0, 5, 45, 50, 70, 370]

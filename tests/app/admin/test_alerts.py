@@ -128,8 +128,8 @@ def test_dead_worker_alert_resolves_after_window(queue_db, alerts):
     alerts.add(name="d", kind=RuleKind.DEAD_WORKER, threshold=30, window_sec=600)
     queue_db.sql(
         "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec, seen_at)"
-        " SELECT gen_random_uuid(), name, '0', '{q}', '{t}', 1, beat, now() - interval '60 s'"
-        "   FROM (VALUES ('w-1', 10), ('slow beat', 30)) AS w (name, beat)"
+        " SELECT gen_random_uuid(), name, '0', '{q}', '{t}', 1, heartbeat, now() - interval '60 s'"
+        "   FROM (VALUES ('w-1', 10), ('slow heartbeat', 30)) AS w (name, heartbeat)"
     )
 
     assert look(alerts) == (1, 0)

@@ -26,7 +26,7 @@ def worker(
     queue_db: QueueFixture, *, tasks: tuple[str, ...] = ("t",), threads: int = 2, name: str = "worker-1"
 ) -> UUID:
     info = WorkerInfo(uuid4(), name, "1", ("q",), tasks, threads)
-    WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=60)
+    WorkerLiveness(queue_db.session).send_heartbeat(info, heartbeat_sec=60)
     return info.id
 
 

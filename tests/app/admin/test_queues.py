@@ -19,7 +19,7 @@ def queues(queue_db: QueueFixture) -> Queues:
 
 def worker(queue_db: QueueFixture, name: str = "worker-1", *queues: str) -> UUID:
     info = WorkerInfo(uuid4(), name, "1", queues or ("q",), ("t",), 2)
-    WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=60)
+    WorkerLiveness(queue_db.session).send_heartbeat(info, heartbeat_sec=60)
     return info.id
 
 

@@ -145,7 +145,7 @@ def test_jobs_shows_how_a_queued_job_waits(run, queue_db):
 
 
 def test_why_of_a_task_without_reason_says_so(run, queue_db):
-    WorkerLiveness(queue_db.session).beat(
+    WorkerLiveness(queue_db.session).send_heartbeat(
         WorkerInfo(uuid4(), "host:1", "1", ("etl.default",), ("t",), 2), heartbeat_sec=60
     )
 
@@ -172,7 +172,7 @@ def test_bulk_counts_confirms_lists_and_stops(run, queue_db):
 def test_queues_and_workers_are_shown_and_ruled(run, queue_db):
     queue_db.enqueue("k")
     info = WorkerInfo(uuid4(), "host:1", "1", ("q",), ("t",), 2)
-    WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=60)
+    WorkerLiveness(queue_db.session).send_heartbeat(info, heartbeat_sec=60)
 
     assert run("queue", "q").exit_code == ExitCode.USAGE
     misspelt = run("queue", "qq", "--pause")

@@ -58,7 +58,7 @@ def worker(queue_db: QueueFixture, threads: int = 2, tasks: tuple[str, ...] = ("
     info = WorkerInfo(
         uuid4(), "worker-1", "1", ("q", "r"), tasks, 2 * threads, queue_threads={"q": threads, "r": threads}
     )
-    WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=60)
+    WorkerLiveness(queue_db.session).send_heartbeat(info, heartbeat_sec=60)
     return info.id
 
 

@@ -270,9 +270,9 @@ def test_finding_if_no_live_process_reaps(own_queue_db: QueueFixture, examined):
     liveness = WorkerLiveness(own_queue_db.session)
     for n in range(2):
         info = WorkerInfo(uuid4(), f"host:{n}", "1", ("q",), ("t",), 1, reaps=False)
-        liveness.beat(info, heartbeat_sec=60)
+        liveness.send_heartbeat(info, heartbeat_sec=60)
     all_leave_them = found()
-    liveness.beat(WorkerInfo(uuid4(), "host:3", "1", ("q",), ("t",), 1), heartbeat_sec=60)
+    liveness.send_heartbeat(WorkerInfo(uuid4(), "host:3", "1", ("q",), ("t",), 1), heartbeat_sec=60)
 
     assert without_workers == []
     assert len(all_leave_them) == 1

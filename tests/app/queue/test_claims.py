@@ -156,7 +156,7 @@ def test_unknown_task_is_deferred_and_restored(queue_db):
 def test_task_known_to_live_worker_is_not_deferred(queue_db):
     job_id = queue_db.enqueue(task="strange")
     worker = WorkerInfo(uuid4(), "w", "1", ("q",), ("strange",), 1)
-    WorkerLiveness(queue_db.session).beat(worker, heartbeat_sec=10)
+    WorkerLiveness(queue_db.session).send_heartbeat(worker, heartbeat_sec=10)
 
     assert queue_db.queue.defer_unknown_tasks("q", ["t"]) == {}
     assert queue_db.wait_state(job_id) == "ready"

@@ -76,7 +76,7 @@ def test_a_worker_that_claims_and_settles_does_not_look(queue_db):
 def test_queries_of_functions_use_indexes_on_small_tables(own_queue_db):
     """A session keeps their plans: one with a scan, made now, would be gone through for each line for ever."""
     job, gone = (str(own_queue_db.enqueue(key, idempotency_key=key)) for key in ("a", "b"))
-    WorkerLiveness(own_queue_db.session).beat(
+    WorkerLiveness(own_queue_db.session).send_heartbeat(
         WorkerInfo(uuid4(), "w", "0", ("another",), ("t",), 1), heartbeat_sec=3600
     )
     own_queue_db.sql("INSERT INTO dl_webhooks (url, secret) VALUES ('http://example.test', 's')")

@@ -219,8 +219,8 @@ def test_two_reapers_that_meet_take_a_run_once(queue_db):
 
 def test_a_settlement_that_meets_a_renewal_waits_and_is_applied(queue_db):
     run = queue_db.enqueue_and_claim()
-    with midway(queue_db) as beating:
-        beating.renew([RenewalRequest(run.id, run.run_id, {"n": 1})], late_sec=60)
+    with midway(queue_db) as owner:
+        owner.renew([RenewalRequest(run.id, run.run_id, {"n": 1})], late_sec=60)
         settling = BackgroundCall(queue_db.new_queue().settle, [(run, Settlement(Status.SUCCEEDED))])
         queue_db.wait_for_lock_waiters()
 

@@ -21,7 +21,7 @@ def a_process(queue_db: QueueFixture, *queues: str) -> NotifyStateTable:
     """A live worker process that serves these queues, and has said nothing yet."""
     worker = uuid4()
     info = WorkerInfo(worker, "w", "0", queues or ("q",), ("t",), 1)
-    WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=3600)
+    WorkerLiveness(queue_db.session).send_heartbeat(info, heartbeat_sec=3600)
     return NotifyStateTable(queue_db.new_session(), worker)
 
 

@@ -173,7 +173,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def renew(self, data: st.DataObject) -> None:
         job = self.pick(data, RUNNING)
-        assert self.queue_db.renew(job.runs[-1], {"beat": job.attempt}) is job.flag
+        assert self.queue_db.renew(job.runs[-1], {"heartbeat": job.attempt}) is job.flag
         job.expired = False
 
     @precondition(lambda self: any(job.runs for job in self.jobs))

@@ -12,7 +12,7 @@ import pytest
 from app.admin.queues import Queues
 from app.admin.webhooks import Webhooks
 from app.queue.job import ClaimedJob, ReapedJob, Status, new_run_ids
-from app.queue.workers import BeatResult, HostFacts, WorkerInfo, WorkerLiveness
+from app.queue.workers import HeartbeatResult, HostFacts, WorkerInfo, WorkerLiveness
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
 
@@ -25,14 +25,14 @@ def deaths(queue_db: QueueFixture) -> WorkerLiveness:
 
 
 @pytest.fixture
-def beat(deaths: WorkerLiveness) -> Callable[..., BeatResult]:
-    def beats(
+def heartbeat(deaths: WorkerLiveness) -> Callable[..., HeartbeatResult]:
+    def heartbeats(
         worker: UUID, facts: HostFacts = HERE, heartbeat_sec: float = 10, watched: int | None = None, **more: Any
-    ) -> BeatResult:
+    ) -> HeartbeatResult:
         info = WorkerInfo(worker, f"host:{facts.pid}", "1", ("q",), ("t", "apart"), 1)
-        return deaths.beat(info, facts, heartbeat_sec=heartbeat_sec, watched=watched, **more)
+        return deaths.send_heartbeat(info, facts, heartbeat_sec=heartbeat_sec, watched=watched, **more)
 
-    return beats
+    return heartbeats
 
 
 def claimed_by(queue_db: QueueFixture, worker: UUID | None, key: str = "k", task: str = "t") -> ClaimedJob:
@@ -49,56 +49,56 @@ def reap(queue_db: QueueFixture, run: ClaimedJob, worker: UUID | None) -> list[R
     return queue_db.queue.reap([(run.id, run.run_id, run.lock_key)], pause_sec=5.0, worker_id=worker)
 
 
-def test_beat_with_a_limit_names_the_next_processes_in_turn(beat: Callable[..., BeatResult]):
+def test_heartbeat_with_a_limit_names_the_next_processes_in_turn(heartbeat: Callable[..., HeartbeatResult]):
     """So each process of a host is watched by as many others, and by none of another host."""
-    beat(UUID(int=3), HostFacts("another boot", "pid:[1]", "time:[2]", 1, 1))
+    heartbeat(UUID(int=3), HostFacts("another boot", "pid:[1]", "time:[2]", 1, 1))
     ids = [UUID(int=n) for n in (1, 2, 4, 5, 6)]
     for worker in ids:
-        beat(worker)
+        heartbeat(worker)
 
-    watched = {worker: [other.id for other in beat(worker, watched=3).others] for worker in ids}
+    watched = {worker: [other.id for other in heartbeat(worker, watched=3).others] for worker in ids}
 
     for n, worker in enumerate(ids):
         assert set(watched[worker]) == {ids[(n + step) % 5] for step in (1, 2, 3)}
-    assert {other.id for other in beat(ids[0]).others} == set(ids[1:])
+    assert {other.id for other in heartbeat(ids[0]).others} == set(ids[1:])
 
 
-def test_beat_without_the_list_is_the_same_otherwise(beat: Callable[..., BeatResult]):
+def test_heartbeat_without_the_list_is_the_same_otherwise(heartbeat: Callable[..., HeartbeatResult]):
     worker = uuid4()
-    assert beat(worker, finds_others=False).is_new
-    beat(uuid4())
+    assert heartbeat(worker, finds_others=False).is_new
+    heartbeat(uuid4())
 
-    found = beat(worker, finds_others=False)
+    found = heartbeat(worker, finds_others=False)
     assert (found.is_new, found.has_others, list(found.others)) == (False, False, [])
-    assert len(beat(worker).others) == 1
+    assert len(heartbeat(worker).others) == 1
 
 
-def test_beat_names_processes_of_its_host_and_its_name(beat: Callable[..., BeatResult]):
+def test_heartbeat_names_processes_of_its_host_and_its_name(heartbeat: Callable[..., HeartbeatResult]):
     first, second, elsewhere, namesake = (uuid4() for _ in range(4))
-    assert beat(first).others == ()
-    beat(elsewhere, HostFacts("another boot", "pid:[1]", "time:[2]", 1, 1))
-    beat(namesake, HostFacts("third boot", "pid:[1]", "time:[2]", 1, 1, worker_name="etl-0"))
+    assert heartbeat(first).others == ()
+    heartbeat(elsewhere, HostFacts("another boot", "pid:[1]", "time:[2]", 1, 1))
+    heartbeat(namesake, HostFacts("third boot", "pid:[1]", "time:[2]", 1, 1, worker_name="etl-0"))
 
-    found = beat(second, HostFacts("boot", "pid:[1]", "time:[2]", 12, 1200, worker_name="etl-0"))
+    found = heartbeat(second, HostFacts("boot", "pid:[1]", "time:[2]", 12, 1200, worker_name="etl-0"))
 
     assert {other.id for other in found.others} == {first, namesake}
     assert found.is_new
     assert found.incarnation == 2
     (neighbour,) = (other for other in found.others if other.id == first)
     assert (neighbour.pid, neighbour.start_time, neighbour.lock_file) == (4711, 1000, "/run/x.lock")
-    assert not beat(second).is_new
+    assert not heartbeat(second).is_new
 
 
-def test_process_without_identity_meets_only_its_namesakes(beat: Callable[..., BeatResult]):
-    beat(uuid4(), HostFacts())
-    beat(uuid4())
-    assert beat(uuid4(), HostFacts()).others == ()
+def test_process_without_identity_meets_only_its_namesakes(heartbeat: Callable[..., HeartbeatResult]):
+    heartbeat(uuid4(), HostFacts())
+    heartbeat(uuid4())
+    assert heartbeat(uuid4(), HostFacts()).others == ()
 
 
-def test_deregistering_deletes_the_row_and_old_rows(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+def test_deregistering_deletes_the_row_and_old_rows(queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]):
     worker, silent, recent = uuid4(), uuid4(), uuid4()
     for each in (worker, silent, recent):
-        beat(each)
+        heartbeat(each)
     queue_db.sql("UPDATE dl_workers SET seen_at = now() - interval '2 days' WHERE worker_id = %s", str(silent))
     queue_db.sql("UPDATE dl_workers SET seen_at = now() - interval '2 hours' WHERE worker_id = %s", str(recent))
 
@@ -107,94 +107,102 @@ def test_deregistering_deletes_the_row_and_old_rows(queue_db: QueueFixture, beat
     assert queue_db.sql("SELECT worker_id FROM dl_workers") == [(str(recent),)]
 
 
-def test_beat_says_whether_a_process_leads(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+def test_heartbeat_says_whether_a_process_leads(queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]):
     worker, leader = uuid4(), queue_db.new_session()
-    assert not beat(worker).is_led
+    assert not heartbeat(worker).is_led
 
-    assert Queues(leader).acquire_maintenance_lock()  # the beat before has left no lock
-    assert beat(worker).is_led
+    assert Queues(leader).acquire_maintenance_lock()  # the heartbeat before has left no lock
+    assert heartbeat(worker).is_led
 
     leader.close()
-    eventually(lambda: not beat(worker).is_led)
+    eventually(lambda: not heartbeat(worker).is_led)
 
 
-def test_beat_says_when_the_next_schedule_comes(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+def test_heartbeat_says_when_the_next_schedule_comes(queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]):
     worker = uuid4()
-    assert beat(worker).next_schedule_in_sec is None
+    assert heartbeat(worker).next_schedule_in_sec is None
     queue_db.sql(
         "INSERT INTO dl_schedules (name, source, task, overrides, next_at, paused_at)"
         " VALUES ('s', 'people', 't', '{}', now() - interval '9 s', NULL),"
         " ('paused', 'people', 't', '{}', now() - interval '1 h', now())"
     )
 
-    assert beat(worker).next_schedule_in_sec == pytest.approx(-9, abs=2)
+    assert heartbeat(worker).next_schedule_in_sec == pytest.approx(-9, abs=2)
 
 
-def test_beat_says_whether_a_lease_has_expired(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+def test_heartbeat_says_whether_a_lease_has_expired(queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]):
     worker = uuid4()
     claimed_by(queue_db, worker)
-    assert not beat(worker).has_expired_leases
+    assert not heartbeat(worker).has_expired_leases
 
     queue_db.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
-    assert beat(worker).has_expired_leases
+    assert heartbeat(worker).has_expired_leases
 
 
-def test_beat_says_whether_the_queues_asked_about_have_jobs(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+def test_heartbeat_says_whether_the_queues_asked_about_have_jobs(
+    queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]
+):
     worker = uuid4()
     queue_db.enqueue("k", queue="q")
-    assert beat(worker, idle_queues=["other", "q"]).has_ready_jobs
-    assert not beat(worker, idle_queues=["other"]).has_ready_jobs
-    assert not beat(worker).has_ready_jobs
+    assert heartbeat(worker, idle_queues=["other", "q"]).has_ready_jobs
+    assert not heartbeat(worker, idle_queues=["other"]).has_ready_jobs
+    assert not heartbeat(worker).has_ready_jobs
 
 
-def test_beat_says_whether_a_scheduled_job_is_due(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+def test_heartbeat_says_whether_a_scheduled_job_is_due(
+    queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]
+):
     worker, later = uuid4(), datetime.now(UTC) + timedelta(hours=1)
     job = queue_db.enqueue("k", queue="elsewhere", available_at=later)
-    assert not beat(worker, idle_queues=["q"]).has_ready_jobs
+    assert not heartbeat(worker, idle_queues=["q"]).has_ready_jobs
 
     queue_db.make_due(job)
-    assert beat(worker, idle_queues=["q"]).has_ready_jobs
-    assert not beat(worker).has_ready_jobs
+    assert heartbeat(worker, idle_queues=["q"]).has_ready_jobs
+    assert not heartbeat(worker).has_ready_jobs
 
 
-def test_beat_says_whether_work_waits_for_the_leader(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+def test_heartbeat_says_whether_work_waits_for_the_leader(
+    queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]
+):
     worker = uuid4()
-    assert not beat(worker).has_waiting_work
+    assert not heartbeat(worker).has_waiting_work
     queue_db.enqueue_and_claim("k")
     queue_db.enqueue("k")
     assert queue_db.claim() == []
-    assert beat(worker).has_waiting_work
+    assert heartbeat(worker).has_waiting_work
 
 
-def test_beat_says_whether_a_delivery_is_due(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+def test_heartbeat_says_whether_a_delivery_is_due(queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]):
     worker = uuid4()
     Webhooks(queue_db.session).add("https://198.51.100.1/hook")
-    assert not beat(worker).has_due_deliveries
+    assert not heartbeat(worker).has_due_deliveries
     queue_db.settle(queue_db.enqueue_and_claim())
-    assert beat(worker).has_due_deliveries
+    assert heartbeat(worker).has_due_deliveries
 
     queue_db.sql("UPDATE dl_webhooks SET paused_until = now() + interval '1 h'")
-    assert not beat(worker).has_due_deliveries
+    assert not heartbeat(worker).has_due_deliveries
 
 
-def test_version_of_settings_changes_with_queue_and_drain(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+def test_version_of_settings_changes_with_queue_and_drain(
+    queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]
+):
     worker, queues = uuid4(), Queues(queue_db.session)
-    versions = [beat(worker).settings_version, beat(worker).settings_version]
+    versions = [heartbeat(worker).settings_version, heartbeat(worker).settings_version]
     queues.change_settings("another", per_worker=1)
-    versions.append(beat(worker).settings_version)
+    versions.append(heartbeat(worker).settings_version)
     assert len(set(versions)) == 1
 
     queues.change_settings("q", per_worker=1)
-    versions.append(beat(worker).settings_version)
+    versions.append(heartbeat(worker).settings_version)
     queues.drain_worker(worker, draining=True)
-    versions.append(beat(worker).settings_version)
+    versions.append(heartbeat(worker).settings_version)
     assert len(set(versions)) == 3
 
 
-def test_first_beat_is_announced_once(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+def test_first_heartbeat_is_announced_once(queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]):
     listener, worker = queue_db.listener("dl_control"), uuid4()
-    beat(worker)
-    beat(worker)
+    heartbeat(worker)
+    heartbeat(worker)
     assert listener.payloads() == [f"started boot {worker}"]
 
 
@@ -294,10 +302,10 @@ def test_settlement_of_a_taken_over_run_is_not_ours(queue_db: QueueFixture):
 
 
 def test_runs_with_a_process_of_their_own_are_marked(
-    queue_db: QueueFixture, deaths: WorkerLiveness, beat: Callable[..., BeatResult]
+    queue_db: QueueFixture, deaths: WorkerLiveness, heartbeat: Callable[..., HeartbeatResult]
 ):
     worker = uuid4()
-    beat(worker)
+    heartbeat(worker)
     apart, plain = claimed_by(queue_db, worker, "a", "apart"), claimed_by(queue_db, worker, "b")
     assert {run.run_id: run.may_have_child for run in deaths.held_attempts(worker)} == {
         apart.run_id: True,
@@ -306,44 +314,44 @@ def test_runs_with_a_process_of_their_own_are_marked(
 
 
 @pytest.fixture
-def predecessor(beat: Callable[..., BeatResult]) -> UUID:
+def predecessor(heartbeat: Callable[..., HeartbeatResult]) -> UUID:
     worker = uuid4()
-    beat(worker, HostFacts(worker_name="etl-0"))
+    heartbeat(worker, HostFacts(worker_name="etl-0"))
     return worker
 
 
-def test_name_is_not_taken_from_a_process_that_beats(
-    deaths: WorkerLiveness, beat: Callable[..., BeatResult], predecessor: UUID
+def test_name_is_not_taken_from_a_process_that_heartbeats(
+    deaths: WorkerLiveness, heartbeat: Callable[..., HeartbeatResult], predecessor: UUID
 ):
-    asked_at = deaths.request_beat(predecessor)
-    assert not beat(predecessor).is_superseded
+    asked_at = deaths.request_heartbeat(predecessor)
+    assert not heartbeat(predecessor).is_superseded
     assert deaths.supersede(predecessor, by=uuid4(), requested_at=asked_at) is False
-    assert not beat(predecessor).is_superseded
+    assert not heartbeat(predecessor).is_superseded
 
 
-def test_name_taken_from_a_silent_process_is_found_at_its_beat(
-    queue_db: QueueFixture, deaths: WorkerLiveness, beat: Callable[..., BeatResult], predecessor: UUID
+def test_name_taken_from_a_silent_process_is_found_later(
+    queue_db: QueueFixture, deaths: WorkerLiveness, heartbeat: Callable[..., HeartbeatResult], predecessor: UUID
 ):
     listener = queue_db.listener("dl_control")
-    asked_at = deaths.request_beat(predecessor)
-    assert listener.payloads() == [f"beat {predecessor}"]
+    asked_at = deaths.request_heartbeat(predecessor)
+    assert listener.payloads() == [f"heartbeat {predecessor}"]
     assert deaths.supersede(predecessor, by=uuid4(), requested_at=asked_at) is True
     deaths.end_takeover(predecessor)
-    found = beat(predecessor)
+    found = heartbeat(predecessor)
     assert (found.is_superseded, found.is_new) == (True, False)
     queue_db.sql("DELETE FROM dl_workers")
     assert deaths.supersede(predecessor, by=uuid4(), requested_at=asked_at) is None
 
 
-def test_one_process_at_a_time_takes_over(deaths: WorkerLiveness, beat: Callable[..., BeatResult]):
+def test_one_process_at_a_time_takes_over(deaths: WorkerLiveness, heartbeat: Callable[..., HeartbeatResult]):
     worker = uuid4()
-    beat(worker)
+    heartbeat(worker)
     assert deaths.begin_takeover(worker, exclusive_sec=60)
     assert not deaths.begin_takeover(worker, exclusive_sec=60)
     assert deaths.begin_takeover(worker, exclusive_sec=0)
     deaths.end_takeover(worker)
     assert not deaths.begin_takeover(worker, exclusive_sec=0)
-    assert beat(uuid4()).others == ()
+    assert heartbeat(uuid4()).others == ()
 
 
 def test_sessions_of_one_process_alone_are_ended(queue_db: QueueFixture, deaths: WorkerLiveness):
@@ -359,12 +367,12 @@ def test_sessions_of_one_process_alone_are_ended(queue_db: QueueFixture, deaths:
 
 
 def test_process_whose_name_was_taken_claims_nothing(
-    queue_db: QueueFixture, deaths: WorkerLiveness, beat: Callable[..., BeatResult]
+    queue_db: QueueFixture, deaths: WorkerLiveness, heartbeat: Callable[..., HeartbeatResult]
 ):
-    """It may have been frozen meanwhile, and claim before its next beat."""
+    """It may have been frozen meanwhile, and claim before its next heartbeat."""
     frozen, successor = uuid4(), uuid4()
-    beat(frozen, HostFacts("boot", "pid:[1]", "time:[2]", 11, 1, worker_name="etl-0"))
-    assert deaths.supersede(frozen, by=successor, requested_at=deaths.request_beat(frozen))
+    heartbeat(frozen, HostFacts("boot", "pid:[1]", "time:[2]", 11, 1, worker_name="etl-0"))
+    assert deaths.supersede(frozen, by=successor, requested_at=deaths.request_heartbeat(frozen))
     queue_db.enqueue()
 
     assert queue_db.queue.claim("q", ["t"], new_run_ids(1), "host:1", worker_id=frozen)[0] == []

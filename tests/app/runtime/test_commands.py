@@ -61,7 +61,7 @@ def test_drain_stops_claims_of_this_host_and_waits(queue_db):
     assert drain("--wait") == (0, "No live worker process is registered for this host.\n")
     for name in names.values():
         info = WorkerInfo(uuid4(), name, "1", ("q",), ("t",), 2)
-        WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=60)
+        WorkerLiveness(queue_db.session).send_heartbeat(info, heartbeat_sec=60)
     run = queue_db.enqueue_and_claim("held")
     queue_db.sql("UPDATE dl_jobs SET worker = %s WHERE job_id = %s", names["here"], str(run.id))
 

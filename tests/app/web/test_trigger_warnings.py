@@ -36,7 +36,7 @@ def queue_db(dsn: str) -> Iterator[QueueFixture]:
 
 def worker(queue_db: QueueFixture, *, tasks: tuple[str, ...] = ("noop", "load.invoices")) -> UUID:
     info = WorkerInfo(uuid4(), "w", "1", ("etl",), tasks, 2)
-    WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=60)
+    WorkerLiveness(queue_db.session).send_heartbeat(info, heartbeat_sec=60)
     return info.id
 
 

@@ -12,7 +12,9 @@ from app.queue.workers import WorkerInfo, WorkerLiveness
 def test_overview_counts_jobs_and_workers(client, queue, pool):
     for key in ("first", "second", "second"):
         queue.enqueue(NewJob(queue="etl", task="noop", lock_key=key))
-    WorkerLiveness(pool).beat(WorkerInfo(uuid4(), "host-1:77", "1.2.3", ("etl",), ("noop",), 3), heartbeat_sec=60)
+    WorkerLiveness(pool).send_heartbeat(
+        WorkerInfo(uuid4(), "host-1:77", "1.2.3", ("etl",), ("noop",), 3), heartbeat_sec=60
+    )
 
     figures = client.get("/api/v1/overview").json
 

@@ -62,7 +62,7 @@ def test_misspelt_queue_is_warned_of_or_refused_if_strict(client, trigger):
 )
 def test_misspelt_name_in_setting_is_warned_of(client, queue, method, path, body, warned):
     info = WorkerInfo(uuid4(), "w", "1", ("etl",), ("noop",), 1)
-    WorkerLiveness(queue.executor).beat(info, heartbeat_sec=60)
+    WorkerLiveness(queue.executor).send_heartbeat(info, heartbeat_sec=60)
 
     response = getattr(client, method)(path, json=body)
 
@@ -98,7 +98,7 @@ def test_a_rule_that_cannot_be_is_a_400(lasting_client, wrong):
 
 def test_workers_are_listed_and_drained(client, queue):
     info = WorkerInfo(uuid4(), "host:1", "1.2.3", ("etl",), ("noop",), 4)
-    WorkerLiveness(queue.executor).beat(info, heartbeat_sec=60)
+    WorkerLiveness(queue.executor).send_heartbeat(info, heartbeat_sec=60)
 
     drained = client.post(f"/api/v1/workers/{info.id}/drain").json
     (line,) = client.get("/api/v1/workers").json["workers"]

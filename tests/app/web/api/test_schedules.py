@@ -38,7 +38,7 @@ def in_code(dsn):
     """A schedule that a live worker declares."""
     session = Session(dsn, application_name="declares")
     worker = WorkerInfo(uuid4(), "w", "1", ("etl",), ("noop",), 1, schedules=("nightly",))
-    WorkerLiveness(session).beat(worker, heartbeat_sec=10)
+    WorkerLiveness(session).send_heartbeat(worker, heartbeat_sec=10)
     definition = {"expression": "0 2 * * *", "zone": "UTC", "queue": "etl", "task": "noop", "args": {}}
     Schedules(session).declare([{"name": "nightly", "task": "noop", "definition": definition}], worker.id)
     yield session

@@ -20,7 +20,7 @@ def process_id(dsn: str, pool) -> UUID:
         cursor.execute("TRUNCATE dl_workers")
     connection.close()
     info = WorkerInfo(uuid4(), "host-1:77", "1.2.3", ("etl", "other"), ("noop",), 3)
-    WorkerLiveness(pool).beat(info, heartbeat_sec=60)
+    WorkerLiveness(pool).send_heartbeat(info, heartbeat_sec=60)
     return info.id
 
 
@@ -33,7 +33,9 @@ def test_worker_is_shown_with_queues_and_tasks(client, process_id):
 
 
 def test_worker_without_heartbeat_comes_first_as_lost(client, process_id, dsn, pool):
-    WorkerLiveness(pool).beat(WorkerInfo(uuid4(), "alive:1", "1.2.3", ("etl",), ("noop",), 1), heartbeat_sec=60)
+    WorkerLiveness(pool).send_heartbeat(
+        WorkerInfo(uuid4(), "alive:1", "1.2.3", ("etl",), ("noop",), 1), heartbeat_sec=60
+    )
     connection = psycopg2.connect(dsn)
     with connection, connection.cursor() as cursor:
         cursor.execute(
@@ -70,7 +72,7 @@ def test_labels_and_unserved_tasks_are_shown(client, process_id, pool):
         labels={"spot": True},
         unserved_tasks={"train": {"gpu": True}},
     )
-    WorkerLiveness(pool).beat(info, heartbeat_sec=60)
+    WorkerLiveness(pool).send_heartbeat(info, heartbeat_sec=60)
 
     page = client.get("/workers").text
     workers = {found["name"]: found for found in client.get("/api/v1/workers").json["workers"]}
@@ -85,7 +87,7 @@ def test_labels_and_unserved_tasks_are_shown(client, process_id, pool):
 def test_hosts_show_states_runs_and_what_a_stop_would_lose(client, process_id, pool, dsn):
     for name in ("host-2:1", "host-2:2"):
         info = WorkerInfo(uuid4(), name, "2.0", ("etl",), ("noop",), 4)
-        WorkerLiveness(pool).beat(info, heartbeat_sec=60)
+        WorkerLiveness(pool).send_heartbeat(info, heartbeat_sec=60)
     execute_sql(
         dsn,
         "UPDATE dl_workers SET draining = true WHERE name = 'host-2:1'",
