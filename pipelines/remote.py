@@ -102,6 +102,8 @@ def fence(dsn: str, *, schema: str = "public") -> Iterator[Any]:
     statement = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8").format(schema=name)
     connection = psycopg2.connect(dsn, application_name=f"dataloader-offload:{job.offload[:40]}")
     try:
+        # With an older snapshot the fence would fail whenever a heartbeat has renewed the job's lease meanwhile.
+        connection.set_session(isolation_level="READ COMMITTED")
         with connection, connection.cursor() as cursor:
             yield connection
             cursor.execute(statement, {"offload": job.offload, "fence_token": job.fence_token})

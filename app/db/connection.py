@@ -90,10 +90,16 @@ STALE_PLAN_CODES = ("0A000", "26000", "42P05")
 # Read-only after a failover, shutting down, connection failure.
 LOST_SERVER_CODES = ("25006", "57P", "08")
 
+# Each part of a statement must see what was committed before it began. The server, the database or the role may have
+# another default than READ COMMITTED. For one transaction, in front of its queries, and for a session:
+READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; "
+READ_COMMITTED_SESSION = "SET default_transaction_isolation = 'read committed'; "
+
 # Prepared statements keep one generic plan: a plan for each length of an array costs more than running the statement.
 # A plan made while a table was small would scan it when it has grown, so only index access is left to choose.
 # Compiling a statement (jit) costs more than running any of ours.
 _SESSION_SETTINGS = (
+    f"{READ_COMMITTED_SESSION}"
     "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off;"
     " SET enable_mergejoin = off; SET jit = off; SET client_min_messages = error; SET timezone = 'UTC';"
     # Every event that a session writes is of a row that the same statement changes: the integrity check is not needed.
@@ -208,7 +214,7 @@ def connect(dsn: str, *, name: str, timeout_sec: float) -> AsyncConnection:
 
 def _refuse_former_primary(connection: AsyncConnection, timeout_sec: float) -> None:
     try:
-        rows = connection.execute(TIMELINE_QUERY, None, timeout_sec)
+        rows = connection.execute(READ_COMMITTED + TIMELINE_QUERY, None, timeout_sec)  # a standby refuses SERIALIZABLE
     except psycopg2.Error as error:
         if error.pgcode != _INSUFFICIENT_PRIVILEGE:  # the right to the function was revoked: the timeline is not known
             raise
@@ -220,7 +226,7 @@ def _refuse_former_primary(connection: AsyncConnection, timeout_sec: float) -> N
 def refuse_other_queue(connection: AsyncConnection, dsn: str, schema: str, timeout_sec: float) -> None:
     """Raise OperationalError if a host of the DSN has another queue than the one this process has worked with."""
     try:
-        rows = connection.execute(statements(schema)["queue_origin"].text, None, timeout_sec)
+        rows = connection.execute(READ_COMMITTED + statements(schema)["queue_origin"].text, None, timeout_sec)
     except psycopg2.Error as error:
         if error.pgcode not in (*_UNDEFINED_TABLE_CODES, _INSUFFICIENT_PRIVILEGE):  # there are no tables yet
             raise

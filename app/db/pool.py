@@ -16,6 +16,8 @@ from psycopg2.extensions import make_dsn
 from psycopg2_pool import ThreadSafeConnectionPool
 
 from app.db.connection import (
+    READ_COMMITTED,
+    READ_COMMITTED_SESSION,
     STALE_PLAN_CODES,
     AsyncConnection,
     Row,
@@ -95,10 +97,14 @@ class Pool:
         self._transactions_only, self._standby_only = transactions_only, standby_only
         if transactions_only:  # a session setting would stay with whichever client the pooler serves next
             self._session_settings = ""
-            self._transaction_settings = "".join(f"SET LOCAL {key} = {value};" for key, value in settings.items())
+            self._transaction_settings = READ_COMMITTED + "".join(
+                f"SET LOCAL {key} = {value};" for key, value in settings.items()
+            )
         else:
             settings["plan_cache_mode"] = "force_generic_plan"
-            self._session_settings = "".join(f"SET {key} = {value};" for key, value in settings.items())
+            self._session_settings = READ_COMMITTED_SESSION + "".join(
+                f"SET {key} = {value};" for key, value in settings.items()
+            )
             self._transaction_settings = ""
         self._dsn, self._application_name = dsn, application_name
         self._pool = _ConnectionPool(self._open, self._max_connections)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import psycopg2
 from psycopg2 import sql
+from psycopg2.extensions import ISOLATION_LEVEL_READ_COMMITTED
 
 from app.db.connection import connect_any_host, translate_errors
 from app.db.repair import Repair, schema_statements
@@ -245,6 +246,7 @@ def _cursor(dsn: str, connect_timeout_sec: float) -> Iterator[Any]:
         dsn, lambda host: psycopg2.connect(host, connect_timeout=timeout_sec, application_name="dataloader-migrate")
     )
     try:
+        connection.isolation_level = ISOLATION_LEVEL_READ_COMMITTED  # it sees what a migration before it has committed
         with connection, connection.cursor() as cursor:
             yield cursor
     finally:

@@ -240,6 +240,8 @@ class TaskConnections:
                 self._queue_connection.autocommit = False
         if self._queue_connection is None or self._queue_connection.closed:
             self._queue_connection = self._connect(self._connection_settings.dsn, FencedConnection)
+        # With an older snapshot the fence would fail whenever a heartbeat has renewed the lease meanwhile.
+        self._queue_connection.isolation_level = ext.ISOLATION_LEVEL_READ_COMMITTED
         return self._queue_connection
 
     def _connect(self, dsn: str, connection_class: type[Any], target: str = QUEUE_DATABASE) -> Any:

@@ -10,9 +10,12 @@ from typing import Any
 
 import psycopg2
 import pytest
+from psycopg2.extensions import make_dsn
 
 from app.db import pool as pool_module
+from app.db.connection import Session
 from app.db.pool import BorrowedConnection, Pool
+from app.doctor.facts import DatabaseFacts
 from app.errors import DatabaseUnavailable, IdempotencyConflict, InvalidJob, PoolExhausted
 from app.queue.job import NewJob, Status
 from app.queue.jobs import JobQueue
@@ -65,6 +68,21 @@ def test_a_job_goes_all_its_way_through_a_pool(queue_db, made):
     with pytest.raises(IdempotencyConflict):
         queue.enqueue(NewJob(**REQUEST | {"task": "u"}, idempotency_key="%"))
     queue_db.check_invariants()
+
+
+@pytest.mark.parametrize("options", [{}, {"transactions_only": True}, None])
+def test_statements_are_read_committed_with_any_default(queue_db, made, options):
+    dsn = make_dsn(queue_db.dsn, options="-c default_transaction_isolation=serializable")
+    session = Session(dsn, application_name="session")
+    executor: Any = session if options is None else made(dsn, **options)
+
+    levels = {DatabaseFacts(executor).server(["transaction_isolation"])[0]["settings"]["transaction_isolation"]}
+    if options is not None:
+        with executor.transaction() as inside:
+            levels.add(DatabaseFacts(inside).server(["transaction_isolation"])[0]["settings"]["transaction_isolation"])
+
+    assert levels == {"read committed"}
+    session.close()
 
 
 def test_pool_connects_on_first_use_and_keeps_connections(queue_db, made):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from uuid import uuid4
 
 import pytest
+from psycopg2.extensions import make_dsn
 
 from app.queue.offloads import NewOffload, Offloads
 from pipelines import remote
@@ -37,8 +38,10 @@ def submitted(queue: QueueFixture) -> dict[str, str]:
 
 
 def write(queue: QueueFixture, variables: dict[str, str]) -> None:
-    with remote.running(variables), remote.fence(queue.dsn) as connection:
+    dsn = make_dsn(queue.dsn, options="-c default_transaction_isolation=serializable")
+    with remote.running(variables), remote.fence(dsn) as connection:
         connection.cursor().execute("INSERT INTO sales VALUES (1)")
+        queue.sql("UPDATE dl_jobs SET heartbeat_at = clock_timestamp()")  # as its worker does
 
 
 def sales(queue: QueueFixture) -> int:
