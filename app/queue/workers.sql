@@ -51,7 +51,9 @@ SELECT superseded_by IS NOT NULL, incarnation,
                 WHERE d.due_at <= (SELECT clock_timestamp())
                   AND NOT EXISTS (SELECT FROM dl_webhooks w
                                    WHERE w.webhook_id = d.webhook_id AND w.paused_until > clock_timestamp())) AS has_due_deliveries,
-       concat_ws(' ', draining, (SELECT max(changed_at) FROM dl_queues WHERE queue = ANY (self.queues))) AS settings_version,
+       -- A row's xmin changes with each change of it, also with one that commits after a later one.
+       concat_ws(' ', draining, (SELECT string_agg(q.xmin::text, ' ' ORDER BY q.queue)
+                                   FROM dl_queues q WHERE q.queue = ANY (self.queues))) AS settings_version,
        set_config('synchronous_commit', 'off', true)
   FROM self;
 

@@ -199,6 +199,21 @@ def test_version_of_settings_changes_with_queue_and_drain(
     assert len(set(versions)) == 3
 
 
+def test_version_of_settings_changes_with_an_older_change(
+    queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]
+):
+    worker, queues = uuid4(), Queues(queue_db.session)
+    heartbeat(worker)
+    queue_db.sql("UPDATE dl_workers SET queues = '{q,later}'")
+    queues.change_settings("q", per_worker=1)
+    with queue_db.open_transaction() as step:
+        step("UPDATE dl_queues SET per_worker = 2 WHERE queue = 'q'")
+        queues.change_settings("later", per_worker=1)
+        before = heartbeat(worker).settings_version
+
+    assert heartbeat(worker).settings_version != before
+
+
 def test_first_heartbeat_is_announced_once(queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]):
     listener, worker = queue_db.listener("dl_control"), uuid4()
     heartbeat(worker)
