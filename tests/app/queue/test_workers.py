@@ -182,6 +182,12 @@ def test_heartbeat_says_whether_a_delivery_is_due(queue_db: QueueFixture, heartb
     queue_db.sql("UPDATE dl_webhooks SET paused_until = now() + interval '1 h'")
     assert not heartbeat(worker).has_due_deliveries
 
+    queue_db.sql(
+        "INSERT INTO dl_deliveries (webhook_id, target, event, body)"
+        " SELECT webhook_id, target, event, body FROM dl_deliveries, generate_series(1, 99)"
+    )
+    assert beat(worker).has_due_deliveries  # it reads a hundred, all of a paused receiver: there may be others
+
 
 def test_version_of_settings_changes_with_queue_and_drain(
     queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]
