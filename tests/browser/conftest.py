@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, ViewportSize, expect, sync_playwright
 
 from app.db.schema import migrate
 from app.queue.job import Status
@@ -39,6 +39,7 @@ def chromium() -> str:
 def browser() -> Iterator[Browser]:
     """Ended with its module: Playwright runs an event loop in this thread, and other tests run one of their own."""
     executable = chromium()
+    expect.set_options(timeout=20_000)
     with sync_playwright() as playwright:
         # As root, in a container, Chromium cannot make its own sandbox.
         arguments = ["--no-sandbox", "--disable-dev-shm-usage"]

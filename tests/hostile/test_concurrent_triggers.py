@@ -148,7 +148,7 @@ def test_hanging_queue_refresh_delays_no_trigger(service: RunningService):
                 eventually(lambda: query_rows(service.dsn, hangs))  # type: ignore[attr-defined]
                 before = len(answered)
                 # Sooner than the look itself is given up, after 15 s.
-                eventually(lambda: go_on(before) == CLIENTS, timeout_sec=10)
+                eventually(lambda: go_on(before) == CLIENTS)
                 assert query_rows(service.dsn, hangs), "it hangs still"  # type: ignore[attr-defined]
         finally:
             over.set()

@@ -3,6 +3,6 @@
 from tests.support.databases import Databases
 from tests.support.private_server import PrivateServer
 from tests.support.processes import Process, free_port
-from tests.support.waiting import eventually
+from tests.support.waiting import answer_of, eventually
 
-__all__ = ["Databases", "PrivateServer", "Process", "eventually", "free_port"]
+__all__ = ["Databases", "PrivateServer", "Process", "answer_of", "eventually", "free_port"]

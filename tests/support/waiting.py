@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from app.errors import DatabaseUnavailable
+
 T = TypeVar("T")
 
 
@@ -28,4 +30,17 @@ def eventually(
             raise AssertionError(f"not within {timeout_sec} s: {result or predicate} (last answer: {answer!r})")
         time.sleep(interval_sec)
         interval_sec = min(interval_sec * 1.2, max(interval_sec, 0.05))
+    return answer
+
+
+def answer_of(call: Callable[[], T]) -> T:
+    """Return what the database answers to a call with a short timeout, which a stall of the machine may exceed."""
+
+    def attempt() -> tuple[T] | None:
+        try:
+            return (call(),)
+        except DatabaseUnavailable:
+            return None
+
+    (answer,) = eventually(attempt) or ()
     return answer

@@ -90,7 +90,7 @@ class WorkerPoolFixture:
             "heartbeat_sec": 0.2,
             "reaper_period_sec": 0.2,
             "claim_backoff_sec": 30.0,
-            "stop_wait_sec": 5.0,
+            "stop_wait_sec": 20.0,
             **options,
         }
         attempt_fields = {field.name for field in fields(AttemptSettings)}
@@ -138,7 +138,7 @@ class WorkerPoolFixture:
         """A job of a key of its own, unless one is named."""
         with self._lock:
             self._number = getattr(self, "_number", 0) + 1
-        values = {"lease_ttl_sec": 2, "retry": {"kind": "fixed", "seconds": 0.01}, **more}
+        values = {"lease_ttl_sec": 20, "retry": {"kind": "fixed", "seconds": 0.01}, **more}
         return self.queue_fixture.enqueue(key if key is not None else f"key-{self._number}", task=task, **values)
 
     def wait_for_status(self, job_id: UUID, status: Status, timeout: float = 60) -> Job:

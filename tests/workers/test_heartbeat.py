@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from app.queue.job import Status
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
-SOON = 10.0
+SOON = 30.0
 
 
 def expiry(worker_pools: WorkerPoolFixture, job_id: UUID) -> datetime:
@@ -36,18 +36,15 @@ def test_run_that_lost_its_job_is_stopped_and_writes_nothing(worker_pools: Worke
 def test_worker_whose_heartbeat_fails_keeps_its_leases(worker_pools: WorkerPoolFixture):
     worker_pools.listening_pool(command_timeout_sec=0.5)
     eventually(lambda: worker_pools.queue_fixture.sql("SELECT 1 FROM dl_workers"))
-    job = worker_pools.add_job("held", lease_ttl_sec=2)
+    job = worker_pools.add_job("held")
     worker_pools.gate.wait_for_inside(1)
     with worker_pools.queue_fixture.open_transaction() as step:
         step("LOCK TABLE dl_workers IN ACCESS EXCLUSIVE MODE")
-        until = worker_pools.queue_fixture.job(job).lease_expires_at
+        until = expiry(worker_pools, job)
 
-        eventually(
-            lambda: worker_pools.queue_fixture.fetch_row("SELECT clock_timestamp() > %s + interval '1 s'", until), SOON
-        )
+        eventually(lambda: expiry(worker_pools, job) > until + timedelta(seconds=2), SOON)
 
         assert worker_pools.stop_reasons == []
-        assert worker_pools.queue_fixture.fetch_row("SELECT lease_expires_at > clock_timestamp() FROM dl_jobs")
 
 
 def test_locked_row_costs_no_other_attempt_its_lease(worker_pools: WorkerPoolFixture):

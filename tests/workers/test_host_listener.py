@@ -46,7 +46,7 @@ def listen_sessions(worker_pools: WorkerPoolFixture) -> int:
 def run_one_each(worker_pools: WorkerPoolFixture) -> None:
     """Polling is off, so only a notification starts them in time."""
     jobs = [worker_pools.add_job(queue=f"q{n}") for n in range(POOLS)]
-    worker_pools.wait_for_all(jobs, timeout=10)
+    worker_pools.wait_for_all(jobs, timeout=20)
 
 
 def test_one_process_of_a_host_listens_for_all(worker_pools, pools):
@@ -64,7 +64,7 @@ def test_cancel_reaches_process_that_does_not_listen(worker_pools, pools):
 
     worker_pools.queue_fixture.queue.cancel(job)
 
-    worker_pools.wait_for_status(job, Status.CANCELED, timeout=10)
+    worker_pools.wait_for_status(job, Status.CANCELED, timeout=20)
 
 
 def test_next_process_listens_when_the_first_is_gone(worker_pools, pools):
@@ -94,14 +94,14 @@ def test_process_without_runtime_folder_listens_itself(worker_pools, monkeypatch
 
     pool = worker_pools.listening_pool({"q0": 1}, listen=ListenMode.HOST)
 
-    worker_pools.wait_for_all([worker_pools.add_job(queue="q0")], timeout=10)
+    worker_pools.wait_for_all([worker_pools.add_job(queue="q0")], timeout=20)
     assert not pool.state().is_host_listener
 
 
 def test_without_listening_jobs_are_found_by_polling(worker_pools):
     pool = worker_pools.pool({"q": 1}, listen=ListenMode.OFF, claim_backoff_sec=0.3)
-    worker_pools.wait_for_all([worker_pools.add_job()], timeout=10)
-    worker_pools.wait_for_all([worker_pools.add_job()], timeout=10)
+    worker_pools.wait_for_all([worker_pools.add_job()], timeout=20)
+    worker_pools.wait_for_all([worker_pools.add_job()], timeout=20)
 
     # No INSERT notifies it; the maintenance leader may still notify a queue with waiting jobs, once a second.
     assert worker_pools.queue_fixture.sql("SELECT queue, needs_notification FROM dl_notify_state") == [("q", False)]
@@ -114,10 +114,10 @@ def test_queue_is_polled_by_its_own_policy(worker_pools):
     polls = {"q": Exponential(base=0.1, cap=0.4, jitter=0.0)}
     rare = worker_pools.add_job(queue="rare")
     pool = worker_pools.pool({"q": 1, "rare": 1}, listen=ListenMode.OFF, claim_backoff_sec=3600, polls=polls)
-    worker_pools.wait_for_all([rare], timeout=10)  # by the first claim of the start
+    worker_pools.wait_for_all([rare], timeout=20)  # by the first claim of the start
     eventually(lambda: pool._dispatcher.queues["q"].poll.interval_sec == 0.4, message="polls found nothing")
 
-    worker_pools.wait_for_all([worker_pools.add_job()], timeout=10)
+    worker_pools.wait_for_all([worker_pools.add_job()], timeout=20)
 
     assert pool.state().consuming
 

@@ -70,7 +70,7 @@ def test_new_duty_is_one_entry(queue_db):
     pause = leader.run_once()
 
     assert runs == ["remind"]
-    assert 29.0 < pause <= 30.0
+    assert 15.0 < pause <= 30.0
 
 
 def test_duty_with_more_to_do_leaves_turns_to_the_others(queue_db):

@@ -15,7 +15,7 @@ from tests.support.queue_fixture import BackgroundCall
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import CONNECTION_ROLES, WorkerPoolFixture
 
-SOON = 15.0
+SOON = 30.0
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_settlement_is_given_up_with_an_untrusted_lease(far_worker_pools: Worker
 @pytest.mark.parametrize("end", ["restart", "crash"])
 def test_attempts_that_survive_a_restart_are_not_reaped(far_worker_pools: WorkerPoolFixture, server, end: str, logged):
     pool = far_worker_pools.pool({"q": 4}, reaper_period_sec=0.05)
-    jobs = [far_worker_pools.add_job("held", lease_ttl_sec=4) for _ in range(4)]
+    jobs = [far_worker_pools.add_job("held", lease_ttl_sec=60) for _ in range(4)]
     far_worker_pools.gate.wait_for_inside(4)
     far_worker_pools.queue_fixture.close()
 

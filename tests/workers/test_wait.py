@@ -80,9 +80,9 @@ def test_failed_jobs_end_the_wait(worker_pools: WorkerPoolFixture):
 def test_waiting_does_not_count_against_the_time_limit(worker_pools: WorkerPoolFixture):
     start(worker_pools)
     worker_pools.queue_fixture.sql("INSERT INTO dl_limits (name, concurrency) VALUES ('task:wait.part', 0)")
-    job_id = worker_pools.add_job("wait.function", args={"parts": 1}, time_limit_sec=1, max_attempts=1)
+    job_id = worker_pools.add_job("wait.function", args={"parts": 1}, time_limit_sec=60, max_attempts=1)
     eventually(lambda: requeues(worker_pools, job_id))
-    worker_pools.queue_fixture.sql("SELECT pg_sleep(1.5)")
+    worker_pools.queue_fixture.sql("UPDATE dl_jobs SET started_at = started_at - interval '1 h'")
 
     worker_pools.queue_fixture.sql("DELETE FROM dl_limits")
     worker_pools.queue_fixture.sql("SELECT dl_wake_limited(ARRAY['task:wait.part'])")
@@ -132,6 +132,7 @@ def test_a_worker_that_is_killed_before_the_wait_is_written(worker_pools: Worker
         eventually(lambda: queue_db.lock_waiter_count() == 0, message="the server has ended the statement")
     assert queue_db.fetch_row("SELECT count(*) FROM dl_edges") == 0
 
+    queue_db.expire_lease(job_id)
     queue_db.sql("DELETE FROM dl_limits")
     start(worker_pools)
     queue_db.sql("SELECT dl_wake_limited(ARRAY['task:wait.part'])")

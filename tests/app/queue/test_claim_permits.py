@@ -29,6 +29,16 @@ def holders(queue_db: QueueFixture) -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.fixture
+def long_wait(queue_db: QueueFixture) -> Iterator[None]:
+    """A claim waits for a permit until a test has seen it wait, however slow the machine is."""
+    alter = "ALTER FUNCTION dl_take_claim_permit(text) SET lock_timeout = '{}'"
+    queue_db.sql(alter.format("60s"))
+    yield
+    queue_db.sql(alter.format("1s"))
+
+
+@pytest.mark.usefixtures("long_wait")
 def test_fifth_claim_waits_until_another_ends(queue_db: QueueFixture, holders: ExitStack):
     fifth = BackgroundCall(prefetch, queue_db.new_queue(), count=8)
     queue_db.wait_for_lock_waiters()

@@ -39,7 +39,7 @@ def test_what_a_client_does_not_take_at_once_is_kept_in_order(pair):
 
 def test_head_of_sized_response_is_sent_with_its_body(pair):
     ours, theirs = pair
-    theirs.settimeout(5)
+    theirs.settimeout(30)
     sized, stream, bare = (BufferedSocket(ours, ConnectionLimits()) for _ in range(3))
 
     sized.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n")

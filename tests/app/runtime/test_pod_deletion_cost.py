@@ -84,14 +84,15 @@ def test_cost_is_kept_while_the_process_runs(cluster: FakeKubernetes, pod: Pod, 
 
 def test_end_does_not_wait_for_an_api_that_is_silent(pod: Pod, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pod_deletion_cost, "_INTERVAL_SEC", 0.01)
+    monkeypatch.setattr(pod_deletion_cost, "_REQUEST_TIMEOUT_SEC", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent.settimeout(10)
+        silent.settimeout(30)
         slow = replace(pod, address=f"http://127.0.0.1:{silent.getsockname()[1]}")
         with reporting_deletion_cost(slow, lambda: 12.0):
             request, _ = silent.accept()
             ended_at = time.monotonic()
         with request:
-            assert time.monotonic() - ended_at < 2.0
+            assert time.monotonic() - ended_at < 30
 
 
 def test_token_that_cannot_be_sent_is_warned_of(pod: Pod, caplog, tmp_path: Path):

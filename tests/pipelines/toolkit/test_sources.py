@@ -180,7 +180,7 @@ def test_a_source_that_drips_does_not_outlast_the_deadline(site, stalled_part):
     with HttpSource(timeouts=patience) as source, pytest.raises(SourceTooSlow, match="GET .*/a: it did not finish"):
         source.get(site.url("/a"))
 
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("way", ["get", "download"])
@@ -200,7 +200,7 @@ def test_a_stop_wakes_a_thread_that_waits_for_the_source(site, fake_context, tmp
         else:
             source.download(site.url("/a"), tmp_path / "a", max_bytes=1000)
 
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 14
     assert list(tmp_path.iterdir()) == []
 
 

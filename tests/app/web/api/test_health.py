@@ -119,7 +119,7 @@ def test_other_schema_version_is_not_ready_and_names_remedy(databases, change, f
 def test_silent_database_times_out():
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and never says a word
         port = silent.getsockname()[1]
-        pool = Pool(f"host=127.0.0.1 port={port} user=x dbname=x", connect_timeout_sec=5)
+        pool = Pool(f"host=127.0.0.1 port={port} user=x dbname=x", connect_timeout_sec=60)
         options = WebOptions(version="1", status_timeout_sec=0.2)
         client: Any = create_app(JobQueue(pool), Pipelines(), options, pool=pool).test_client()
 
@@ -131,7 +131,7 @@ def test_silent_database_times_out():
         assert [response.status_code for response in responses] == [503] * 3
         assert responses[0].json["database"]["detail"] == "no answer within 0.2 s"
         assert scrape.status_code == 200
-        assert seconds < 4
+        assert seconds < 20
 
 
 def _execute(dsn: str, statement: str) -> None:

@@ -73,7 +73,7 @@ def test_refresh_of_waiting_jobs_is_empty_while_only_ages_change(client, trigger
     fragment = {"HX-Request": "true"}
     first = client.get("/jobs", headers=fragment)
 
-    eventually(lambda: _ages(client.get("/jobs").text) != _ages(first.text), 5)
+    eventually(lambda: _ages(client.get("/jobs").text) != _ages(first.text))
     seen = fragment | {base.SEEN_HEADER: first.headers[base.VERSION_HEADER]}
     assert client.get("/jobs", headers=seen).status_code == 204
 

@@ -69,7 +69,7 @@ def test_refresh_sends_the_problem_count_along(client, trigger):
 def test_navigation_shows_counts_without_a_query_for_each_page(client, trigger, monkeypatch):
     trigger()
     client.post("/queues", data={"queue": "etl", "state": "paused"})
-    nav = eventually(lambda: _nav_counts(client.get("/settings").text), 5)
+    nav = eventually(lambda: _nav_counts(client.get("/settings").text))
     reads: list[int] = []
     monkeypatch.setattr(ProblemReader, "read", lambda self: reads.append(1))
 
