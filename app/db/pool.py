@@ -253,10 +253,14 @@ class _OpenTransaction:
     def execute(
         self, name: str, parameters: Mapping[str, Any] | None = None, *, timeout_sec: float | None = None
     ) -> list[Row]:
+        text, timeout_sec = self._statements[name].text, timeout_sec or self._timeout_sec
         with translate_errors():
-            return self._connection.execute(
-                self._statements[name].text, parameters or {}, timeout_sec or self._timeout_sec
-            )
+            try:
+                return self._connection.execute(text, parameters or {}, timeout_sec)
+            except psycopg2.Error as error:
+                if is_lost_server(error):
+                    self._connection.close()
+                raise
 
 
 class BorrowedConnection:

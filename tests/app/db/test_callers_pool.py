@@ -8,6 +8,7 @@ from typing import Any
 import psycopg2
 import psycopg2.extras
 import pytest
+from psycopg2.extensions import make_dsn
 from psycopg2.pool import ThreadedConnectionPool
 
 from app.db.callers_pool import CallersPool
@@ -66,6 +67,15 @@ def test_transaction_takes_effect_as_a_whole_or_not(pool, dsn, owner):
 
     assert [JobQueue(executor).get(job_id) is not None for job_id in (lost, *kept)] == [False, True, True]
     assert own.stats().in_use == 0
+    own.close()
+
+
+def test_transaction_on_a_former_primary_drops_the_connection(dsn):
+    own = Pool(make_dsn(dsn, options="-c default_transaction_read_only=on"))
+    with pytest.raises(DatabaseUnavailable), open_transaction(own) as inside:
+        JobQueue(inside).enqueue(JOB)
+
+    assert own.stats().idle == 0
     own.close()
 
 
