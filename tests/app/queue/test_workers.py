@@ -186,7 +186,7 @@ def test_heartbeat_says_whether_a_delivery_is_due(queue_db: QueueFixture, heartb
         "INSERT INTO dl_deliveries (webhook_id, target, event, body)"
         " SELECT webhook_id, target, event, body FROM dl_deliveries, generate_series(1, 99)"
     )
-    assert beat(worker).has_due_deliveries  # it reads a hundred, all of a paused receiver: there may be others
+    assert heartbeat(worker).has_due_deliveries  # it reads a hundred, all of a paused receiver: there may be others
 
 
 def test_version_of_settings_changes_with_queue_and_drain(
