@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from app.errors import DatabaseUnavailable
@@ -35,12 +36,12 @@ def eventually(
 
 def answer_of(call: Callable[[], T]) -> T:
     """Return what the database answers to a call with a short timeout, which a stall of the machine may exceed."""
+    answers: list[T] = []
 
-    def attempt() -> tuple[T] | None:
-        try:
-            return (call(),)
-        except DatabaseUnavailable:
-            return None
+    def has_answered() -> bool:
+        with suppress(DatabaseUnavailable):
+            answers.append(call())
+        return bool(answers)
 
-    (answer,) = eventually(attempt) or ()
-    return answer
+    eventually(has_answered)
+    return answers[0]
