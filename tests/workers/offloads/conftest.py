@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,20 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support.fake_engine import FakeEngine
+from tests.support.worker_pool_fixture import WorkerPoolFixture
+from tests.workers.offloads.offload_fixture import OffloadFixture
 from tests.workers.offloads.real_engines import DaskCluster, RayHead, dask_cluster, ray_head
 from workers.offloads import engine_calls, poller, remote_stop
-
-PROGRAM = Path(__file__).parents[2] / "support" / "offload_program.py"
-
-
-def program(mode: str, folder: Path, python: str = sys.executable) -> str:
-    """The command line of a test's program."""
-    return f"{python} {PROGRAM} {mode} {folder}"
-
-
-def start_count(folder: Path) -> int:
-    starts = folder / "starts"
-    return len(starts.read_text().splitlines()) if starts.exists() else 0
 
 
 @pytest.fixture
@@ -46,6 +35,11 @@ def fast_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "_REQUEST_INTERVAL_SEC", 0.01)
     monkeypatch.setattr(poller, "_CLAIM_INTERVAL_SEC", 0.1)
     monkeypatch.setattr(remote_stop, "LATE_SUBMISSION_SEC", 1.0)
+
+
+@pytest.fixture
+def offloads(fast_polls: None, worker_pools: WorkerPoolFixture, engine: FakeEngine, tmp_path: Path) -> OffloadFixture:
+    return OffloadFixture(worker_pools, engine, tmp_path)
 
 
 @pytest.fixture(scope="session")

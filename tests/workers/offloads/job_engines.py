@@ -23,7 +23,7 @@ from tests.support.held_executor import HeldExecutor
 from tests.support.processes import ROOT, Process
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from tests.workers.offloads.conftest import program, start_count
+from tests.workers.offloads.offload_fixture import program, start_count
 from tests.workers.offloads.real_engines import DASK, RAY, RAY_TOKEN
 from workers.pool import WorkerPool
 

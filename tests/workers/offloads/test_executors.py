@@ -27,7 +27,7 @@ from tests.support.fake_engine import FakeEngine, FakeExecutor
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.waiting import eventually
 from tests.workers.offloads import functions
-from tests.workers.offloads.conftest import program, start_count
+from tests.workers.offloads.offload_fixture import program, start_count
 from tests.workers.offloads.real_engines import DASK, RAY, dask_executor, ray_executor
 
 

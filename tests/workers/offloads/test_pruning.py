@@ -13,7 +13,7 @@ from pipelines.offload import OffloadSpec, RemoteState
 from tests.support.fake_engine import FakeEngine, FakeExecutor
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
-from tests.workers.offloads.conftest import program
+from tests.workers.offloads.offload_fixture import program
 from workers.offloads.pruning import prune_offloads
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.executors.ray import stoppable
 from tests.support.waiting import eventually
-from tests.workers.offloads.conftest import program
+from tests.workers.offloads.offload_fixture import program
 
 Start = Callable[..., subprocess.Popen[str]]
 

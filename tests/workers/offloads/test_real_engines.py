@@ -11,7 +11,7 @@ from pipelines.executors import Engines
 from pipelines.offload import EngineRefused, EngineUnavailable, FailureKind, OffloadSpec, RemoteState
 from tests.support.waiting import eventually
 from tests.workers.offloads import functions
-from tests.workers.offloads.conftest import start_count
+from tests.workers.offloads.offload_fixture import start_count
 from tests.workers.offloads.real_engines import DASK, RAY, DaskCluster, RayHead, dask_cluster, dask_executor
 
 

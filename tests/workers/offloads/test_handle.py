@@ -1,0 +1,116 @@
+"""A job that waits for its work: how the work ends, and outages of a fake engine."""
+
+from __future__ import annotations
+
+from pipelines.executors import Engines
+from tests.support.waiting import eventually
+from tests.workers.offloads.offload_fixture import OffloadFixture, start_count
+
+
+def test_timeout_of_the_work_stops_it(offloads: OffloadFixture):
+    offloads.start()
+    job_id = offloads.add("blocking", "gate", options={"timeout": 0.5}, job={"max_attempts": 1})
+
+    job = offloads.failed(job_id)
+
+    assert "has not ended within 0.5 s" in (job.error or "")
+    assert not offloads.is_alive(offloads.name(job_id))
+
+
+def test_lost_engine_worker_counts_as_a_crash(offloads: OffloadFixture):
+    offloads.start()
+
+    job_id = offloads.add("blocking", "fails", resources={"fails_as": "worker_lost"})
+
+    job = offloads.failed(job_id)
+    assert job.crashes == 2
+    assert "poison" in (job.error or "")
+
+
+def test_work_out_of_memory_is_a_memory_error(offloads: OffloadFixture):
+    offloads.start()
+
+    job_id = offloads.add("blocking", "fails", resources={"fails_as": "oom"}, job={"max_attempts": 1})
+
+    assert (offloads.failed(job_id).error or "").startswith("RemoteOutOfMemory")
+
+
+def test_engine_that_stays_away_fails_the_attempt(offloads: OffloadFixture):
+    offloads.engine.down()
+    offloads.start()
+
+    job_id = offloads.add("blocking", "quick", options={"engine_timeout": 0.3}, job={"max_attempts": 3})
+
+    def is_retried() -> bool:
+        return bool(offloads.pools.event_payloads(job_id, "requeue"))
+
+    eventually(is_retried)
+    assert "EngineUnavailable" in offloads.pools.event_payloads(job_id, "requeue")[0]["error"]
+    offloads.engine.up()
+    offloads.succeeded(job_id)
+    assert offloads.rows(job_id) == [(offloads.name(job_id), "succeeded")], "the name stayed"
+
+
+def test_engine_that_goes_away_fails_the_attempt(offloads: OffloadFixture):
+    offloads.start()
+    job_id = offloads.add("blocking", "gate", options={"engine_timeout": 0.3}, job={"max_attempts": 3})
+    offloads.wait_until_running(offloads.name(job_id))
+
+    offloads.engine.down()
+
+    eventually(lambda: bool(offloads.pools.event_payloads(job_id, "requeue")))
+    assert "EngineUnavailable" in offloads.pools.event_payloads(job_id, "requeue")[0]["error"]
+    offloads.engine.up()
+    offloads.open_gate()
+    offloads.succeeded(job_id)
+    assert start_count(offloads.folder) == 1
+
+
+def test_engine_that_forgets_each_time_is_given_up(offloads: OffloadFixture):
+    offloads.engine.faults["GET"].extend(["unknown"] * 1_000)
+    offloads.start()
+
+    job_id = offloads.add("blocking", "quick", job={"max_attempts": 1})
+
+    assert f"has forgotten {offloads.name(job_id)} 4 times" in (offloads.failed(job_id).error or "")
+    assert offloads.engine.count_requests("POST") == 4
+
+
+def test_lost_and_slow_answers_cost_no_execution(offloads: OffloadFixture):
+    offloads.engine.faults["POST"].extend(["lost", "500"])
+    offloads.engine.faults["GET"].extend(["500", "slow"])
+    offloads.start()
+
+    job_id = offloads.add("blocking", "quick")
+
+    offloads.succeeded(job_id)
+    assert start_count(offloads.folder) == 1
+
+
+def test_forgotten_work_is_submitted_again(offloads: OffloadFixture):
+    offloads.start()
+    job_id = offloads.add("blocking", "gate")
+    name = offloads.name(job_id)
+    offloads.wait_until_running(name)
+
+    program_before = offloads.engine.programs.pop(name)
+    eventually(lambda: start_count(offloads.folder) == 2)
+    program_before.process.kill()
+    program_before.process.wait()
+    offloads.open_gate()
+
+    assert offloads.succeeded(job_id).attempt == 1
+    assert offloads.rows(job_id) == [(name, "succeeded")]
+
+
+def test_refused_token_is_named_in_the_log_and_the_error(offloads: OffloadFixture):
+    offloads.engine.token = "right"
+    settings = {"ray": {"address": offloads.engine.address, "token": {"$secret": "of-ray"}}}
+    offloads.start(engines=Engines(settings, read_secret=lambda name: "wrong"))
+
+    limits = {"engine_timeout": 0.3, "grace": 0.1}
+    job_id = offloads.add("blocking", "quick", engine="ray", options=limits, job={"max_attempts": 1})
+
+    expected = 'does not accept the setting "token" of this engine in DL_EXECUTORS'
+    assert expected in (offloads.failed(job_id).error or "")
+    eventually(lambda: any(expected in line for line in offloads.log(job_id, "note")))

@@ -1,0 +1,132 @@
+"""The thread that polls: jobs that wait without a thread, and many handles."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from app.queue.job import Status
+from pipelines.executors import Engines
+from tests.support.fake_engine import FakeExecutor
+from tests.support.waiting import eventually
+from tests.workers.offloads.offload_fixture import OffloadFixture, start_count
+from workers.offloads import poller
+
+
+def test_waiting_job_holds_no_thread(offloads: OffloadFixture):
+    offloads.start(queues={"q": 1})
+    job_id = offloads.add("waiting", "gate")
+    eventually(lambda: offloads.pools.queue_fixture.wait_state(job_id) == "waiting")
+
+    offloads.succeeded(offloads.add("blocking", "quick"))
+
+    assert offloads.pools.queue_fixture.status(job_id) is Status.QUEUED
+    offloads.open_gate()
+    job = offloads.succeeded(job_id)
+    assert job.result == {"attempt": 1, "result": {"rows": 3}}
+    assert "released" in offloads.pools.queue_fixture.event_kinds(job_id)
+    eventually(lambda: offloads.log(job_id, "fake").count("begun") == 1)
+
+
+def test_waiting_job_is_polled_by_any_process(offloads: OffloadFixture):
+    first = offloads.start()
+    job_id = offloads.add("waiting", "gate")
+    eventually(lambda: offloads.pools.queue_fixture.wait_state(job_id) == "waiting")
+    first.stop(grace=1)
+    offloads.open_gate()
+
+    offloads.start()
+
+    offloads.succeeded(job_id)
+    assert start_count(offloads.folder) == 1
+
+
+def test_log_of_a_waiting_job_commits_with_its_position(offloads: OffloadFixture):
+    queue_db = offloads.pools.queue_fixture
+    position = "SELECT log_position FROM dl_offloads"
+    is_writing = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%dl_job_logs%%'"
+    offloads.start()
+    with queue_db.open_transaction() as step:
+        step("LOCK TABLE dl_job_logs IN EXCLUSIVE MODE")
+        job_id = offloads.add("waiting", "gate")
+        for _ in range(2):  # also when they are written again
+            eventually(lambda: queue_db.fetch_row(is_writing) == 1, message="its lines wait")
+            assert queue_db.fetch_row(position) == ""
+            eventually(lambda: queue_db.fetch_row(is_writing) == 0, message="the lock's time limit")
+
+    eventually(lambda: queue_db.fetch_row(position) == "1")
+    assert offloads.log(job_id, "fake") == ["begun"]
+    offloads.open_gate()
+    offloads.succeeded(job_id)
+    eventually(lambda: '::result {"rows": 3}' in offloads.log(job_id, "fake"))
+    assert offloads.log(job_id, "fake").count("begun") == 1
+
+
+def test_waiting_job_learns_of_a_failure(offloads: OffloadFixture):
+    offloads.start()
+
+    job_id = offloads.add("waiting", "fails", job={"max_attempts": 1})
+
+    assert "exit 1" in (offloads.failed(job_id).error or "")
+
+
+def test_deadline_of_a_waiting_job_is_that_of_its_submission(offloads: OffloadFixture):
+    offloads.start()
+    job_id = offloads.add("waiting", "gate", options={"timeout": 60}, job={"max_attempts": 1})
+    eventually(lambda: offloads.pools.queue_fixture.wait_state(job_id) == "waiting")
+
+    offloads.pools.queue_fixture.sql("UPDATE dl_offloads SET deadline_at = now()")
+
+    assert "has not ended within 60 s" in (offloads.failed(job_id).error or "")
+    assert not offloads.is_alive(offloads.name(job_id))
+
+
+def test_waiting_job_learns_that_the_engine_is_away(offloads: OffloadFixture):
+    offloads.start()
+    job_id = offloads.add("waiting", "gate", options={"engine_timeout": 0.3, "grace": 0.1}, job={"max_attempts": 1})
+    eventually(lambda: offloads.pools.queue_fixture.wait_state(job_id) == "waiting")
+
+    offloads.engine.down()
+
+    assert "EngineUnavailable" in (offloads.failed(job_id).error or "")
+    assert offloads.is_alive(offloads.name(job_id))
+    offloads.engine.up()
+    eventually(lambda: not offloads.is_alive(offloads.name(job_id)), message="the poller stops what the job has left")
+
+
+class CountingExecutor(FakeExecutor):
+    """Work that never ends; the requests are counted."""
+
+    def __init__(self) -> None:
+        super().__init__({"address": "none"})
+        self.times: list[float] = []
+        self.threads: set[str] = set()
+
+    def _send(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        self.times.append(time.monotonic())
+        self.threads.add(threading.current_thread().name)
+        return 200, {"state": "running", "lines": []}
+
+
+@pytest.fixture
+def counting() -> CountingExecutor:
+    return CountingExecutor()
+
+
+def test_one_thread_polls_two_hundred_handles(counting: CountingExecutor):
+    polls = poller.OffloadPoller(Engines(executors={"fake": counting}))
+
+    polls.thread.start()
+    for n in range(200):
+        polls.watch(poller.Watch(f"dl-{n}", "fake", counting, position="", write_lines=lambda lines, position: None))
+        eventually(lambda: len(counting.times) >= min(10, len(polls._watches) - 1))
+    polls.thread.stop()
+    polls.thread.join(30)
+
+    assert counting.threads == {"offloads"}
+    starts, ends = counting.times[2::2], counting.times[1::2]  # a poll sends two requests
+    gaps = [start - end for start, end in zip(starts, ends, strict=False)]
+    assert min(gaps) > 0.39, "five requests a second, also while watches are added"
