@@ -130,7 +130,7 @@ class Executor(Protocol):
         """Ask the engine to end the work; `status` shows when it has. A name that has ended is left as it is."""
 
     def result(self, name: str) -> Any:
-        """What work that succeeded returned. Raises ResultTooLarge."""
+        """What work that succeeded returned. Raises ResultTooLarge; OffloadFailed if the engine does not have it."""
 
     def logs(self, name: str, after: str) -> tuple[list[str], str]:
         """The lines after a position, at most MAX_LOG_LINES, and the position after them. "" is the beginning.
@@ -279,6 +279,11 @@ def result_of_lines(lines: list[str]) -> Any:
         if line.startswith(RESULT_PREFIX):
             return check_json_result(line[len(RESULT_PREFIX) :])
     return None
+
+
+def result_of_text(text: str) -> Any:
+    """The same of a whole log. Of the characters that end a line for `str.splitlines` some may be in JSON."""
+    return result_of_lines(text.replace("\r", "\n").split("\n"))
 
 
 def parse_progress(line: str) -> dict[str, int] | None:

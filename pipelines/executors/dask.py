@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pipelines.executors import check_settings, dask_remote
@@ -17,6 +17,7 @@ from pipelines.offload import (
     EngineRefused,
     EngineUnavailable,
     FailureKind,
+    OffloadFailed,
     OffloadSpec,
     RemoteState,
     RemoteStatus,
@@ -47,7 +48,7 @@ class DaskExecutor:
                 if self._client is None:
                     self._client = self._connect()
                 return request(self._client)
-            except (EngineRefused, ResultTooLarge):
+            except (EngineRefused, OffloadFailed):
                 raise
             except (
                 Exception
@@ -65,18 +66,15 @@ class DaskExecutor:
         cloudpickle.register_pickle_by_value(dask_remote)
         client = Client(self.address, timeout=_TIMEOUT_SEC, set_as_default=False)
         try:
+            versions = client.get_versions()  # first: what follows runs pickled code on the scheduler
+            machines = [versions["scheduler"], *versions["workers"].values()]
+            _check_pythons([machine["host"]["python"] for machine in machines if machine])
             failures = client.run_on_scheduler(dask_remote.allowed_failures)
             if failures != 0:
                 raise EngineRefused(
                     f"the scheduler runs the task of a lost worker again up to {failures} times: set "
                     "distributed.scheduler.allowed-failures to 0"
                 )
-            versions = client.get_versions()
-            machines = [versions["scheduler"], *versions["workers"].values()]
-            ours = dask_remote.python_version()
-            others = {str(machine["host"]["python"]) for machine in machines if machine}
-            if wrong := sorted(v for v in others if not v.startswith(f"{ours}.")):
-                raise EngineRefused(f"functions are pickled for Python {ours}, and the cluster has {', '.join(wrong)}")
         except BaseException:
             client.close(timeout=1)
             raise
@@ -93,6 +91,7 @@ class DaskExecutor:
         def request(client: Any) -> None:
             if client.run_on_scheduler(dask_remote.task_state, name)[0]:
                 return
+            _check_pythons(client.run_on_scheduler(dask_remote.worker_pythons))  # workers join and leave
             future = client.submit(
                 dask_remote.call, payload, dict(spec.env), name, MAX_CALL_BYTES,
                 key=name, retries=0, pure=False, resources=dict(spec.resources) or None,
@@ -136,7 +135,12 @@ class DaskExecutor:
         self._use(request)
 
     def result(self, name: str) -> Any:
-        answer = self._use(lambda client: self._answer(client, name))
+        def request(client: Any) -> dict[str, Any]:
+            if client.run_on_scheduler(dask_remote.task_state, name) != (True, "memory"):
+                raise OffloadFailed(f"Dask does not have the result of {name} any more")
+            return self._answer(client, name)
+
+        answer = self._use(request)
         if answer["state"] == "too large":
             raise ResultTooLarge(f"{answer['detail']}: write it to storage, and return its address")
         return pickle.loads(answer["value"])  # noqa: S301 - from our own function on the cluster
@@ -154,6 +158,13 @@ class DaskExecutor:
             Variable(_stop_name(name), client=client).delete()
 
         self._use(request)
+
+
+def _check_pythons(versions: Sequence[str]) -> None:
+    """Raises EngineRefused where pickled code would not fit."""
+    ours = dask_remote.python_version()
+    if wrong := sorted({version for version in versions if not version.startswith(f"{ours}.")}):
+        raise EngineRefused(f"functions are pickled for Python {ours}, and the cluster has {', '.join(wrong)}")
 
 
 def _stop_name(name: str) -> str:

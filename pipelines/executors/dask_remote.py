@@ -24,6 +24,11 @@ def allowed_failures(dask_scheduler: Any = None) -> int:
     return int(dask_scheduler.allowed_failures)
 
 
+def worker_pythons(dask_scheduler: Any = None) -> list[str]:
+    """On the scheduler: the versions of Python that its workers have sent it."""
+    return [str(worker.versions["host"]["python"]) for worker in dask_scheduler.workers.values() if worker.versions]
+
+
 def call(payload: bytes, variables: Mapping[str, str], name: str, max_bytes: int) -> dict[str, Any]:
     """On a worker: run a pickled function. What it raises is returned, so that a task that errs was lost by Dask."""
     try:

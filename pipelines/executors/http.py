@@ -29,11 +29,14 @@ class Answer:
     def text(self) -> str:
         return self.content.decode("utf-8", "replace")
 
-    def json(self) -> Any:
+    def json(self) -> dict[str, Any]:
         try:
-            return json.loads(self.content)
-        except ValueError as error:
-            raise EngineUnavailable(f"the answer is no JSON: {self.text[:200]!r}") from error
+            value = json.loads(self.content)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise EngineUnavailable(f"the answer is no JSON object: {self.text[:200]!r}")
+        return value
 
 
 class HttpApi:

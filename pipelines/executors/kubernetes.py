@@ -16,10 +16,11 @@ from pipelines.offload import (
     EngineRefused,
     EngineUnavailable,
     FailureKind,
+    OffloadFailed,
     OffloadSpec,
     RemoteState,
     RemoteStatus,
-    result_of_lines,
+    result_of_text,
 )
 
 _KEYS = ("address", "namespace", "image", "token", "token_file", "ca_file", "service_account", "pod")
@@ -60,6 +61,7 @@ class KubernetesExecutor:
         if answer.code >= SERVER_ERROR:
             raise EngineUnavailable(_describe(answer))
         if answer.code >= BAD_REQUEST and answer.code != CONFLICT:
+            answer.json()  # raises EngineUnavailable for the answer of a proxy
             raise EngineRefused(_describe(answer))
 
     def manifest(self, name: str, spec: OffloadSpec) -> dict[str, Any]:
@@ -102,7 +104,7 @@ class KubernetesExecutor:
 
     def status(self, name: str) -> RemoteStatus:
         answer = self._send("GET", self._job_path(name))
-        if answer.code == NOT_FOUND:
+        if answer.code == NOT_FOUND and answer.json().get("reason") == "NotFound":
             return RemoteStatus(RemoteState.UNKNOWN)
         if answer.code != OK:
             raise EngineUnavailable(_describe(answer))
@@ -155,26 +157,30 @@ class KubernetesExecutor:
             raise EngineUnavailable(_describe(answer))
 
     def result(self, name: str) -> Any:
-        return result_of_lines(self._read(name).splitlines())
+        text = self._read(name)
+        if text is None:
+            raise OffloadFailed(f"the pod of {name} is gone, and with it its result")
+        return result_of_text(text)
 
     def logs(self, name: str, after: str) -> tuple[list[str], str]:
         if not self._logs.is_due(name):
             return [], after
         is_over = self.status(name).state.is_over  # before the log is read: it is whole then
-        return self._logs.cut(name, self._read(name), after, is_over=is_over)
+        return self._logs.cut(name, self._read(name) or "", after, is_over=is_over)
 
-    def _read(self, name: str) -> str:
+    def _read(self, name: str) -> str | None:
+        """The whole log; None if there is none."""
         pods = self._pods(name)
         if not pods:
-            return ""
+            return None
         pod = pods[0]["metadata"]["name"]
         answer = self._send(
             "GET",
             f"/api/v1/namespaces/{self._namespace}/pods/{pod}/log",
             query={"container": _CONTAINER, "limitBytes": _MAX_LOG_BYTES},
         )
-        if answer.code in (NOT_FOUND, BAD_REQUEST):  # its container has not started
-            return ""
+        if answer.code in (NOT_FOUND, BAD_REQUEST):  # its container has not started, or is gone
+            return None
         if answer.code != OK:
             raise EngineUnavailable(_describe(answer))
         return answer.text

@@ -26,7 +26,7 @@ from pipelines.offload import (
     RemoteState,
     RemoteStatus,
     ResultTooLarge,
-    result_of_lines,
+    result_of_text,
 )
 
 _TAIL_BYTES = 4_000_000  # in which a program's result is
@@ -123,8 +123,7 @@ class ProcessExecutor:
         if not child.is_function:
             with child.file("log").open("rb") as file:
                 file.seek(max(0, child.file("log").stat().st_size - _TAIL_BYTES))
-                lines = file.read().decode("utf-8", "replace").splitlines()
-            return result_of_lines(lines)
+                return result_of_text(file.read().decode("utf-8", "replace"))
         with child.file("result").open("rb") as file:
             content = file.read(MAX_CALL_BYTES + 1)
         if len(content) > MAX_CALL_BYTES:

@@ -8,15 +8,16 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import quote
 
 from pipelines.executors import check_settings
-from pipelines.executors.http import BAD_REQUEST, NOT_FOUND, OK, SERVER_ERROR, HttpApi, LogPieces
+from pipelines.executors.http import NOT_FOUND, OK, SERVER_ERROR, Answer, HttpApi, LogPieces
 from pipelines.offload import (
     EngineRefused,
     EngineUnavailable,
     FailureKind,
+    OffloadFailed,
     OffloadSpec,
     RemoteState,
     RemoteStatus,
-    result_of_lines,
+    result_of_text,
 )
 
 _STATES = {
@@ -57,7 +58,7 @@ class RayExecutor:
             **({"entrypoint_resources": custom} if custom else {}),
         }
         answer = self._api.send("POST", "/api/jobs/", body=body)
-        if answer.code < BAD_REQUEST:
+        if answer.code == OK:
             return
         if self.status(name).state is RemoteState.UNKNOWN:  # else it exists already, or was made all the same
             message = f"Ray answered {answer.code}: {answer.text[-_MAX_DETAIL_LENGTH:]}"
@@ -65,7 +66,7 @@ class RayExecutor:
 
     def status(self, name: str) -> RemoteStatus:
         answer = self._api.send("GET", _path(name))
-        if answer.code == NOT_FOUND:
+        if _is_unknown(answer, name):
             return RemoteStatus(RemoteState.UNKNOWN)
         if answer.code != OK:
             raise EngineUnavailable(f"Ray answered {answer.code}: {answer.text[:200]}")
@@ -81,7 +82,10 @@ class RayExecutor:
             raise EngineUnavailable(f"Ray answered {answer.code}: {answer.text[:200]}")
 
     def result(self, name: str) -> Any:
-        return result_of_lines(self._read(name).splitlines())
+        text = self._read(name)
+        if not text:  # Ray writes lines of its own into each log
+            raise OffloadFailed(f"Ray does not have the log of {name} any more, and so not its result")
+        return result_of_text(text)
 
     def logs(self, name: str, after: str) -> tuple[list[str], str]:
         if not self._logs.is_due(name):
@@ -91,8 +95,10 @@ class RayExecutor:
 
     def _read(self, name: str) -> str:
         answer = self._api.send("GET", f"{_path(name)}/logs")
-        if answer.code == NOT_FOUND:
+        if _is_unknown(answer, name):
             return ""
+        if answer.code >= SERVER_ERROR and "UnicodeDecodeError" in answer.text:
+            raise OffloadFailed("Ray cannot read a log that is not UTF-8")
         if answer.code != OK:
             raise EngineUnavailable(f"Ray answered {answer.code}: {answer.text[:200]}")
         return str(answer.json().get("logs") or "")
@@ -113,6 +119,11 @@ def stoppable(entrypoint: str) -> str:
     kill = "sleep $((${RAY_JOB_STOP_WAIT_TIME_S:-3} - 1)); kill -KILL 0"
     trap = f'trap "" TERM INT; c=$!; [ "$c" ] || exit 143; ({kill}) & wait $c; kill -KILL 0'
     return f"trap '{trap}' TERM INT; eval {shlex.quote(entrypoint)} & wait $!"
+
+
+def _is_unknown(answer: Answer, name: str) -> bool:
+    """Whether Ray answers that it has no such job. A proxy before it may answer 404 too, without the name."""
+    return answer.code == NOT_FOUND and name in answer.text
 
 
 def _path(name: str) -> str:

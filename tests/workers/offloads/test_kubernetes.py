@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipelines.executors.kubernetes import KubernetesExecutor
-from pipelines.offload import EngineRefused, EngineUnavailable, FailureKind, OffloadSpec, RemoteState
+from pipelines.offload import EngineRefused, EngineUnavailable, FailureKind, OffloadFailed, OffloadSpec, RemoteState
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.waiting import eventually
 
@@ -80,3 +80,25 @@ def test_refused_token_is_no_fault_of_the_work(cluster: FakeKubernetes, tmp_path
     file = tmp_path / "token"
     file.write_text(f"{cluster.token}\n")
     assert executor(cluster, token="another", token_file=str(file)).status("dl-j-1").state is RemoteState.UNKNOWN
+
+
+def test_result_of_a_pod_that_is_gone_is_an_error(cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch):
+    engine = executor(cluster)
+    engine.submit("dl-j-1", OffloadSpec(entrypoint="echo '::result 1'"))
+    eventually(lambda: engine.status("dl-j-1").state is RemoteState.SUCCEEDED)
+    assert engine.result("dl-j-1") == 1
+
+    monkeypatch.setattr(engine, "_pods", lambda name: [])
+
+    with pytest.raises(OffloadFailed, match="the pod of dl-j-1 is gone"):
+        engine.result("dl-j-1")
+    assert engine.logs("dl-j-1", "") == ([], "0")
+
+
+def test_missing_page_of_a_proxy_is_no_answer(cluster: FakeKubernetes):
+    engine = executor(cluster, namespace="other/page")  # no such address
+
+    with pytest.raises(EngineUnavailable):
+        engine.status("dl-j-1")
+    with pytest.raises(EngineUnavailable):
+        engine.submit("dl-j-1", OffloadSpec(entrypoint="true"))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipelines.executors.ray import stoppable
+from pipelines.executors.http import Answer, HttpApi
+from pipelines.executors.ray import RayExecutor, stoppable
+from pipelines.offload import EngineUnavailable, OffloadFailed, OffloadSpec, RemoteState
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import program
 
@@ -61,3 +65,62 @@ def test_command_line_ends_as_it_would_by_itself(start: Start, entrypoint: str, 
     output, _ = shell.communicate(timeout=20)
 
     assert (shell.returncode, output) == ended
+
+
+# ── its answers ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Head(HttpApi):
+    """Answers to every request with the same."""
+
+    def __init__(self, code: int, content: bytes) -> None:
+        super().__init__("http://head")
+        self.answer = Answer(code, content)
+
+    def send(self, method: str, path: str, *, body: Any = None, query: Any = None) -> Answer:
+        return self.answer
+
+
+def executor(code: int, content: bytes) -> RayExecutor:
+    made = RayExecutor({"address": "http://head"})
+    made._api = Head(code, content)
+    return made
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"null", b"[1]", b"<html>", b'{"status": "\xff"}', b"[" * 100_000],
+    ids=["null", "list", "page", "bytes", "deep"],
+)
+def test_answer_that_is_not_of_ray_is_no_answer(content: bytes):
+    with pytest.raises(EngineUnavailable):
+        executor(200, content).status("dl-x-1")
+
+
+def test_unknown_name_is_in_the_answer_of_ray():
+    assert executor(404, b"Job dl-x-1 does not exist").status("dl-x-1").state is RemoteState.UNKNOWN
+    for code, content in ((404, b"default backend - 404"), (302, b"")):
+        proxy = executor(code, content)
+        with pytest.raises(EngineUnavailable):
+            proxy.status("dl-x-1")
+        with pytest.raises(EngineUnavailable):
+            proxy.submit("dl-x-1", OffloadSpec(entrypoint="true"))
+
+
+@pytest.mark.parametrize(
+    ("code", "content", "words"),
+    [
+        (200, b'{"logs": ""}', "not have the log"),
+        (404, b"Job dl-x-1 does not exist", "not have the log"),
+        (500, b"Traceback\nUnicodeDecodeError: 'utf-8' codec", "not UTF-8"),
+    ],
+)
+def test_result_that_ray_does_not_have_is_an_error(code: int, content: bytes, words: str):
+    with pytest.raises(OffloadFailed, match=words):
+        executor(code, content).result("dl-x-1")
+
+
+def test_result_may_have_any_character():
+    text = json.dumps({"logs": 'INFO\n50%\r::result {"name": "a\u2028b"}\n'})
+
+    assert executor(200, text.encode()).result("dl-x-1") == {"name": "a\u2028b"}

@@ -1,0 +1,80 @@
+"""What needs no Dask to be shown of its executor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pipelines.executors import dask_remote
+from pipelines.executors.dask import DaskExecutor
+from pipelines.offload import EngineRefused, OffloadFailed, OffloadSpec
+
+OURS, OTHER = f"{dask_remote.python_version()}.0.final.0", "2.7.18.final.0"
+
+
+class Cluster:
+    """Stands for a client and its scheduler."""
+
+    def __init__(self) -> None:
+        self.scheduler, self.worker, self.later = OURS, OURS, [OURS]
+        self.task_state = (False, None)
+        self.ran: list[str] = []  # on the scheduler
+
+    def get_versions(self) -> dict[str, Any]:
+        machines = [{"host": {"python": version}} for version in (self.scheduler, self.worker)]
+        return {"scheduler": machines[0], "workers": {"a": machines[1], "b": None}}
+
+    def run_on_scheduler(self, call: Callable[..., Any], *args: Any) -> Any:
+        self.ran.append(call.__name__)
+        return {"allowed_failures": 0, "task_state": self.task_state, "worker_pythons": self.later}[call.__name__]
+
+    def submit(self, *args: Any, **options: Any) -> None:
+        self.ran.append("submit")
+
+    def publish_dataset(self, future: Any, **options: Any) -> None: ...
+    def close(self, timeout: float) -> None: ...
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster()
+    modules: dict[str, Any] = {name: ModuleType(name) for name in ("distributed", "cloudpickle")}
+    modules["distributed"].Client = lambda *args, **options: made
+    modules["cloudpickle"].register_pickle_by_value = lambda module: None
+    modules["cloudpickle"].dumps = lambda value: b"pickled"
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return made
+
+
+@pytest.mark.parametrize("machine", ["scheduler", "worker"])
+def test_other_python_is_refused_before_any_code_is_sent(cluster: Cluster, machine: str):
+    setattr(cluster, machine, OTHER)
+
+    with pytest.raises(EngineRefused, match="the cluster has 2.7.18"):
+        DaskExecutor({"address": "tcp://x"}).status("dl-x-1")
+    assert cluster.ran == []
+
+
+def test_worker_that_joined_with_another_python_is_refused(cluster: Cluster):
+    engine = DaskExecutor({"address": "tcp://x"})
+    engine.submit("dl-x-1", OffloadSpec(call=print))
+    assert cluster.ran[-1] == "submit"
+
+    cluster.later = [OURS, OTHER]
+
+    with pytest.raises(EngineRefused, match="the cluster has 2.7.18"):
+        engine.submit("dl-x-2", OffloadSpec(call=print))
+    assert cluster.ran.count("submit") == 1
+
+
+@pytest.mark.parametrize("state", [(False, None), (True, "released")])
+def test_result_that_dask_has_lost_is_an_error(cluster: Cluster, state: Any):
+    cluster.task_state = state
+
+    with pytest.raises(OffloadFailed, match="does not have the result of dl-x-1"):
+        DaskExecutor({"address": "tcp://x"}).result("dl-x-1")
