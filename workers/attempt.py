@@ -88,6 +88,7 @@ class AttemptSettings(ContextSettings):
     isolation_enabled: bool = True  # False: isolated tasks run in the thread too, but none with a program of its own
     process_lock: ProcessLock = field(default_factory=ProcessLock)  # inherited by isolated processes
     log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None
+    keep_log_positions: Callable[[UUID, int], None] = lambda job_id, attempt: None
 
     @cached_property
     def connection_check(self) -> ConnectionCheck:
@@ -217,6 +218,8 @@ class Attempt(JobContext):
             try:
                 outcome = self._load_and_execute(task)
                 self._stop_offloads(outcome)
+                if self.has_offloads:
+                    self.settings.keep_log_positions(self.job_id, self.attempt)
             finally:
                 self.ended_at = clock()
                 if self.connections is not None:

@@ -104,6 +104,7 @@ class WorkerPool:
             options.engines,
             offloads=Offloads(self._sessions.settle.execute),
             logs=self._logs,
+            secret_store=options.attempts.secret_store,
             record_pending=partial(JobQueue.record_stop_pending, queue["renew"]),
             on_crash=self._on_crash,
         )
@@ -145,6 +146,7 @@ class WorkerPool:
             process_lock=self._registration.process_lock,
             run_isolated=run_isolated,
             log=self._logs.write,
+            keep_log_positions=self._logs.keep_positions,
             offloads=self._offloads,
         )
         self._listener, self._host_relay = make_listener(

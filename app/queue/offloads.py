@@ -36,6 +36,7 @@ class Offload:
     unavailable_sec: float | None  # since when its engine does not answer
     has_ended: bool
     outcome: str | None
+    is_stop_requested: bool
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class DuePoll:
     job_id: UUID
     run_id: UUID  # the last one of its job, until another claims the job
     engine: str
+    task: str  # empty if the job is deleted, as the next
+    secrets: list[str]  # names in its args, of a waiting job
     is_orphan: bool  # its job has ended: it is stopped
     attempt: int
     log_position: str
@@ -104,9 +107,6 @@ class Offloads:
 
     def end(self, name: str, outcome: Outcome) -> None:
         self._execute("end_offload", {"name": name, "outcome": outcome})
-
-    def detach(self, name: str, log_position: str) -> None:
-        self._execute("detach_offload", {"name": name, "log_position": log_position})
 
     # Called by the poller and the maintenance leader
 

@@ -4,7 +4,8 @@
 -- In the order of the fields of `Offload`. Of one call, or of all.
 SELECT name, job_id, run_id, call, number, engine, address, fingerprint, fence_token,
        extract(epoch FROM deadline_at - clock_timestamp())::float8, engine_timeout_sec, grace_sec, stop_on_shutdown, is_abandoned,
-       is_awaited, log_position, extract(epoch FROM clock_timestamp() - unavailable_since)::float8, ended_at IS NOT NULL, outcome
+       is_awaited, log_position, extract(epoch FROM clock_timestamp() - unavailable_since)::float8, ended_at IS NOT NULL, outcome,
+       stop_requested_at IS NOT NULL
   FROM dl_offloads
  WHERE job_id = %(job_id)s::uuid AND (%(call)s::text IS NULL OR call = %(call)s::text)
  ORDER BY created_at, number;
@@ -13,7 +14,8 @@ SELECT name, job_id, run_id, call, number, engine, address, fingerprint, fence_t
 -- The same of those that have not ended, if the run owns its job.
 SELECT name, job_id, run_id, call, number, engine, address, fingerprint, fence_token,
        extract(epoch FROM deadline_at - clock_timestamp())::float8, engine_timeout_sec, grace_sec, stop_on_shutdown, is_abandoned,
-       is_awaited, log_position, extract(epoch FROM clock_timestamp() - unavailable_since)::float8, ended_at IS NOT NULL, outcome
+       is_awaited, log_position, extract(epoch FROM clock_timestamp() - unavailable_since)::float8, ended_at IS NOT NULL, outcome,
+       stop_requested_at IS NOT NULL
   FROM dl_offloads
  WHERE job_id = %(job_id)s::uuid AND ended_at IS NULL
    AND EXISTS (SELECT FROM dl_jobs j
@@ -37,15 +39,11 @@ UPDATE dl_offloads SET stop_requested_at = coalesce(stop_requested_at, clock_tim
 UPDATE dl_offloads SET ended_at = clock_timestamp(), outcome = %(outcome)s::text, is_awaited = false
  WHERE name = %(name)s::text AND ended_at IS NULL;
 
--- name: detach_offload
--- The next attempt continues to read the log here.
-UPDATE dl_offloads SET log_position = %(log_position)s::text WHERE name = %(name)s::text AND ended_at IS NULL;
-
 -- name: claim_offload_polls
 -- The next that this process polls, so that no other process does meanwhile: those for which a job waits, and those left by a job
 -- that has ended. Those of running jobs are polled by their attempt.
 WITH due AS MATERIALIZED (
-    SELECT o.name, j.attempt, coalesce(j.run_id, o.run_id) AS run_id, coalesce(j.status::text NOT IN ('queued', 'running'), true) AS is_orphan
+    SELECT o.name, j.attempt, j.task, j.args, coalesce(j.run_id, o.run_id) AS run_id, coalesce(j.status::text NOT IN ('queued', 'running'), true) AS is_orphan
       FROM dl_offloads o LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[o.job_id])
      WHERE o.ended_at IS NULL AND o.next_poll_at <= (SELECT clock_timestamp()) AND o.engine = ANY (%(engines)s::text[])
        AND (o.is_awaited AND j.status::text = 'queued' OR coalesce(j.status::text NOT IN ('queued', 'running'), true))
@@ -58,7 +56,8 @@ UPDATE dl_offloads o
        stop_requested_at = CASE WHEN due.is_orphan THEN coalesce(o.stop_requested_at, clock_timestamp()) ELSE o.stop_requested_at END
   FROM due
  WHERE o.name = due.name
-RETURNING o.name, o.job_id, due.run_id, o.engine, due.is_orphan, coalesce(due.attempt, 0), o.log_position, o.is_abandoned,
+RETURNING o.name, o.job_id, due.run_id, o.engine, coalesce(due.task, ''),
+          ARRAY(SELECT value #>> '{}' FROM jsonb_path_query(due.args, '$.**."$secret"') AS value WHERE NOT due.is_orphan), due.is_orphan, coalesce(due.attempt, 0), o.log_position, o.is_abandoned,
           coalesce(extract(epoch FROM clock_timestamp() - o.unavailable_since) > o.engine_timeout_sec, false),
           coalesce(o.deadline_at <= clock_timestamp(), false),
           coalesce(extract(epoch FROM clock_timestamp() - CASE WHEN due.is_orphan THEN o.stop_requested_at ELSE o.awaited_since END),

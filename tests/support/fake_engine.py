@@ -2,8 +2,8 @@
 
 POST /programs/NAME starts a program, or answers 409 if the name exists; GET shows its state, DELETE stops it. A fault
 is taken by the next request of its method: `500` and `hang` before it has an effect, `lost` and `slow` after it;
-`late` answers 500 and has its effect half a second later; `unknown` in place of its answer, `twice` as if it was sent
-twice.
+`late` answers 500 and has its effect half a second later; `unknown` and `garbage` in place of its answer, `twice` as if
+it was sent twice; `ignored` answers and has no effect, `reset` closes the connection.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pipelines.offload import (
     EngineRefused,
     EngineUnavailable,
     FailureKind,
+    OffloadFailed,
     OffloadSpec,
     RemoteState,
     RemoteStatus,
@@ -67,6 +68,7 @@ class FakeEngine:
     requests: list[tuple[float, str, str]] = field(default_factory=list)  # time, method, name
     starts: Counter[str] = field(default_factory=Counter)
     ignores_stop: bool = False
+    has_lost_logs: bool = False
     token: str | None = None  # that requests must bear
     port: int = 0
     _server: ThreadingHTTPServer | None = None
@@ -80,10 +82,14 @@ class FakeEngine:
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                self.close_connection = True
                 if engine.token is not None and self.headers.get("Authorization") != f"Bearer {engine.token}":
                     code, value = 401, {"error": "Unauthorized"}
                 else:
-                    code, value = engine.handle(self.command, self.path, json.loads(body or b"null"))
+                    try:
+                        code, value = engine.handle(self.command, self.path, json.loads(body or b"null"))
+                    except ConnectionError:
+                        return
                 content = json.dumps(value).encode()
                 with suppress(ConnectionError):  # the client has given up
                     self.send_response(code)
@@ -127,6 +133,10 @@ class FakeEngine:
             time.sleep(_HANG_SEC)
         if fault in ("hang", "500"):
             return 500, {"error": "a fault"}
+        if fault == "ignored":
+            return 200, {}
+        if fault == "reset":
+            raise ConnectionError("a fault")
         if fault == "late":
             threading.Timer(_LATE_SEC, getattr(self, f"_{method.lower()}"), (name, part, body)).start()
             return 500, {"error": "a fault"}
@@ -137,7 +147,8 @@ class FakeEngine:
             time.sleep(_HANG_SEC)
         if fault == "lost":
             return 500, {"error": "the answer was lost"}
-        return (404, {}) if fault == "unknown" else (code, value)
+        answers: dict[str, tuple[int, Any]] = {"unknown": (404, {}), "garbage": (200, ["garbage"])}
+        return answers.get(fault, (code, value))
 
     def _post(self, name: str, part: str, body: Any) -> tuple[int, Any]:
         with self._starting:
@@ -163,7 +174,9 @@ class FakeEngine:
         if program is None or program.is_forgotten:
             return 404, {}
         if part.startswith("logs"):
-            lines = program.log.read_text().splitlines()
+            if self.has_lost_logs:
+                return 404, {}
+            lines = program.log.read_text(errors="replace").splitlines()
             begin = int(part.partition("=")[2] or 0)
             return 200, {"lines": lines[begin : begin + MAX_LOG_LINES]}
         return 200, program.state()
@@ -231,6 +244,8 @@ class FakeExecutor:
     def result(self, name: str) -> Any:
         lines: list[str] = []
         position = ""
+        if self._send("GET", f"{name}/logs=0")[0] != 200:
+            raise OffloadFailed(f"the result of {name} is lost")
         while True:
             piece, position = self.logs(name, position)
             if not piece:

@@ -29,6 +29,11 @@ def main(mode: str, folder: Path) -> None:
         case "lines":
             for n in range(2_500):
                 print(f"line {n}")  # noqa: T201
+        case "noise":
+            for _ in range(12):
+                print("x" * 2_000_000)  # noqa: T201
+            sys.stdout.buffer.write(b"\xff\xfe\n")
+            sys.exit("it broke")
         case "variables":
             names = ("DL_JOB_ID", "DL_RUN_ID", "DL_OFFLOAD", "DL_FENCE_TOKEN", "OWN")
             print("::result " + json.dumps({name: os.environ.get(name) for name in names}))  # noqa: T201

@@ -45,6 +45,12 @@ def in_transaction(args: Args, ctx: Context) -> None:
         handle_of(args, ctx)
 
 
+def reused_key(args: Args, ctx: Context) -> Any:
+    first = handle_of(args, ctx)
+    handle_of({**args, "resources": {"fails_as": "oom"}}, ctx)
+    return first.result()
+
+
 def changed(args: Args, ctx: Context) -> Any:
     """Its first attempt fails; the next ones ask with the args of `then` in place of its own."""
     if ctx.attempt == 1:
@@ -54,7 +60,7 @@ def changed(args: Args, ctx: Context) -> Any:
 
 
 def register_all(pipelines: Pipelines, *, isolation: Any = "thread") -> Pipelines:
-    for call in (blocking, waiting, unread, fails_here, in_transaction, changed):
+    for call in (blocking, waiting, unread, fails_here, in_transaction, reused_key, changed):
         pipelines.register(f"offload.{call.__name__}", isolation=isolation, no_retry=[ValueError])(call)
     return pipelines
 

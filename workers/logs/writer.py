@@ -381,7 +381,19 @@ class JobLogWriter:
             while self._pending and self._is_connected() and clock() < deadline:
                 if not self._write_batch():
                     break
+        if not self._write_lock.acquire(timeout=max(0.0, deadline - clock())):  # the thread's batch
+            return False
+        self._write_lock.release()
         return not self._pending
+
+    def keep_positions(self, job_id: UUID, attempt: int) -> None:
+        """Write the pending lines now if a position of this attempt is among them: its job is released after that, and
+        the next attempt reads from there."""
+        key = (job_id, attempt)
+        with self._lock:
+            is_pending = any(line.stream == POSITION_STREAM and line.key == key for line in self._pending)
+        if is_pending or self._write_lock.locked():
+            self.flush()
 
     # ── the thread ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -38,7 +38,8 @@ class OffloadCalls:
         self._offloads = Offloads(context.execute_for_offload)
         self._calls = EngineCalls(context)
         self._lock = threading.Lock()
-        self._count = 0  # of calls without a key; under the lock
+        self._count = 0  # of calls without a key; under the lock, as the next
+        self._digests: dict[str, str] = {}  # by call
 
     def start(
         self, engine: str, call: Callable[..., Any] | None, args: tuple[Any, ...], given: OffloadOptions
@@ -50,6 +51,7 @@ class OffloadCalls:
             raise EngineRefused(f"the engine {engine!r} runs no {kind}s")
         call_id, digest = options.key or self._next_call(), fingerprint(engine, spec)
         rows = self._offloads.of_call(self._context.job.id, call_id)
+        self._check_key(call_id, digest)
         kept = self._reusable(rows, digest, options)
         for row in rows:
             if not row.has_ended and row is not kept:
@@ -71,12 +73,22 @@ class OffloadCalls:
             self._count += 1
             return str(self._count)
 
+    def _check_key(self, call_id: str, digest: str) -> None:
+        """Raise ValueError for a key that names other work of this attempt, which would be stopped."""
+        with self._lock:
+            if self._digests.setdefault(call_id, digest) != digest:
+                raise ValueError(
+                    f"the key {call_id!r} names other work of this attempt: give each call a key of its own"
+                )
+
     def _handle(self, work: Work) -> RemoteHandle:
         return RemoteHandle(work, self._context, self._service, self._offloads)
 
     def _reusable(self, rows: Sequence[Offload], digest: str, options: Options) -> Offload | None:
-        """What an earlier attempt submitted, if it did not end badly and nothing has changed."""
+        """What an earlier attempt submitted, if it did not end badly, is not to stop, and nothing has changed."""
         if not rows or rows[-1].outcome not in (None, "succeeded") or rows[-1].fingerprint != digest:
+            return None
+        if rows[-1].is_stop_requested and not rows[-1].has_ended:
             return None
         is_other_run = rows[-1].run_id != self._context.job.run_id
         return None if options.fresh and is_other_run else rows[-1]
@@ -90,7 +102,10 @@ class OffloadCalls:
             _log.info("offload.attached", offload=work.name, engine=work.engine, state=status.state)
         elif row.has_ended:
             return None
-        else:
+        elif not handle.is_late:
+            if row.address != work.executor.address:
+                lines = [f"{work.name} was submitted to {row.address}, and is now submitted to {work.executor.address}"]
+                self._context.write_lines("note", lines)
             handle.submit()
         return handle
 

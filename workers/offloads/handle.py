@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +36,8 @@ _log = log.get(__name__)
 _WAIT_SLICE_SEC = 1.0  # between two safe points
 _MAX_SUBMISSIONS = 4  # of a name in an attempt: an engine that forgets what runs would run it again and again
 _MAX_LAST_LOGS = 50  # pieces of a log that are read at the end
-_TAIL_LINES = 10  # in the error of a program
+_TAIL_LINES, _MAX_TAIL_LINE_LENGTH = 10, 1_000  # in the error of a program
+_ENDED = (RemoteState.SUCCEEDED, RemoteState.FAILED, RemoteState.STOPPED)
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,17 @@ class RemoteHandle(Handle):
         self._log_position = work.log_position
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._submission_count = 0
+        self._is_stop_requested = False  # because it is late
         self._end: tuple[Any, BaseException | None] | None = None
         self.last_state = RemoteState.PENDING
 
     @property
     def done(self) -> bool:
         """True after the deadline too: a job that waits must start again, so that `result` stops the work."""
-        return self._end is not None or self.last_state.is_over or self._is_late
+        return self._end is not None or self.last_state.is_over or self.is_late
 
     @property
-    def _is_late(self) -> bool:
+    def is_late(self) -> bool:
         return self._deadline is not None and clock() >= self._deadline
 
     def submit(self) -> None:
@@ -137,13 +138,10 @@ class RemoteHandle(Handle):
         self._service.poller.watch(watch)
         try:
             status = self._wait_for_status(watch)
-        except BaseException:
-            with suppress(Exception):  # the log is read again from an earlier place
-                self._offloads.detach(self.name, watch.position)
-            raise
         finally:
             self._service.poller.unwatch(watch)
-        self.last_state, self._log_position = status.state, watch.position
+            self._log_position = watch.position
+        self.last_state = status.state
         return self._take(status)
 
     def _wait_for_status(self, watch: Watch) -> RemoteStatus:
@@ -161,11 +159,11 @@ class RemoteHandle(Handle):
                 if is_shown:
                     self._calls.show_recovery()
                     is_shown = False
-                if watch.status.state is RemoteState.UNKNOWN:
-                    self._submit_again(watch)
-                elif watch.status.state.is_over:
+                if watch.status.state in _ENDED:
                     return watch.status
-            self._check_deadline()
+                if watch.status.state is RemoteState.UNKNOWN and not self.is_late:
+                    self._submit_again(watch)
+            self._check_deadline(watch)
             with self._context.on_stop(watch.changed.set):
                 watch.changed.wait(_WAIT_SLICE_SEC)
             watch.changed.clear()
@@ -178,15 +176,24 @@ class RemoteHandle(Handle):
         watch.status = None
         self.submit()
 
-    def _check_deadline(self) -> None:
-        if self._is_late and not self.last_state.is_over:
+    def _check_deadline(self, watch: Watch) -> None:
+        """Stop work that is late. While the engine does not answer, the wait continues until its own time limit."""
+        state = self.last_state if watch.status is None else watch.status.state
+        if not self.is_late or state in _ENDED:
+            return
+        limit = f"{self._work.options.timeout:g} s" if self._work.options.timeout is not None else "its timeout"
+        message = f"{self.engine} {self.name} has not ended within {limit}"
+        if watch.unavailable_since is None:
             self.stop()
-            limit = f"{self._work.options.timeout:g} s" if self._work.options.timeout is not None else "its timeout"
-            raise TimeoutError(f"{self.engine} {self.name} has not ended within {limit}")
+            raise TimeoutError(message)
+        if not self._is_stop_requested:
+            self._is_stop_requested = True
+            self._offloads.request_stop(self.name)
+            self._context.write_lines("note", [f"{message}; it is stopped when the engine answers"])
 
     def _write_lines(self, lines: Sequence[str], position: str) -> None:
         """Called by the poller."""
-        self._tail.extend(lines)
+        self._tail.extend(line[:_MAX_TAIL_LINE_LENGTH] for line in lines[-_TAIL_LINES:])
         for line in lines:
             if (progress := parse_progress(line)) is not None:
                 self._context.record_progress(progress)

@@ -18,6 +18,7 @@ from pipelines.offload import EngineUnavailable, Executor, RemoteState, RemoteSt
 from workers.logs.writer import JobLogWriter
 from workers.offloads.remote_log import read_log, write_log
 from workers.offloads.remote_stop import RemoteStop
+from workers.secrets import Redactor, SecretStore, SecretUnavailable
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
@@ -41,11 +42,14 @@ class Watch:
     def __init__(self, name: str, engine: str, executor: Executor, *, position: str, write_lines: WriteLines) -> None:
         self.name, self.engine, self.executor, self.position = name, engine, executor, position
         self._write_lines = write_lines
+        self.is_removed = False  # set by the attempt: what is read after that is for the next one
         self.changed = threading.Event()
         self.next_poll_at = 0.0  # the poller's, as the next
         self.interval_sec = MIN_POLL_SEC
 
     def record(self, status: RemoteStatus, lines: Sequence[str], position: str) -> None:
+        if self.is_removed:
+            return
         if lines:
             self._write_lines(lines, position)
         self.position = position
@@ -79,9 +83,11 @@ class OffloadPoller:
         *,
         offloads: Offloads | None = None,  # None: no job waits here without a thread
         logs: JobLogWriter | None = None,  # of these jobs
+        secret_store: SecretStore | None = None,  # to redact their logs
         on_crash: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._engines, self._offloads, self._logs = engines, offloads, logs
+        self._secret_store = secret_store or SecretStore()
         self._lock = threading.Lock()
         self._watches: list[Watch] = []  # under the lock
         self._backoffs: dict[str, _Backoff] = {}  # by engine; the thread's, as the next
@@ -97,6 +103,7 @@ class OffloadPoller:
 
     def unwatch(self, watch: Watch) -> None:
         with self._lock:
+            watch.is_removed = True
             self._watches = [other for other in self._watches if other is not watch]
 
     def run_once(self) -> float:
@@ -188,7 +195,7 @@ class OffloadPoller:
                 state = executor.status(due.name).state
                 is_over = state.is_over
                 if logs is not None and state not in (RemoteState.UNKNOWN, RemoteState.PENDING):
-                    lines, position = read_log(executor, due.name, due.log_position)
+                    lines, position = self._read_log_of(due, executor)
         except Exception as error:
             if backoff is None or clock() >= backoff.until:
                 self._record_outage(due.engine, error)
@@ -202,6 +209,16 @@ class OffloadPoller:
             write_log(logs, due, lines, position)
         offloads.record_poll(due.name, next_sec=next_sec)
         self._conclude(offloads, due, is_over=is_over, may_arrive=may_arrive)
+
+    def _read_log_of(self, due: DuePoll, executor: Executor) -> tuple[list[str], str]:
+        """Without the values of the job's secrets. If one cannot be read here, the log is left to the next attempt."""
+        try:
+            values = {name: self._secret_store.resolve_for_task(name, due.task) for name in set(due.secrets)}
+        except SecretUnavailable:
+            return [], due.log_position
+        redactor = Redactor(values)
+        lines, position = read_log(executor, due.name, due.log_position)
+        return [redactor.redact_text(line) for line in lines], position
 
     @staticmethod
     def _conclude(offloads: Offloads, due: DuePoll, *, is_over: bool, may_arrive: bool) -> None:

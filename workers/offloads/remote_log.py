@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from app.queue.offloads import DuePoll
-from pipelines.offload import Executor
+from pipelines.offload import Executor, OffloadFailed
 from workers.logs.writer import POSITION_STREAM, JobLogWriter
 
 _MAX_POSITION_LENGTH = 1_000
@@ -18,7 +18,10 @@ def read_log(executor: Executor, name: str, after: str) -> tuple[list[str], str]
     more is read: each poll would read the same lines again."""
     if after == _NOT_FOLLOWED:
         return [], after
-    lines, position = executor.logs(name, after)
+    try:
+        lines, position = executor.logs(name, after)
+    except OffloadFailed as error:  # of this work alone: the engine answers
+        return [f"… this log is not read any further: {error} …"], _NOT_FOLLOWED
     if position.isascii() and position.isprintable() and len(position) <= _MAX_POSITION_LENGTH:
         return lines, position
     allowed = f"printable ASCII text of at most {_MAX_POSITION_LENGTH:,} characters"

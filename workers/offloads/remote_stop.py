@@ -16,20 +16,21 @@ class RemoteStop:
         """Since when the work is to stop: nothing submits it after that."""
         self._executor, self._name = executor, name
         self._until = clock() + max(0.0, LATE_SUBMISSION_SEC - asked_sec) if executor.survives else clock()
-        self._is_known = self._is_sent = False
+        self._is_known = False
 
     @property
     def may_arrive(self) -> bool:
         return not self._is_known and clock() < self._until
 
     def has_ended(self) -> bool:
-        """Ask the engine; stop the work as soon as its name is known. Raises EngineUnavailable."""
+        """Ask the engine, and stop the work if its name is known: again each time, for an engine may lose a stop, too.
+
+        Raises EngineUnavailable."""
         state = self._executor.status(self._name).state
         if state is RemoteState.UNKNOWN:
             return not self.may_arrive
         self._is_known = True
-        if state.is_over or self._is_sent:
-            return state.is_over
+        if state.is_over:
+            return True
         self._executor.stop(self._name)
-        self._is_sent = True
         return self._executor.status(self._name).state.is_over

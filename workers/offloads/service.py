@@ -12,6 +12,7 @@ from pipelines.executors import Engines
 from pipelines.offload import Executor
 from workers.logs.writer import JobLogWriter
 from workers.offloads.poller import OffloadPoller
+from workers.secrets import SecretStore
 
 
 class RecordPending(Protocol):
@@ -33,11 +34,12 @@ class OffloadService:
         *,
         offloads: Offloads | None = None,  # the process's own access to the rows; None: attempts use theirs
         logs: JobLogWriter | None = None,  # of the jobs that wait without a thread
+        secret_store: SecretStore | None = None,  # of these jobs
         record_pending: RecordPending = _record_nothing,
         on_crash: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.engines, self.offloads, self.record_pending = engines, offloads, record_pending
-        self.poller = OffloadPoller(engines, offloads=offloads, logs=logs, on_crash=on_crash)
+        self.poller = OffloadPoller(engines, offloads=offloads, logs=logs, secret_store=secret_store, on_crash=on_crash)
         self.thread = self.poller.thread
 
     def ensure_started(self) -> None:

@@ -6,7 +6,7 @@ belong to the new owner.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from app import log
@@ -14,7 +14,7 @@ from app.errors import DatabaseUnavailable
 from app.queue.job import ClaimedJob
 from app.queue.offloads import Offload, Offloads
 from pipelines.context import StopReason
-from pipelines.offload import EngineUnavailable, UnknownEngine
+from pipelines.offload import UnknownEngine
 from workers.offloads.remote_stop import RemoteStop
 from workers.offloads.service import OffloadService, forget_local
 from workers.threads import clock
@@ -36,6 +36,7 @@ class EndedAttempt(Protocol):
     @property
     def is_shutting_down(self) -> bool: ...
     def pause(self, seconds: float) -> None: ...
+    def write_lines(self, stream: str, lines: Sequence[str]) -> None: ...
 
 
 class OffloadStopper:
@@ -83,16 +84,20 @@ class OffloadStopper:
                     return
                 if remote_stop.may_arrive:
                     detail = "the engine does not know it yet, and may still carry out its submission"
-            except EngineUnavailable as error:
-                detail, is_away = f"the engine does not answer: {error}", True
+            except Exception as error:  # another package's executor may raise anything
+                detail, is_away = f"the engine does not answer: {str(error) or type(error).__name__}", True
             if clock() >= deadline:
                 if row.is_abandoned:
                     if not remote_stop.may_arrive:  # else the poller stops it when it arrives
                         self._retry(lambda: self._offloads.end(row.name, "abandoned"))
                     return
                 reason = self._attempt.stop_reason
-                if reason is StopReason.SHUTDOWN or (is_away and reason is None):
-                    return  # the next attempt finds it; that of a job that has ended is stopped by the poller
+                if reason is StopReason.SHUTDOWN:
+                    return  # the next attempt finds it
+                if is_away and reason is None:
+                    line = f"{row.name} is stopped when the engine {row.engine!r} answers: {detail}"
+                    self._attempt.write_lines("note", [line])
+                    return  # the poller does
                 self._show_pending(row, detail)
             self._attempt.pause(pause_sec)
             pause_sec = min(_MAX_PAUSE_SEC, 1.5 * pause_sec)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -315,3 +316,44 @@ def test_stopping_pool_writes_the_last_lines(worker_pools):
     assert pool.stop(grace=20)
 
     assert lines_of(worker_pools, job_id) == ["the last word"]
+
+
+def test_flush_waits_for_the_batch_of_the_thread(make, table):
+    logs = make()
+    is_writing, may_end = threading.Event(), threading.Event()
+    write = table.write_logs
+
+    def write_slowly(lines, positions=()):
+        is_writing.set()
+        assert may_end.wait(10)
+        write(lines, positions)
+
+    table.write_logs = write_slowly
+    say(logs, "one")
+    threads = [threading.Thread(target=logs.run_once)]
+    threads[0].start()
+    assert is_writing.wait(10)
+    threads.append(threading.Thread(target=logs.flush))
+    threads[1].start()
+
+    assert not table.lines
+    assert threads[1].is_alive()
+    may_end.set()
+    for thread in threads:
+        thread.join(10)
+    assert table.texts == ["one"]
+
+
+def test_positions_of_an_attempt_are_written_at_its_end(make, table):
+    logs = make()
+    say(logs, "one")
+
+    logs.keep_positions(JOB, 1)
+    assert table.texts == []
+    logs.write(JOB, 2, "INFO", POSITION_STREAM, "dl-x-1 run 1")
+    logs.keep_positions(JOB, 1)
+    assert table.texts == []
+    logs.keep_positions(JOB, 2)
+
+    assert table.texts == ["one"]
+    assert table.positions == [("dl-x-1", "run", "1")]

@@ -100,7 +100,7 @@ class EngineJobs:
         site = install_entry_points(self.folder, held="tests.support.held_executor:HeldExecutor")
         env = {
             "DL_DB_DSN": self.pools.dsn, "DL_PIPELINES": "tests.support.offload_tasks", "DL_MEMORY_HIGH": "0",
-            "DL_HEARTBEAT_SEC": "0.5", "DL_REAPER_PERIOD_SEC": "0.5",
+            "DL_HEARTBEAT_SEC": "0.5", "DL_SHUTDOWN_GRACE_SEC": "0", "DL_REAPER_PERIOD_SEC": "0.5",
             "WORKERS_JSON": '[{"queue":"q","concurrency":6}]', f"DL_SECRET_{SECRET.upper()}": self.engine.token,
             "DL_EXECUTORS": json.dumps(self.engine.held_settings(self.folder)),
             "PYTHONPATH": ":".join([str(site), str(ROOT), *sys.path]),

@@ -98,3 +98,62 @@ def test_fresh_work_is_of_one_attempt(offloads: OffloadFixture):
     offloads.succeeded(job_id)
 
     assert [row[0] for row in offloads.rows(job_id)] == [name, f"{name}.2"]
+
+
+def test_changed_work_waits_for_the_end_of_the_former(offloads: OffloadFixture):
+    offloads.engine.ignores_stop = True
+    offloads.start()
+    then = {"entrypoint": program("quick", offloads.folder)}
+    job_id = offloads.add("changed", "gate", then=then, options={"grace": 0.3}, job={"max_attempts": 2})
+    name = offloads.name(job_id)
+
+    eventually(lambda: "stop_pending" in offloads.pools.queue_fixture.event_kinds(job_id))
+
+    assert offloads.rows(job_id) == [(name, None)], "nothing is submitted beside what runs"
+    offloads.engine.ignores_stop = False
+    assert "was asked to stop 0.3 s ago, and has not ended" in (offloads.failed(job_id).error or "")
+    assert offloads.rows(job_id) == [(name, "stopped")]
+
+
+def test_key_of_other_work_of_the_attempt_is_refused(offloads: OffloadFixture):
+    offloads.start()
+
+    job_id = offloads.add("reused_key", "gate", options={"key": "a"}, job={"max_attempts": 1})
+
+    assert "the key 'a' names other work of this attempt" in (offloads.failed(job_id).error or "")
+    assert offloads.rows(job_id) == [(offloads.name(job_id, "a"), "stopped")]
+
+
+def test_work_that_was_to_be_stopped_is_not_found_again(offloads: OffloadFixture):
+    offloads.start()
+    job_id = offloads.add("waiting", "gate")
+    name = offloads.name(job_id)
+    eventually(lambda: offloads.pools.queue_fixture.wait_state(job_id) == "waiting")
+    offloads.engine.ignores_stop = True
+    offloads.pools.queue_fixture.queue.cancel(job_id)
+    eventually(lambda: offloads.engine.count_requests("DELETE") > 0, message="the poller stops it")
+
+    offloads.pools.queue_fixture.queue.retry(job_id)
+    offloads.engine.ignores_stop = False
+    offloads.open_gate()
+
+    offloads.succeeded(job_id)
+    assert [row[0] for row in offloads.rows(job_id)] == [name, f"{name}.2"], "its fence refuses its commits"
+
+
+def test_other_address_of_lost_work_is_noted(offloads: OffloadFixture):
+    pool = offloads.start()
+    job_id = offloads.add("blocking", "gate")
+    name = offloads.name(job_id)
+    offloads.wait_until_running(name)
+    pool.stop(grace=0)
+    offloads.pools.queue_fixture.sql("UPDATE dl_offloads SET address = 'http://former'")
+    former = offloads.engine.programs.pop(name)
+
+    offloads.start()
+
+    eventually(lambda: any("was submitted to http://former" in line for line in offloads.log(job_id, "note")))
+    former.process.kill()
+    former.process.wait()
+    offloads.open_gate()
+    offloads.succeeded(job_id)

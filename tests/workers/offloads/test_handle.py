@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pipelines.executors import Engines
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import OffloadFixture, start_count
+from workers.offloads import handle
+from workers.threads import clock
 
 
 def test_timeout_of_the_work_stops_it(offloads: OffloadFixture):
@@ -64,6 +68,8 @@ def test_engine_that_goes_away_fails_the_attempt(offloads: OffloadFixture):
     offloads.open_gate()
     offloads.succeeded(job_id)
     assert start_count(offloads.folder) == 1
+    eventually(lambda: '::result {"rows": 3}' in offloads.log(job_id, "fake"))
+    assert offloads.log(job_id, "fake").count("begun") == 1, "its position is kept before the next attempt"
 
 
 def test_engine_that_forgets_each_time_is_given_up(offloads: OffloadFixture):
@@ -114,3 +120,73 @@ def test_refused_token_is_named_in_the_log_and_the_error(offloads: OffloadFixtur
     expected = 'does not accept the setting "token" of this engine in DL_EXECUTORS'
     assert expected in (offloads.failed(job_id).error or "")
     eventually(lambda: any(expected in line for line in offloads.log(job_id, "note")))
+
+
+def test_lost_result_is_an_error(offloads: OffloadFixture):
+    offloads.engine.has_lost_logs = True
+    offloads.start()
+
+    job_id = offloads.add("blocking", "quick", job={"max_attempts": 1})
+
+    name = offloads.name(job_id)
+    assert f"the result of {name} is lost" in (offloads.failed(job_id).error or "")
+    assert offloads.rows(job_id) == [(name, "failed")], "the next attempt submits it again"
+
+
+def test_late_work_waits_for_an_engine_that_is_away(offloads: OffloadFixture, monkeypatch: pytest.MonkeyPatch):
+    passed_sec = 0.0
+    monkeypatch.setattr(handle, "clock", lambda: clock() + passed_sec)
+    offloads.start()
+    job_id = offloads.add("blocking", "gate", options={"timeout": 60}, job={"max_attempts": 1})
+    name = offloads.name(job_id)
+    offloads.wait_until_running(name)
+    offloads.engine.down()
+    eventually(lambda: "engine" in offloads.pools.queue_fixture.job(job_id).progress)
+
+    passed_sec = 61.0
+
+    eventually(lambda: any("is stopped when the engine answers" in line for line in offloads.log(job_id, "note")))
+    assert offloads.pools.queue_fixture.fetch_row("SELECT stop_requested_at IS NOT NULL FROM dl_offloads")
+    offloads.engine.up()
+    assert "has not ended within 60 s" in (offloads.failed(job_id).error or "")
+    assert not offloads.is_alive(name)
+
+
+def test_late_work_that_is_lost_is_not_submitted_again(offloads: OffloadFixture):
+    pool = offloads.start()
+    job_id = offloads.add("blocking", "gate", options={"timeout": 60}, job={"max_attempts": 1})
+    name = offloads.name(job_id)
+    offloads.wait_until_running(name)
+    pool.stop(grace=0)
+    lost = offloads.engine.programs.pop(name).process
+    lost.kill()
+    lost.wait()
+    offloads.pools.queue_fixture.sql("UPDATE dl_offloads SET deadline_at = now()")
+
+    offloads.start()
+
+    assert "has not ended within 60 s" in (offloads.failed(job_id).error or "")
+    assert offloads.engine.count_requests("POST") == 1
+
+
+def test_broken_answers_cost_no_execution(offloads: OffloadFixture):
+    offloads.engine.faults["POST"].extend(["reset"])
+    offloads.engine.faults["GET"].extend(["garbage", "reset", "unknown", "500"])
+    offloads.start()
+
+    job_id = offloads.add("blocking", "quick")
+
+    assert offloads.succeeded(job_id).result == {"rows": 3}
+    assert start_count(offloads.folder) == 1
+
+
+def test_noise_of_failed_work_is_limited(offloads: OffloadFixture):
+    offloads.start()
+
+    job_id = offloads.add("blocking", "noise", job={"max_attempts": 1})
+
+    error = offloads.failed(job_id).error or ""
+    assert "it broke" in error
+    assert len(error) < 20_000
+    eventually(lambda: any("\N{REPLACEMENT CHARACTER}" in line for line in offloads.log(job_id, "fake")))
+    assert max(map(len, offloads.log(job_id, "fake"))) < 20_000

@@ -6,12 +6,14 @@ In `make test` on the fake engine and a fake API server of Kubernetes; by `make 
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from app.queue.job import Status
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from tests.workers.offloads.conftest import FIGURES
@@ -217,3 +219,24 @@ def test_log_of_the_work_has_the_cap_of_job_logs(jobs: EngineJobs):
 
     eventually(lambda: any("reached 2,000" in line for line in all_lines()))
     assert sum(map(len, all_lines())) < 20_000
+
+
+@pytest.mark.parametrize("jobs", ["fake"], indirect=True)
+def test_kill_during_shutdown_loses_no_line(jobs: EngineJobs):
+    queue_db = jobs.pools.queue_fixture
+    is_writing = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%dl_job_logs%%'"
+    with jobs.worker_process() as worker, queue_db.open_transaction() as step:
+        step("LOCK TABLE dl_job_logs IN EXCLUSIVE MODE")
+        job_id = jobs.add("blocking", "gate")
+        eventually(lambda: queue_db.fetch_row(is_writing) == 1, message="its line is read, and cannot be written")
+        worker.signal(signal.SIGTERM)
+        eventually(lambda: queue_db.status(job_id) is Status.QUEUED, message="it is released")
+        worker.kill()
+
+    jobs.start()
+    jobs.open_gate(job_id)
+
+    jobs.succeeded(job_id)
+    eventually(lambda: '::result {"rows": 3}' in jobs.log(job_id))
+    assert jobs.log(job_id).count("begun") == 1
+    assert jobs.starts(job_id) == 1

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
+from app import log
 from app.queue.job import Status
+from app.queue.offloads import DuePoll
 from pipelines.executors import Engines
+from pipelines.offload import RemoteState, RemoteStatus
 from tests.support.fake_engine import FakeExecutor
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import OffloadFixture, start_count
 from workers.offloads import poller
+from workers.secrets import SecretStore
 
 
 def test_waiting_job_holds_no_thread(offloads: OffloadFixture):
@@ -130,3 +135,41 @@ def test_one_thread_polls_two_hundred_handles(counting: CountingExecutor):
     starts, ends = counting.times[2::2], counting.times[1::2]  # a poll sends two requests
     gaps = [start - end for start, end in zip(starts, ends, strict=False)]
     assert min(gaps) > 0.39, "five requests a second, also while watches are added"
+
+
+def test_log_of_a_waiting_job_has_no_secrets(offloads: OffloadFixture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(log, "register_secret", lambda forms, holder=None: None)  # by another process than ran the job
+    offloads.start(secret_store=SecretStore({"DL_SECRET_WORD": "begun"}))
+
+    job_id = offloads.add("waiting", "gate", word=[{"$secret": "word"}])
+
+    eventually(lambda: offloads.log(job_id, "fake") == [log.MASK])
+    offloads.open_gate()
+    offloads.succeeded(job_id)
+
+
+def test_log_is_not_read_without_the_secrets_of_its_job(counting: CountingExecutor):
+    store = SecretStore({"DL_SECRET_WORD": "a word"}, task_patterns={"word": ("t",)})
+    polls = poller.OffloadPoller(Engines(executors={"fake": counting}), secret_store=store)
+    values = dict.fromkeys(field.name for field in fields(DuePoll))
+    due = DuePoll(**{**values, "name": "dl-1", "task": "t", "secrets": ["word"], "log_position": "7"})  # type: ignore[arg-type]
+
+    assert polls._read_log_of(due, counting) == ([], "7")
+    assert len(counting.times) == 1
+    for unreadable in (replace(due, task="other"), replace(due, secrets=["word", "lost"])):
+        assert polls._read_log_of(unreadable, counting) == ([], "7")
+    assert len(counting.times) == 1
+
+
+def test_lines_read_after_the_attempt_are_left_to_the_next(counting: CountingExecutor):
+    written: list[str] = []
+    polls = poller.OffloadPoller(Engines(executors={"fake": counting}))
+    watch = poller.Watch(
+        "dl-1", "fake", counting, position="7", write_lines=lambda lines, position: written.extend(lines)
+    )
+    polls.watch(watch)
+
+    polls.unwatch(watch)
+    watch.record(RemoteStatus(RemoteState.RUNNING), ["late"], "8")
+
+    assert (written, watch.position) == ([], "7")

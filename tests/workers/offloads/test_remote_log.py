@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.offload import OffloadFailed
 from workers.offloads.remote_log import read_log
 
 
@@ -37,3 +38,19 @@ def test_position_of_an_engine_is_passed_on():
     engine: Any = OneLine("2030-01-31T00:00:00Z 7")
 
     assert read_log(engine, "dl-x-1", "") == (["a line"], "2030-01-31T00:00:00Z 7")
+
+
+class Unreadable:
+    """Its engine answers, but not with this log."""
+
+    def logs(self, name: str, after: str) -> tuple[list[str], str]:
+        raise OffloadFailed("it has more than 32 MB")
+
+
+def test_log_that_the_engine_cannot_send_ends():
+    engine: Any = Unreadable()
+
+    (line,), after = read_log(engine, "dl-x-1", "7")
+
+    assert line == "… this log is not read any further: it has more than 32 MB …"
+    assert read_log(engine, "dl-x-1", after) == ([], after)

@@ -138,3 +138,32 @@ def test_job_that_ends_without_it_stops_its_work(offloads: OffloadFixture):
     for job_id in (ended, failed):
         assert not offloads.is_alive(offloads.name(job_id))
         assert offloads.rows(job_id) == [(offloads.name(job_id), "stopped")]
+
+
+def test_stop_is_waited_for_through_broken_answers(offloads: OffloadFixture):
+    offloads.start()
+    job_id = offloads.add("blocking", "gate")
+    name = offloads.name(job_id)
+    offloads.wait_until_running(name)
+    offloads.engine.faults["DELETE"].extend(["ignored", "garbage", "reset", "500"])
+    offloads.engine.faults["GET"].extend(["garbage", "reset"])
+
+    offloads.pools.queue_fixture.queue.cancel(job_id)
+
+    offloads.pools.wait_for_status(job_id, Status.CANCELED)
+    assert not offloads.is_alive(name)
+    assert offloads.rows(job_id) == [(name, "stopped")]
+
+
+def test_work_left_by_an_ended_job_is_noted(offloads: OffloadFixture):
+    offloads.start()
+    offloads.engine.faults["GET"].extend(["500"] * 1_000)
+    job_id = offloads.add("unread", "gate", options={"grace": 0.2})
+    name = offloads.name(job_id)
+
+    offloads.succeeded(job_id)
+
+    eventually(lambda: any(f"{name} is stopped when the engine" in line for line in offloads.log(job_id, "note")))
+    assert offloads.is_alive(name)
+    offloads.engine.faults.clear()
+    eventually(lambda: not offloads.is_alive(name))
