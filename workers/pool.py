@@ -30,7 +30,8 @@ from workers.heartbeat import Heartbeat
 from workers.host_listener import HostListener, make_listener
 from workers.isolation.run import run_isolated
 from workers.listener import ListenMode
-from workers.logs.writer import JobLogWriter, LogSink
+from workers.logs.capture import LogSink
+from workers.logs.writer import JobLogWriter
 from workers.maintenance import Maintenance, duties, follower_duties
 from workers.memory import MemoryMonitor
 from workers.metrics import PoolCounters, PoolState

@@ -37,7 +37,8 @@ from pipelines.contract import Fail, StopReason, Task
 from pipelines.schedule_definition import JobTimes, slice_live_key, times_by_hand
 from workers.attempt import Attempt, AttemptSettings
 from workers.isolation.run import run_isolated
-from workers.logs.writer import Capture, is_captured, sanitize_line
+from workers.logs.capture import Capture, is_captured
+from workers.logs.writer import sanitize_line
 from workers.outcome import Outcome, Released
 from workers.pool import WorkerPool
 from workers.secrets import SecretStore

@@ -30,7 +30,8 @@ from pipelines.retry import Fixed, decide
 from pipelines.runner import run_task
 from workers.context import ContextSettings, JobContext
 from workers.fingerprint import fingerprint
-from workers.logs.writer import POSITION_STREAM, level_of, record_lines
+from workers.logs.capture import level_of, record_lines
+from workers.logs.writer import POSITION_STREAM
 from workers.offloads.remote_log import position_line
 from workers.offloads.service import OffloadService
 from workers.outcome import caused_by_stop, describe_error, usage_hint

@@ -1,7 +1,4 @@
-"""The logs of jobs: captures what pipelines log and print, and writes it to the database about once a second.
-
-A context variable holds the attempt whose output is captured, apart from that of all other threads: a coroutine's tasks
-and `asyncio.to_thread` inherit it, a thread that a pipeline starts by itself does not.
+"""Writes the logs of jobs to the database about once a second.
 
 A pipeline never waits here: lines that do not fit are dropped, and a note in the log counts them. Of an attempt that
 writes too much, the beginning and the last lines are kept.
@@ -9,17 +6,13 @@ writes too much, the beginning and the last lines are kept.
 
 from __future__ import annotations
 
-import json
-import logging
 import re
-import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from app import log
@@ -27,6 +20,7 @@ from app.errors import DatabaseUnavailable, DataloaderError, InvalidJob
 from app.queue.job import LogEntry, LogPosition
 from app.queue.jobs import JobQueue
 from app.wording import format_count
+from workers.logs.capture import LEVELS, Capture, LogSink
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
@@ -42,181 +36,8 @@ _TAIL_LINES = 50  # the last lines of an attempt, kept although lines before the
 _MAX_QUOTAS = 1_000
 _ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 
-LogSink = Callable[[UUID, int, str, str, str], None]
-"""Receives job id, attempt, level, stream and line. Never blocks, never raises."""
-
 POSITION_STREAM = "offload-position"
 """A line of it is stored nowhere: it names an offload, a run and the position behind the lines before it."""
-
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-_JOB_LOGGER = "pipeline"  # the logger behind ctx.log
-_MAX_PARTIAL_LENGTH = 16_384  # of a printed line whose end has not come
-
-_CURRENT_OUTPUT: ContextVar[CapturedOutput | None] = ContextVar("captured output", default=None)
-
-
-def is_captured() -> bool:
-    """Return whether a pipeline runs in this context."""
-    return _CURRENT_OUTPUT.get() is not None
-
-
-def level_of(record: logging.LogRecord) -> str:
-    return LEVELS[min(max(record.levelno // 10 - 1, 0), len(LEVELS) - 1)]
-
-
-def record_lines(record: logging.LogRecord) -> Iterator[str]:
-    """Yield the lines of a record: its message with fields, and its traceback."""
-    try:
-        message = record.getMessage()
-    except Exception:  # formatting calls any object's __str__
-        message = f"{record.msg!r} (with arguments that do not fit it)"
-    fields = getattr(record, "fields", None)
-    if isinstance(fields, Mapping):
-        for name, value in log.mask(fields).items():
-            is_plain = isinstance(value, str) and " " not in value
-            message += f" {name}={value if is_plain else json.dumps(value, ensure_ascii=False)}"
-    texts = [message]
-    if record.exc_info:
-        texts.append(logging.Formatter().formatException(record.exc_info))
-    if record.stack_info:
-        texts.append(record.stack_info)
-    for text in texts:
-        yield from text.splitlines() or [""]
-
-
-class CapturedOutput:
-    """The output of one attempt. Its asyncio tasks and helper threads may write too."""
-
-    def __init__(self, capture: Capture, job_id: UUID, attempt: int) -> None:
-        self.capture, self._job_id, self._attempt = capture, job_id, attempt
-        self._lock = threading.Lock()
-        self._partial: dict[str, str] = {}  # by stream: printed without the end of its line; under the lock
-
-    def __enter__(self) -> None:
-        self._token = _CURRENT_OUTPUT.set(self)
-
-    def __exit__(self, *_: object) -> None:
-        _CURRENT_OUTPUT.reset(self._token)
-        with self._lock:
-            partial, self._partial = self._partial, {}
-        for stream, line in partial.items():
-            if line:
-                self._emit("INFO", stream, line)
-
-    def log(self, record: logging.LogRecord) -> None:
-        for line in record_lines(record):
-            self._emit(level_of(record), "log", line)
-
-    def print(self, stream: str, text: str) -> None:
-        with self._lock:
-            *lines, rest = (self._partial.get(stream, "") + text).split("\n")
-            rest = _collapse_carriage_returns(rest) + ("\r" if rest.endswith("\r") else "")
-            if len(rest) > _MAX_PARTIAL_LENGTH:
-                lines, rest = [*lines, rest], ""
-            self._partial[stream] = rest
-        for line in lines:
-            self._emit("INFO", stream, line)
-
-    def _emit(self, level: str, stream: str, line: str) -> None:
-        self.capture.sink(self._job_id, self._attempt, level, stream, _collapse_carriage_returns(line))
-
-
-def _collapse_carriage_returns(line: str) -> str:
-    """Return what a terminal shows of a line that was overwritten, such as a progress bar."""
-    return line.rstrip("\r").rpartition("\r")[2]
-
-
-class _CaptureHandler(logging.Handler):
-    """Passes records of pipelines to their attempt's output."""
-
-    def __init__(self, capture: Capture) -> None:
-        super().__init__()
-        self._capture = capture
-
-    def handle(self, record: logging.LogRecord) -> bool:
-        """Without the handler's lock: a pipeline that is interrupted here must not leave it locked."""
-        output = self._capture.current_output()
-        if output is not None:
-            with suppress(Exception):  # a log line must not end a job
-                output.log(record)
-        elif logging.getLogger().handlers == [self] and logging.lastResort and record.levelno >= logging.WARNING:
-            logging.lastResort.handle(record)  # as in a process that has not configured logging
-        return True
-
-
-class CapturedStream:
-    """Replaces sys.stdout or sys.stderr. Threads that run no pipeline write to the original."""
-
-    def __init__(self, capture: Capture, name: str, original: Any) -> None:
-        self._capture, self._name, self.original = capture, name, original
-        self.is_removed = False  # its pool has stopped
-
-    def write(self, text: str) -> int:
-        output = self._capture.current_output()
-        if output is None:
-            return int(self.original.write(text))
-        if not isinstance(text, str):
-            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        output.print(self._name, text)
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def flush(self) -> None:
-        if self._capture.current_output() is None:
-            self.original.flush()
-
-    def isatty(self) -> bool:
-        return self._capture.current_output() is None and bool(self.original.isatty())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.original, name)
-
-
-class Capture:
-    """Replaces the process's standard streams and adds a root log handler while it is installed."""
-
-    def __init__(self, sink: LogSink) -> None:
-        self.sink = sink
-        self._handler = _CaptureHandler(self)
-        self._streams: dict[str, CapturedStream] = {}
-        self._saved_level: int | None = None
-
-    def output_of(self, job_id: UUID, attempt: int) -> CapturedOutput:
-        """Return a context manager within which output belongs to this attempt."""
-        return CapturedOutput(self, job_id, attempt)
-
-    def current_output(self) -> CapturedOutput | None:
-        output = _CURRENT_OUTPUT.get()
-        return output if output is not None and output.capture is self else None
-
-    def install(self) -> None:
-        logging.getLogger().addHandler(self._handler)
-        job_logger = logging.getLogger(_JOB_LOGGER)
-        if job_logger.getEffectiveLevel() > logging.INFO:  # logging is not configured: the job's log is kept even so
-            self._saved_level = job_logger.level
-            job_logger.setLevel(logging.INFO)
-        for name in ("stdout", "stderr"):
-            original = getattr(sys, name)
-            if original is not None:
-                self._streams[name] = CapturedStream(self, name, original)
-                setattr(sys, name, self._streams[name])
-
-    def remove(self) -> None:
-        """Restore the streams. One that other code has replaced since stays, and writes to the original."""
-        logging.getLogger().removeHandler(self._handler)
-        if self._saved_level is not None:
-            logging.getLogger(_JOB_LOGGER).setLevel(self._saved_level)
-            self._saved_level = None
-        for name, stream in self._streams.items():
-            stream.is_removed = True
-            current: Any = getattr(sys, name)
-            while isinstance(current, CapturedStream) and current.is_removed:
-                current = current.original
-            setattr(sys, name, current)
-        self._streams = {}
 
 
 @dataclass(frozen=True, kw_only=True)

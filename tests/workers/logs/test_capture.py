@@ -16,7 +16,7 @@ import pytest
 
 from app import log
 from tests.support.processes import ROOT
-from workers.logs.writer import Capture, CapturedStream, is_captured
+from workers.logs.capture import Capture, CapturedStream, is_captured
 
 JOB = UUID(int=1)
 
@@ -148,7 +148,7 @@ def test_captures_can_be_removed_in_any_order():
 IN_A_BARE_PROCESS = """
 import logging, sys, uuid, warnings
 from app import log
-from workers.logs.writer import Capture
+from workers.logs.capture import Capture
 class Hostile:
     def __repr__(self):
         raise RuntimeError("no")

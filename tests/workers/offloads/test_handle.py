@@ -7,6 +7,7 @@ import pytest
 from pipelines.executors import Engines
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import OffloadFixture, start_count
+from workers.logs import writer
 from workers.offloads import handle
 from workers.threads import clock
 
@@ -68,8 +69,25 @@ def test_engine_that_goes_away_fails_the_attempt(offloads: OffloadFixture):
     offloads.open_gate()
     offloads.succeeded(job_id)
     assert start_count(offloads.folder) == 1
-    eventually(lambda: '::result {"rows": 3}' in offloads.log(job_id, "fake"))
-    assert offloads.log(job_id, "fake").count("begun") == 1, "its position is kept before the next attempt"
+
+
+def test_next_attempt_reads_behind_lines_that_were_not_written(
+    offloads: OffloadFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(writer, "_FLUSH_INTERVAL_SEC", 60.0)
+    pool = offloads.start()
+    pool._logs._last_write_at = clock()
+    job_id = offloads.add("blocking", "gate", options={"engine_timeout": 0.3})
+    eventually(lambda: pool._logs._pending_bytes > 0, message="its line is read")
+
+    offloads.engine.down()
+    eventually(lambda: bool(offloads.pools.event_payloads(job_id, "requeue")))
+    offloads.engine.up()
+    offloads.open_gate()
+
+    offloads.succeeded(job_id)
+    pool.stop(grace=1)
+    assert offloads.log(job_id, "fake").count("begun") == 1
 
 
 def test_engine_that_forgets_each_time_is_given_up(offloads: OffloadFixture):
@@ -133,7 +151,10 @@ def test_lost_result_is_an_error(offloads: OffloadFixture):
     assert offloads.rows(job_id) == [(name, "failed")], "the next attempt submits it again"
 
 
-def test_late_work_waits_for_an_engine_that_is_away(offloads: OffloadFixture, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_late_work_waits_for_an_engine_that_is_away(
+    offloads: OffloadFixture, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+):
     passed_sec = 0.0
     monkeypatch.setattr(handle, "clock", lambda: clock() + passed_sec)
     offloads.start()
@@ -147,9 +168,14 @@ def test_late_work_waits_for_an_engine_that_is_away(offloads: OffloadFixture, mo
 
     eventually(lambda: any("is stopped when the engine answers" in line for line in offloads.log(job_id, "note")))
     assert offloads.pools.queue_fixture.fetch_row("SELECT stop_requested_at IS NOT NULL FROM dl_offloads")
+    program = offloads.engine.programs[name]
+    if is_lost:
+        program.process.kill()
+        program.is_forgotten = True
     offloads.engine.up()
     assert "has not ended within 60 s" in (offloads.failed(job_id).error or "")
     assert not offloads.is_alive(name)
+    assert offloads.engine.count_requests("POST") == 1, "it is not submitted again"
 
 
 def test_late_work_that_is_lost_is_not_submitted_again(offloads: OffloadFixture):
@@ -187,6 +213,7 @@ def test_noise_of_failed_work_is_limited(offloads: OffloadFixture):
 
     error = offloads.failed(job_id).error or ""
     assert "it broke" in error
+    assert error.count("x" * 1_000 + "\n") > 5, "not of the first line alone"
     assert len(error) < 20_000
     eventually(lambda: any("\N{REPLACEMENT CHARACTER}" in line for line in offloads.log(job_id, "fake")))
     assert max(map(len, offloads.log(job_id, "fake"))) < 20_000
