@@ -32,6 +32,8 @@ class CallersPool:
         self._settings = (
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;"
             f" SET LOCAL statement_timeout = {int(command_timeout_sec * 1000)}; SET LOCAL client_min_messages = error;"
+            # Where the network fails before the commit, the server would keep the locks for two hours.
+            f" SET LOCAL idle_in_transaction_session_timeout = {int(command_timeout_sec * 1000)};"
             " SET LOCAL jit = off; SET LOCAL timezone = 'UTC';\n"
         )
 

@@ -93,7 +93,10 @@ class Pool:
         self._max_age_sec, self._connect_timeout_sec = recycle_sec, connect_timeout_sec
         self._command_timeout_sec, self._max_wait_sec = command_timeout_sec, wait_sec
         self._statements = statements(schema)
-        settings = {"statement_timeout": int(command_timeout_sec * 1000), "client_min_messages": "error", "jit": "off"}
+        timeout_ms = int(command_timeout_sec * 1000)
+        settings = {"statement_timeout": timeout_ms, "client_min_messages": "error", "jit": "off"}
+        # Where the network fails within a transaction, the server would keep its locks for two hours.
+        settings["idle_in_transaction_session_timeout"] = timeout_ms
         self._transactions_only, self._standby_only = transactions_only, standby_only
         if transactions_only:  # a session setting would stay with whichever client the pooler serves next
             self._session_settings = ""

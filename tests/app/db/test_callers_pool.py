@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg2
@@ -17,6 +18,7 @@ from app.db.statements import open_transaction
 from app.errors import DatabaseUnavailable, InvalidJob, PoolExhausted
 from app.queue.job import NewJob
 from app.queue.jobs import JobQueue
+from tests.support import eventually
 
 JOB = NewJob(queue="q", task="t", lock_key="k")
 
@@ -135,6 +137,29 @@ def test_broken_connection_is_reported_and_replaced(pool, dsn):
     with pytest.raises(DatabaseUnavailable):
         JobQueue(executor).enqueue(JOB)
     assert JobQueue(executor).get(JobQueue(executor).enqueue(JOB).job_id) is not None
+
+
+def count_open_transactions(connection: Any) -> int:
+    with connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
+        )
+        return int(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize("owner", ["caller", "us"])
+def test_transaction_left_open_is_ended_by_the_server(pool, dsn, owner):
+    own = Pool(dsn, command_timeout_sec=0.2)
+    executor = CallersPool(pool, command_timeout_sec=0.2) if owner == "caller" else own
+    with pytest.raises(DatabaseUnavailable), open_transaction(executor) as inside:
+        lost = JobQueue(inside).enqueue(JOB).job_id
+        with closing(psycopg2.connect(dsn)) as other:
+            eventually(lambda: not count_open_transactions(other))
+        JobQueue(inside).enqueue(JOB)
+
+    assert JobQueue(executor).get(lost) is None
+    own.close()
 
 
 def test_dsn_leads_to_the_same_database(pool, dsn):
