@@ -150,10 +150,10 @@ def backfills_pause(service: RemoteService, *, backfill_id: UUID) -> None:
     _print(service, service.post(f"{_PATH}/{backfill_id}/pause", repeatable=True))
 
 
-@backfills.command("resume", short_help="Let a paused backfill continue.")
+@backfills.command("resume", short_help="Resume a backfill.")
 @backfill_argument
 def backfills_resume(service: RemoteService, *, backfill_id: UUID) -> None:
-    """Let the jobs of a paused backfill start again."""
+    """Resume a paused backfill: its jobs start again."""
     _print(service, service.post(f"{_PATH}/{backfill_id}/resume", repeatable=True))
 
 

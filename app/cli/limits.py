@@ -150,12 +150,12 @@ def breakers_pause(service: RemoteService, *, task: str, reason: str | None, cre
     _change_breaker(service, task, without_none({"state": "open", "reason": reason}), create=create)
 
 
-@breakers.command("resume", short_help="Let a task run again.")
+@breakers.command("resume", short_help="Resume a task.")
 @task_argument
 @click.option("--note", "reason", help="Why the task is resumed.")
 @create_option
 def breakers_resume(service: RemoteService, *, task: str, reason: str | None, create: bool) -> None:
-    """Let TASK run again: close its breaker, whether attempts or a person have opened it."""
+    """Resume TASK: close its breaker, whether attempts or a person have opened it."""
     _change_breaker(service, task, without_none({"state": "closed", "reason": reason}), create=create)
 
 

@@ -218,11 +218,11 @@ def schedules_pause(service: RemoteService, *, name: str, reason: str | None) ->
     service.print_payload(paused, _summary(paused))
 
 
-@schedules.command("resume", short_help="Let a paused schedule fire again.")
+@schedules.command("resume", short_help="Resume a schedule.")
 @name_argument
 @click.option("--catch-up", is_flag=True, help="Treat the times of the pause as missed ones; else they are skipped.")
 def schedules_resume(service: RemoteService, *, name: str, catch_up: bool) -> None:
-    """Let a paused schedule fire again, from now on."""
+    """Resume a paused schedule: it fires from now on."""
     resumed = service.post(_path(name, "resume") + ("?catch_up=true" if catch_up else ""), repeatable=True)
     service.print_payload(resumed, _summary(resumed))
 

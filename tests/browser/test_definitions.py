@@ -83,7 +83,7 @@ def test_task_page_shows_runs_and_pauses_the_task(seen: OpenPage):
     field(page, "reason").fill("the source moves")
     page.get_by_role("button", name="Pause task", exact=True).click()
     expect(page.locator(".note.paused")).to_contain_text("the source moves")
-    page.get_by_role("button", name="Let it run again").click()
+    page.get_by_role("button", name="Resume task").click()
     expect(page.locator(".note.paused")).to_have_count(0)
     page.get_by_role("list", name="Last runs, oldest first").get_by_role("link").first.click()
     expect(page.locator("h1")).to_contain_text("test.nap")

@@ -26,7 +26,7 @@ PAUSED_TASK = "chaos.fragile"
 
 
 class LimitOperator(Operator):
-    """Sets limits, and records each change with the events around it; pauses a task, and lets it run again."""
+    """Sets limits, and records each change with the events around it; pauses and resumes a task."""
 
     def __init__(self, seed: int, dsn: Callable[[], str]) -> None:
         super().__init__(seed, dsn, "limits")
@@ -53,7 +53,7 @@ class LimitOperator(Operator):
         self.changes += [] if change is None else [change]
 
     def _pause(self, *, is_paused: bool) -> None:
-        """Pause a task, or let it run again."""
+        """Pause or resume a task."""
 
         def change(session: Session) -> None:
             before = now(session)

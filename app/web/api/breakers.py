@@ -90,7 +90,7 @@ def create_breakers_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBl
         scope=Scope.OPERATE,
     )
     def set_breaker(body: BreakerSetting, query: StrictQuery, task: str) -> ChangedBreaker:
-        """Create or change the circuit breaker of a task, pause the task, or let it run again.
+        """Create or change the circuit breaker of a task, or pause or resume the task.
 
         While the breaker is open no job of the task starts; running jobs continue. Jobs wait as limited and cost
         nothing. The task need not exist yet: `warnings` says that nothing is known of its name.

@@ -216,7 +216,7 @@ def create_schedules_blueprint(executor: Executor, pipelines: Pipelines, options
         "/schedules/<name>/resume", query=ResumeQuery, response=ScheduleDetail, problems=changed, scope=Scope.OPERATE
     )
     def resume_schedule(query: ResumeQuery, name: str) -> VersionedResponse:
-        """Let a paused schedule fire again, from now on; with `catch_up` its rule applies to the times of the pause."""
+        """Resume a paused schedule from now on; with `catch_up` its rule applies to the times of the pause."""
         return versioned(editor.resume(name, catch_up=query.catch_up))
 
     @blueprint.post(

@@ -274,7 +274,6 @@ def _breaker_problems(breakers: list[BreakerStatus]) -> Iterator[Problem]:
         state = f" is paused{by}" if is_paused else f": its circuit breaker is {breaker.state.value.replace('_', '-')}"
         reason = f": {breaker.reason}" if breaker.reason else ""
         waiting = f"; {format_count(breaker.waiting, 'job')} waiting" if breaker.waiting else ""
-        label = "Resume" if is_paused else "Close breaker"
         yield Problem(
             kind="paused" if is_paused else "breaker open",
             subject=("task", breaker.task),
@@ -283,7 +282,7 @@ def _breaker_problems(breakers: list[BreakerStatus]) -> Iterator[Problem]:
             since=breaker.opened_at,
             acts=(
                 Act("Failures", "/failures?" + urlencode({"task": breaker.task})),
-                Act(label, "/breakers", {"task": breaker.task, "action": "resume"}),
+                Act("Resume", "/breakers", {"task": breaker.task, "action": "resume"}),
             ),
             covers=frozenset({"breaker_open"}),
         )

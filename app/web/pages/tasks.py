@@ -263,7 +263,7 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
 
     @pages.action("/breakers/<path:name>", form=TaskActionForm, page_url="/tasks/{name}", page=render_task)
     def act_on_task(form: TaskActionForm, name: str) -> None:
-        """Pause a task, let it run again, or change its circuit breaker."""
+        """Pause or resume a task, or change its circuit breaker."""
         actor = current_actor().name
         if form.action in ("pause", "breaker"):
             reader.names.warnings(task=name, strict=True)

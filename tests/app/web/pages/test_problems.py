@@ -87,7 +87,7 @@ def test_facts_of_one_task_are_one_problem():
 
     assert found.kind == "breaker open"
     assert found.others == ("Failed 5 of 10 times in the last hour",)  # once, although the alert has it too
-    assert [act.label for act in found.acts] == ["Failures", "Close breaker", "Alert", "Mute 1 h", "Acknowledge"]
+    assert [act.label for act in found.acts] == ["Failures", "Resume", "Alert", "Mute 1 h", "Acknowledge"]
     assert found.alerts == (alert(),)
 
 

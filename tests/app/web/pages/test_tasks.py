@@ -225,7 +225,7 @@ def test_task_is_paused_and_resumed(client):
     act("pause", reason="the bank moves")
     page = client.get("/tasks/rates").text
     assert "the bank moves" in page
-    assert "Let it run again" in page
+    assert "Resume task" in page
     act("resume")
     assert "Pause task…" in client.get("/tasks/rates").text
     act("breaker", failures="3", resume_sec="60")
