@@ -118,12 +118,13 @@ class Cluster:
         host.process.kill()
         return code
 
-    def cut_off(self, seconds: float, *names: str) -> None:
-        """Cut these namespaces off for so long."""
-        for name in names:
-            self.network.cut(name)
-        time.sleep(seconds)
-        for name in names:
+    @contextmanager
+    def cut_off(self, name: str) -> Iterator[None]:
+        """Cut this namespace off from all others."""
+        self.network.cut(name)
+        try:
+            yield
+        finally:
             self.network.heal(name)
 
     def wait_for_all_hosts(self, timeout_sec: float = 30) -> None:

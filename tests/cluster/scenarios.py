@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -42,15 +43,16 @@ class Outcome:
 
 def cut_off_host(cluster: Cluster, host: Host, seconds: float = LONG_CUT_SEC) -> Outcome:
     """Its jobs run elsewhere after their lease, and it works again when it is back."""
-    running = eventually(lambda: running_jobs(cluster, host), 30, f"{host.name} has jobs")
-    began = database_time(cluster)
-    cluster.cut_off(seconds, host.name)
+    eventually(lambda: len(running_jobs(cluster, host)) > 1, 30, f"{host.name} has jobs")
+    with cluster.cut_off(host.name):
+        running, began = running_jobs(cluster, host), database_time(cluster)
+        time.sleep(seconds)
     healed = database_time(cluster)
-    taken = [
-        (job, at)
+    taken = {
+        job: at
         for _, reason, _, job, at in cluster.events("ts >= to_timestamp(%s)", began)
         if reason in _TAKEN and job in running
-    ]
+    }
     if seconds > 2 * LEASE_SEC:
         still = cluster.server.query(
             "SELECT job_id FROM dl_jobs WHERE job_id = ANY (%s::uuid[]) AND status = 'running' AND worker LIKE %s"
@@ -60,14 +62,18 @@ def cut_off_host(cluster: Cluster, host: Host, seconds: float = LONG_CUT_SEC) ->
         assert not still, f"jobs of a host that was cut off still belong to it: {still}"
     eventually(lambda: host.name in cluster.live_workers(), 30, f"{host.name} is back")
     wait_for_claims_by(cluster, host, since=healed)
-    latest = max((at - began for _, at in taken), default=0.0)
-    figures = f"{len(running)} running, {len(taken)} taken by others, the last after {latest:.1f} s"
+    latest = max((at - began for at in taken.values()), default=0.0)
+    figures = (
+        f"{len(running)} running at the cut, {len(taken)} of them taken by others, the last after {latest:.1f} s,"
+        f" and {len(running) - len(taken)} kept by the host"
+    )
     return Outcome(f"{host.name} cut off for {seconds:.0f} s", figures)
 
 
 def cut_off_database(cluster: Cluster, seconds: float = LONG_CUT_SEC) -> Outcome:
     """All stop, none of their jobs is taken in the first heartbeat after, and the work continues."""
-    cluster.cut_off(seconds, DATABASE)
+    with cluster.cut_off(DATABASE):
+        time.sleep(seconds)
     healed = database_time(cluster)
     ended = count_ended(cluster)
     eventually(lambda: count_ended(cluster) > ended, 30, "jobs end again")
