@@ -9,6 +9,9 @@ from tests.chaos.mutant import Mutant, StatementEdit, replace_attribute
 
 _KEY_TRANSACTION_LOCK = r"pg_advisory_xact_lock\(1684828526, hash(text\(lock_key\))?\)"
 _RUNNING_CONDITION = r"AND j\.status::text = 'running'"
+_NO_LOOK_AT_KEY = StatementEdit(
+    "start", r"row_number\(\) OVER \(PARTITION BY j\.lock_key[^>]*> 1\s+OR EXISTS \(.*?'running'\)", "false"
+)
 _NO_SESSION_LOCK = [
     StatementEdit("start", r"pg_try_advisory_lock\(key_hash\)", "true"),
     StatementEdit("lock_keys", r"pg_try_advisory_lock\(runs\.key_hash\)", "true"),
@@ -129,14 +132,7 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "no-exclusion",
         "nothing keeps two runs of a key apart: no index, no look at it, no session lock",
         "hot",
-        edits=[
-            StatementEdit(
-                "start",
-                r"row_number\(\) OVER \(PARTITION BY j\.lock_key[^>]*> 1\s+OR EXISTS \(.*?'running'\)",
-                "false",
-            ),
-            *_NO_SESSION_LOCK,
-        ],
+        edits=[_NO_LOOK_AT_KEY, *_NO_SESSION_LOCK],
         schema_changes=[_DROP_RUNNING_KEY_INDEX],
         expects=("overlapping runs", "overlapping runs in events"),
     ),
@@ -144,13 +140,7 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "no-exclusion-in-the-table",
         "no index and no look at it: the session lock alone keeps the runs of a key apart",
         "hot",
-        edits=[
-            StatementEdit(
-                "start",
-                r"row_number\(\) OVER \(PARTITION BY j\.lock_key[^>]*> 1\s+OR EXISTS \(.*?'running'\)",
-                "false",
-            ),
-        ],
+        edits=[_NO_LOOK_AT_KEY],
         schema_changes=[_DROP_RUNNING_KEY_INDEX],
         expects=("overlapping runs in events", "overlapping runs"),
     ),

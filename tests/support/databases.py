@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from zlib import crc32
 
 import psycopg2
+from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, make_dsn, parse_dsn
 from psycopg2.extensions import connection as Connection
-from psycopg2.extensions import make_dsn, parse_dsn
 
 SCHEMA = Path(__file__).parents[2] / "schema.sql"
 
@@ -88,3 +88,10 @@ def query_value(dsn: str, statement: str) -> str:
             return "" if row is None else str(row[0])
     finally:
         connection.close()
+
+
+def execute_sql(dsn: str, *statements: str) -> None:
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
+        for statement in statements:
+            cursor.execute(statement)

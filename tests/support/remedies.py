@@ -6,17 +6,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 
-import psycopg2
 from click.testing import CliRunner, Result
-from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT
 
 from app.cli.command import cli
 from app.db.pool import Pool
 from app.doctor.examine import Connections, run_checks
 from app.doctor.facts import DatabaseFacts
 from app.doctor.findings import Finding, Severity
+from tests.support.databases import execute_sql
 from tests.support.processes import ROOT, SETTING_PREFIXES, clean_environment
 
 RunCommand = Callable[..., str]
@@ -42,13 +40,6 @@ def find_finding(findings: list[Finding], severity_and_check: str, text: str = "
 
 def is_gone(dsn: str, check: str, text: str = "") -> bool:
     return not [finding for finding in find_problems(dsn) if finding.check == check and text in finding.message]
-
-
-def execute_sql(dsn: str, *statements: str) -> None:
-    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
-        connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
-        for statement in statements:
-            cursor.execute(statement)
 
 
 def run_in_process(dsn: str, *arguments: str, schema: str = "public", **env: str) -> str:

@@ -21,10 +21,11 @@ from psycopg2.extensions import make_dsn
 from app.db.connection import Session
 from pipelines.contract import Pipelines
 from tests.support.api_server import serving
+from tests.support.databases import execute_sql
 from tests.support.pgbouncer import running_pgbouncer
 from tests.support.processes import Process
 from tests.support.real_service import query_rows
-from tests.support.remedies import execute_sql, find_finding, find_problems, is_gone, run_in_this_process, run_remedy
+from tests.support.remedies import find_finding, find_problems, is_gone, run_in_this_process, run_remedy
 from tests.support.waiting import eventually
 from workers.schedules import SchedulesDuty
 

@@ -13,7 +13,8 @@ from app.cli.exit_codes import ExitCode
 from app.db.schema import migrate
 from app.doctor.findings import Finding
 from tests.support import Databases
-from tests.support.remedies import execute_sql, find_finding, find_problems, invoke, run_in_process, run_remedy
+from tests.support.databases import execute_sql
+from tests.support.remedies import find_finding, find_problems, invoke, run_in_process, run_remedy
 
 AFTERMATH = 10  # findings that one harm may leave behind, at most
 

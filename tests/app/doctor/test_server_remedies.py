@@ -17,8 +17,9 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from app.db.known_servers import KNOWN_TIMELINES
 from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
+from tests.support.databases import execute_sql
 from tests.support.private_server import copy_data_dir
-from tests.support.remedies import execute_sql, find_finding, find_problems, is_gone, run_remedy
+from tests.support.remedies import find_finding, find_problems, is_gone, run_remedy
 from tests.support.waiting import eventually
 
 

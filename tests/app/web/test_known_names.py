@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import psycopg2
 import pytest
+
+from tests.support.databases import execute_sql
 
 _RULE = {"name": "rare", "kind": "failure_rate", "threshold": "20 %"}
 _HOOK = {"url": "https://hooks.example.com/x", "event-job.failed": "yes"}
@@ -12,10 +13,7 @@ _UNKNOWN = {"task": "nop", "queue": "elt"}
 
 @pytest.fixture(autouse=True)
 def _nothing_set(dsn: str) -> None:
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("TRUNCATE dl_limits, dl_breakers, dl_webhooks, dl_alert_rules, dl_queues CASCADE")
-    connection.close()
+    execute_sql(dsn, "TRUNCATE dl_limits, dl_breakers, dl_webhooks, dl_alert_rules, dl_queues CASCADE")
 
 
 @pytest.mark.parametrize(

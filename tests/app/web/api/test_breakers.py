@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import psycopg2
 import pytest
+
+from tests.support.databases import execute_sql
 
 
 @pytest.fixture(autouse=True)
 def none_before(dsn):
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("DELETE FROM dl_breakers; DELETE FROM dl_jobs")
-    connection.close()
+    execute_sql(dsn, "DELETE FROM dl_breakers; DELETE FROM dl_jobs")
 
 
 def test_a_task_is_paused_and_resumed(client):

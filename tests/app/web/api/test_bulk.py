@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-import psycopg2
 import pytest
 from pydantic import BaseModel
 
 from app.admin.bulk import BulkOperations
 from app.queue.job import Settlement, Status, new_run_ids
+from tests.support.databases import execute_sql
 
 
 @pytest.fixture(autouse=True)
 def none_before(dsn):
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("TRUNCATE dl_bulk")
-    connection.close()
+    execute_sql(dsn, "TRUNCATE dl_bulk")
 
 
 def test_all_that_fit_are_counted_confirmed_done_and_watched(client, trigger, pool):

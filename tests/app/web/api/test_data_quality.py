@@ -6,19 +6,16 @@ from collections.abc import Callable
 from html import escape, unescape
 from typing import Any
 
-import psycopg2
 import pytest
 
 from app.queue.job import Reports, Settlement, Status, new_run_ids
+from tests.support.databases import execute_sql
 
 
 @pytest.fixture(autouse=True)
 def no_reports(dsn):
     """Jobs are deleted before each test; their checks and dataset events are kept."""
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("DELETE FROM dl_checks; DELETE FROM dl_dataset_events")
-    connection.close()
+    execute_sql(dsn, "DELETE FROM dl_checks; DELETE FROM dl_dataset_events")
 
 
 @pytest.fixture

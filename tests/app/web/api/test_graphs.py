@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from uuid import UUID, uuid4
 
-import psycopg2
 import pytest
 
 from app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status
+from tests.support.databases import execute_sql
 
 
 @pytest.fixture(autouse=True)
 def none_before(dsn):
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("DELETE FROM dl_jobs; DELETE FROM dl_graphs")
-    connection.close()
+    execute_sql(dsn, "DELETE FROM dl_jobs; DELETE FROM dl_graphs")
 
 
 @pytest.fixture

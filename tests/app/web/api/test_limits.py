@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import psycopg2
 import pytest
+
+from tests.support.databases import execute_sql
 
 
 @pytest.fixture(autouse=True)
 def none_before(dsn):
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("TRUNCATE dl_limits, dl_limit_starts; DELETE FROM dl_jobs")
-    connection.close()
+    execute_sql(dsn, "TRUNCATE dl_limits, dl_limit_starts; DELETE FROM dl_jobs")
 
 
 def claim(queue, count=1):

@@ -2,20 +2,17 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-import psycopg2
 import pytest
 
 from app.admin.statistics import Statistics
 from app.queue.workers import WorkerInfo, WorkerLiveness
 from app.web.caches import QueueSettingsCache
+from tests.support.databases import execute_sql
 
 
 @pytest.fixture(autouse=True)
 def none_before(dsn):
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("TRUNCATE dl_queues, dl_workers, dl_statistics, dl_recent_runs, dl_queue_depths")
-    connection.close()
+    execute_sql(dsn, "TRUNCATE dl_queues, dl_workers, dl_statistics, dl_recent_runs, dl_queue_depths")
 
 
 def test_queue_settings_are_changed_and_shown(client, trigger):

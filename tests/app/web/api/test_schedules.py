@@ -5,22 +5,19 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
-import psycopg2
 import pytest
 
 from app.admin.schedules import Schedules
 from app.db.connection import Session
 from app.queue.workers import WorkerInfo, WorkerLiveness
+from tests.support.databases import execute_sql
 
 DAILY = {"name": "sales", "task": "unknown.task", "queue": "etl", "expression": "0 6 * * *", "zone": "Europe/Berlin"}
 
 
 @pytest.fixture(autouse=True)
 def none_before(dsn):
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("DELETE FROM dl_schedules; DELETE FROM dl_jobs; DELETE FROM dl_workers")
-    connection.close()
+    execute_sql(dsn, "DELETE FROM dl_schedules; DELETE FROM dl_jobs; DELETE FROM dl_workers")
 
 
 @pytest.fixture
@@ -194,10 +191,7 @@ def test_a_preview_says_why_a_job_cannot_be_made(client):
 def test_times_of_a_pause_are_one_skipped_range(client, dsn):
     create(client, kind="interval", expression="3600")
     client.post("/api/v1/schedules/sales/pause", json={"reason": "moving"})
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("UPDATE dl_schedules SET last_at = last_at - interval '5 hours'")
-    connection.close()
+    execute_sql(dsn, "UPDATE dl_schedules SET last_at = last_at - interval '5 hours'")
 
     resumed = client.post("/api/v1/schedules/sales/resume").json
     (firing,) = client.get("/api/v1/schedules/sales/firings").json["firings"]

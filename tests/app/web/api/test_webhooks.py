@@ -14,18 +14,14 @@ from app.db.pool import Pool
 from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
 from pipelines.contract import Pipelines
+from tests.support.databases import execute_sql
 
 URL = "https://hooks.example.com/x"
 
 
 @pytest.fixture
 def clean(dsn: str) -> None:
-    connection = psycopg2.connect(dsn)
-    try:
-        with connection, connection.cursor() as cursor:
-            cursor.execute("TRUNCATE dl_webhooks, dl_deliveries, dl_delivery_attempts, dl_alerts, dl_alert_rules")
-    finally:
-        connection.close()
+    execute_sql(dsn, "TRUNCATE dl_webhooks, dl_deliveries, dl_delivery_attempts, dl_alerts, dl_alert_rules")
 
 
 @pytest.fixture
@@ -247,10 +243,7 @@ def test_what_fires_is_listed_and_what_is_over_when_asked_for(hooks, dsn):
 def test_rule_is_muted_and_alert_acknowledged_under_audit(hooks, dsn):
     rule = hooks.post("/api/v1/alerts/rules", json=RULE).json
     path = f"/api/v1/alerts/rules/{rule['rule_id']}"
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("INSERT INTO dl_alerts (kind, name, subject, detail) VALUES ('stalled', 'a', 's', 'd')")
-    connection.close()
+    execute_sql(dsn, "INSERT INTO dl_alerts (kind, name, subject, detail) VALUES ('stalled', 'a', 's', 'd')")
     (firing,) = hooks.get("/api/v1/alerts").json["alerts"]
     known = f"/api/v1/alerts/{firing['alert_id']}/acknowledge"
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import csv
 import io
 
-import psycopg2
 import pytest
+
+from tests.support.databases import execute_sql
 
 
 @pytest.fixture(autouse=True)
 def _no_entries(dsn: str) -> None:
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("TRUNCATE dl_audit")
-    connection.close()
+    execute_sql(dsn, "TRUNCATE dl_audit")
 
 
 def test_triggers_are_folded_and_shown_one_by_one(client, trigger):

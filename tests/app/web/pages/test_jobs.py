@@ -10,7 +10,7 @@ import pytest
 from app.web.pages import base, state_counts
 from app.web.pages.jobs import PAGE_SIZE
 from tests.support import eventually
-from tests.support.remedies import execute_sql
+from tests.support.databases import execute_sql
 
 INSERT = """
 INSERT INTO dl_jobs (queue, task, lock_key, status, attempt, run_id, created_at, started_at, finished_at)

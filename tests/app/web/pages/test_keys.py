@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import psycopg2
 import pytest
 from flask.testing import FlaskClient
 
@@ -13,14 +12,12 @@ from app.admin.api_keys import TOKEN_PATTERN, ApiKeys, NewApiKey, Scope
 from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
 from pipelines.contract import Pipelines
+from tests.support.databases import execute_sql
 
 
 @pytest.fixture
 def keys(dsn: str, pool) -> ApiKeys:
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("TRUNCATE dl_api_keys")
-    connection.close()
+    execute_sql(dsn, "TRUNCATE dl_api_keys")
     return ApiKeys(pool)
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import psycopg2
 import pytest
 
 from app.admin.breakers import Breakers
 from app.admin.limits import Limits
+from tests.support.databases import execute_sql
 
 
 @pytest.fixture(autouse=True)
 def _no_limits(dsn: str) -> None:
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("TRUNCATE dl_limits, dl_breakers")
-    connection.close()
+    execute_sql(dsn, "TRUNCATE dl_limits, dl_breakers")
 
 
 def test_limit_is_created_shown_for_a_change_and_deleted(client, pool):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import psycopg2
 import pytest
 
 from app.admin.queues import Queues, QueueState
+from tests.support.databases import execute_sql
 
 
 @pytest.fixture(autouse=True)
 def _no_settings(dsn: str) -> None:
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("TRUNCATE dl_queues, dl_fair_weights, dl_workers, dl_audit")
-    connection.close()
+    execute_sql(dsn, "TRUNCATE dl_queues, dl_fair_weights, dl_workers, dl_audit")
 
 
 def test_queue_without_worker_is_a_problem_of_the_list(client, trigger):

@@ -11,6 +11,7 @@ import psycopg2
 import pytest
 
 from app.web.pages import calendar, schedules
+from tests.support.databases import execute_sql
 
 DAILY = {
     "name": "sales by day", "task": "load", "queue": "etl", "expression": "0 6 * * *", "zone": "UTC",
@@ -22,10 +23,7 @@ ERROR = re.compile(r'<small class="bad" id="\w+-(\w+)-error">([^<]+)</small>')
 
 @pytest.fixture(autouse=True)
 def none_before(dsn):
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("DELETE FROM dl_schedules; DELETE FROM dl_jobs")
-    connection.close()
+    execute_sql(dsn, "DELETE FROM dl_schedules; DELETE FROM dl_jobs")
 
 
 def act(client, action, **fields):

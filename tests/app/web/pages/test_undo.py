@@ -17,7 +17,7 @@ from app.admin.limits import Limits
 from app.admin.queues import Queues
 from app.admin.schedules import Schedules
 from tests.support import eventually
-from tests.support.remedies import execute_sql
+from tests.support.databases import execute_sql
 
 
 @pytest.fixture

@@ -6,16 +6,14 @@ import psycopg2
 import pytest
 
 from app.admin.webhooks import DeliveryState, Webhooks
+from tests.support.databases import execute_sql
 
 URL = "https://hooks.example.com/x"
 
 
 @pytest.fixture
 def webhooks(dsn: str, pool) -> Webhooks:
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("TRUNCATE dl_webhooks, dl_deliveries, dl_delivery_attempts, dl_alerts")
-    connection.close()
+    execute_sql(dsn, "TRUNCATE dl_webhooks, dl_deliveries, dl_delivery_attempts, dl_alerts")
     return Webhooks(pool)
 
 

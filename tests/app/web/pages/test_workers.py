@@ -10,15 +10,12 @@ import pytest
 
 from app.admin.queues import Queues
 from app.queue.workers import WorkerInfo, WorkerLiveness
-from tests.support.remedies import execute_sql
+from tests.support.databases import execute_sql
 
 
 @pytest.fixture
 def process_id(dsn: str, pool) -> UUID:
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute("TRUNCATE dl_workers")
-    connection.close()
+    execute_sql(dsn, "TRUNCATE dl_workers")
     info = WorkerInfo(uuid4(), "host-1:77", "1.2.3", ("etl", "other"), ("noop",), 3)
     WorkerLiveness(pool).send_heartbeat(info, heartbeat_sec=60)
     return info.id
