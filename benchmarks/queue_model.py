@@ -6,10 +6,11 @@ What each part costs is measured (`benchmarks.simulate --measure`); the model ha
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import deque
-from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ _GIL_SLICE_SEC = 0.005  # then another thread of the worker may have the interpr
 _MAX_BATCH = 500  # outcomes that are settled at once
 _STATISTICS_BATCH, _STATISTICS_IDLE_SEC = 10_000, 2.0  # events; and without so many
 _PREFETCH_PER_THREAD, _MAX_PREFETCH = 40, 400
-MAX_BACKLOG, BACKLOG_PAUSE_SEC = 1_000, 0.005  # ready jobs of a load that is as large as possible
-_MIN_KEPT_UP = 0.97  # fewer jobs done than offered: saturated
+_MIN_KEPT_UP = 0.98  # fewer jobs done than were due: saturated
+_SLOWEST, _FASTEST, _MAX_RATIO = 500.0, 64_000.0, 1.04  # jobs a second: where saturation is looked for
 
 Process = Generator[Any, Any, None]
 Jobs = list[tuple[float, int]]  # when jobs were due, and how many were due then
@@ -53,16 +54,18 @@ class Constants:
 
     measured_at: str
     cores: int
+    saturation: float  # jobs a second in groups of 20 that a worker process on the same cores keeps up with
     enqueue: StatementCost  # with its notification
     claim: StatementCost  # with the statement that unlocks the keys
     settle: StatementCost
     listen_us: float  # of a notification, for each worker process
     python: StatementCost  # of a worker process: for a claim or a settlement, and for each job
     generator: StatementCost  # of the program that enqueues
-    flush: StatementCost  # of the WAL of a group: the time, not the CPU
+    flush: StatementCost  # of the WAL: the time, not the CPU, with the wait for a core at its end
     vacuum_us: float  # of a job
     statistics_us: float  # of an event
     events: float  # of a job
+    others: float  # the share of the machine that other programs used meanwhile
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
@@ -92,7 +95,7 @@ class Disturbance:
 class Load:
     """Jobs that arrive in groups at random times, and who does them."""
 
-    jobs_per_sec: float | None  # None: as many as are done, with a backlog at all times
+    jobs_per_sec: float
     group: int  # jobs of a statement that enqueues
     cores: int  # of the server
     seconds: float = 20.0
@@ -106,7 +109,6 @@ class Load:
     seed: int = 1
 
     def rate_at(self, at: float) -> float:
-        assert self.jobs_per_sec, "a closed load has no rate of its own"
         is_disturbed = self.disturbance is not None and self.disturbance.includes(at)
         return self.jobs_per_sec * (self.disturbance.rate_factor if is_disturbed and self.disturbance else 1.0)
 
@@ -161,6 +163,26 @@ def arrival_times(load: Load) -> Iterator[float]:
         yield at
 
 
+def keeps_up(load: Load, done_per_sec: float) -> bool:
+    """Whether so many jobs ended in the measured time as were due in it: else the queue grew."""
+    begin_sec = load.seconds * load.warm_up_share
+    due = load.group * sum(at >= begin_sec for at in arrival_times(load))
+    return done_per_sec * (load.seconds - begin_sec) >= _MIN_KEPT_UP * due
+
+
+def find_saturation(load: Load, run: Callable[[Load], float]) -> float:
+    """Return the highest rate of arrivals at random times that is kept up with, to 4 %: seven runs.
+
+    `run` returns how many jobs of a load are done in a second.
+    """
+    low, high = _SLOWEST, _FASTEST
+    while high / low > _MAX_RATIO:
+        rate = math.sqrt(low * high)
+        tried = replace(load, jobs_per_sec=rate)
+        low, high = (rate, high) if keeps_up(tried, run(tried)) else (low, rate)
+    return low
+
+
 class JobBuffer:
     """Jobs in the order in which they came."""
 
@@ -209,7 +231,7 @@ class _Cores:
 
 
 class _Disk:
-    """The WAL: one flush at a time, for all that wait when it begins. Its process needs a core to end it."""
+    """The WAL: one flush at a time, for all that wait when it begins. The others need a core to continue."""
 
     def __init__(
         self, env: simpy.Environment, cores: _Cores, flush: StatementCost, disturbance: Disturbance | None
@@ -236,7 +258,6 @@ class _Disk:
             if other is not None and other.flush_sec is not None and other.includes(self._env.now):
                 flush_sec = other.flush_sec
             yield self._env.timeout(flush_sec)
-            yield from self._cores.resume()
             for flushed, _ in batch:
                 flushed.succeed()
         self._is_flushing = False
@@ -258,11 +279,7 @@ class _Model:
         self.done: list[tuple[float, float, int]] = []
 
     def run(self) -> None:
-        if self.load.jobs_per_sec is not None:
-            self.env.process(self.arrive())
-        else:
-            for _ in range(self.load.generators):
-                self.env.process(self.fill())
+        self.env.process(self.arrive())
         if self.load.has_vacuum:
             self.env.process(self.vacuum())
         self.env.process(self.aggregate())
@@ -281,14 +298,6 @@ class _Model:
         for at in arrival_times(self.load):
             yield self.env.timeout(at - self.env.now)
             self.env.process(self.enqueue())
-
-    def fill(self) -> Process:
-        """Enqueue whenever there are few jobs that have not ended."""
-        while True:
-            if self.arrived_count - self.ended_count < MAX_BACKLOG:
-                yield from self.enqueue()
-            else:
-                yield self.env.timeout(BACKLOG_PAUSE_SEC)
 
     def enqueue(self) -> Process:
         due_at, group = self.env.now, self.load.group
@@ -343,11 +352,11 @@ class _Worker:
 
     def __init__(self, model: _Model) -> None:
         self.model, self.env, self.costs = model, model.env, model.constants
-        self.interpreter = simpy.Resource(self.env, 1)
+        self.interpreter = simpy.PriorityResource(self.env, 1)
         self.claim_session = simpy.Resource(self.env, 1)  # it has the key locks too
         self.prefetch = min(_MAX_PREFETCH, _PREFETCH_PER_THREAD * model.load.threads)
         self.buffer, self.ended = JobBuffer(), JobBuffer()
-        self.may_have_work = False
+        self.may_have_work = self.is_notified = False
         self.signals = {name: self.env.event() for name in ("notified", "claimed", "started", "ended")}
         for process in (self.claim(), self.run_jobs(), self.settle()):
             self.env.process(process)
@@ -356,10 +365,10 @@ class _Worker:
         event, self.signals[name] = self.signals[name], self.env.event()
         event.succeed()
 
-    def interpret(self, cpu_sec: float) -> Process:
-        """Compute in Python: one thread at a time."""
+    def interpret(self, cpu_sec: float, *, is_next: bool = False) -> Process:
+        """Compute in Python: one thread at a time. `is_next`: in the thread that has just ended a job."""
         while cpu_sec > 0:
-            with self.interpreter.request() as request:
+            with self.interpreter.request(0 if is_next else 1) as request:
                 yield request
                 used_sec = min(cpu_sec, _GIL_SLICE_SEC)
                 yield from self.model.use_client(used_sec)
@@ -367,40 +376,47 @@ class _Worker:
 
     def listen(self) -> Process:
         yield from self.model.server.compute(self.costs.listen_us / 1e6)
-        self.may_have_work = True
+        self.is_notified = True
         self.signal("notified")
 
     def claim(self) -> Process:
-        """Claim after a notification or a full claim, when less than half of the prefetched jobs are left."""
+        """Claim after a full claim, when less than half of the prefetched jobs are left, or after a notification.
+
+        A thread without a job reads notifications: all that were prefetched have started.
+        """
         ready = self.model.ready
         while True:
-            if not self.may_have_work:
-                yield self.signals["notified"]
-            elif self.buffer.count > self.prefetch // 2:
-                yield self.signals["started"]
+            if self.may_have_work:
+                while self.buffer.count > self.prefetch // 2:
+                    yield self.signals["started"]
             else:
-                self.may_have_work = False
-                yield from self.interpret(self.costs.python.fixed_us / 1e6)
-                with self.claim_session.request() as request:
-                    yield request
-                    size = self.model.load.threads + self.prefetch - self.buffer.count
-                    claimed, count = ready.take(size)
-                    yield from self.model.server.compute(self.costs.claim.total_sec(count))
-                    if count:
-                        self.model.claim_count += 1
-                        yield from self.model.disk.commit(count)
-                self.may_have_work = self.may_have_work or count == size
-                self.buffer.put(claimed)
-                self.signal("claimed")
+                while self.buffer.count:
+                    yield self.signals["started"]
+                if not self.is_notified:
+                    yield self.signals["notified"]
+                self.is_notified = False
+            yield from self.interpret(self.costs.python.fixed_us / 2e6, is_next=True)
+            with self.claim_session.request() as request:
+                yield request
+                size = self.model.load.threads + self.prefetch - self.buffer.count
+                claimed, count = ready.take(size)
+                yield from self.model.server.compute(self.costs.claim.total_sec(count))
+                if count:
+                    self.model.claim_count += 1
+                    yield from self.model.disk.commit(count)
+            yield from self.interpret((self.costs.python.fixed_us + self.costs.python.per_job_us * count) / 2e6)
+            self.may_have_work = count == size
+            self.buffer.put(claimed)
+            self.signal("claimed")
 
     def run_jobs(self) -> Process:
         """All threads together: the one that computes continues until no job is left, or another may compute."""
-        job_sec = self.costs.python.per_job_us / 1e6
+        job_sec = self.costs.python.per_job_us / 2e6  # the other half was for its claim
         while True:
             if not self.buffer.count:
                 yield self.signals["claimed"]
                 continue
-            with self.interpreter.request() as request:
+            with self.interpreter.request(1) as request:
                 yield request
                 until = self.env.now + _GIL_SLICE_SEC
                 while self.buffer.count and self.env.now < until:
@@ -412,15 +428,17 @@ class _Worker:
 
     def settle(self) -> Process:
         """Settle all that have ended. Their keys are unlocked before, while no claim is in progress."""
+        python_sec = self.costs.python.fixed_us / 3e6  # before and after either statement
         while True:
             if not self.ended.count:
                 yield self.signals["ended"]
                 continue
-            yield from self.interpret(self.costs.python.fixed_us / 1e6)
+            yield from self.interpret(python_sec)
             jobs, count = self.ended.take(_MAX_BATCH)
             with self.claim_session.request() as request:
                 yield request
                 yield from self.model.server.resume()
+            yield from self.interpret(python_sec)
             cpu_sec = self.costs.settle.total_sec(count)
             yield from self.model.server.compute(cpu_sec / 2)
             ended_at = self.env.now  # each row has the time at which it was reached
@@ -428,6 +446,7 @@ class _Worker:
             self.model.settlement_count += 1
             self.model.end(jobs, ended_at, count)
             yield from self.model.disk.commit(count)
+            yield from self.interpret(python_sec)
 
 
 def simulate(constants: Constants, load: Load) -> Result:

@@ -21,14 +21,7 @@ import psycopg2
 
 from benchmarks import drain
 from benchmarks.place import cpu_sec_of, fresh_database, own_cpu_sec, query_value
-from benchmarks.queue_model import (
-    BACKLOG_PAUSE_SEC,
-    MAX_BACKLOG,
-    VACUUM_INTERVAL_SEC,
-    Load,
-    Times,
-    arrival_times,
-)
+from benchmarks.queue_model import VACUUM_INTERVAL_SEC, Load, Times, arrival_times
 from benchmarks.rounds import quantile
 
 SERVER_SETTINGS = {
@@ -36,6 +29,7 @@ SERVER_SETTINGS = {
     "checkpoint_timeout": "1h",
     "max_wal_size": "16GB",
     "min_wal_size": "8GB",  # all segments are used again
+    "track_wal_io_timing": "on",
 }
 _WAL_SEGMENTS = 200  # of 16 MB: more than a load writes
 _QUEUE = "bench"
@@ -47,14 +41,14 @@ _TIMES = """
 SELECT extract(epoch FROM created_at)::float8, extract(epoch FROM finished_at)::float8, 1
   FROM dl_jobs WHERE status = 'succeeded'
 """
-# A job has three events in all. Counting ready jobs would walk over the index entries of all that were claimed.
-_LAST_EVENT = "SELECT last_value FROM dl_job_events_event_id_seq"
 _EVENTS = """
 SELECT count(*), count(*) FILTER (WHERE NOT s.unread @> e.event_id),
        count(DISTINCT e.xmin::text) FILTER (WHERE e.kind = 'picked'),
        count(DISTINCT e.xmin::text) FILTER (WHERE e.kind = 'done')
   FROM dl_job_events e, dl_statistics_state s
 """
+_FLUSHES = "SELECT wal_sync, wal_sync_time FROM pg_stat_wal"
+_FLUSHES_18 = "SELECT sum(fsyncs), sum(fsync_time) FROM pg_stat_io WHERE object = 'wal'"
 _SESSIONS = "SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()"
 _WORKER_SESSION = "dataloader-"
 
@@ -75,9 +69,11 @@ class RealLoad:
     statistics_us: float  # of an event that was aggregated
     worker_us: float
     generator_us: float
-    events: float  # of a job, as the next two
+    flush_us: float  # the time
+    events: float  # of a job, as the next three
     claims: float
     settlements: float
+    flushes: float
     late_ms: float
     others: float
 
@@ -120,15 +116,12 @@ class _Generator:
     def __init__(self, dsn: str, load: Load) -> None:
         self._dsn, self._load = dsn, load
         self._lock = threading.Lock()
-        self._times = arrival_times(load) if load.jobs_per_sec is not None else None  # under the lock
-        self._enqueued_count = 0  # under the lock
-        self._first_event = 0
+        self._times = arrival_times(load)  # under the lock
         self.late_ms: list[float] = []
         self.began_at = self.server_sec = 0.0
 
     def run(self) -> None:
         query_value(self._dsn, "CHECKPOINT")
-        ((self._first_event,),) = query_value(self._dsn, _LAST_EVENT)
         connections = [psycopg2.connect(self._dsn) for _ in range(self._load.generators)]
         gc.collect()
         gc.disable()  # a collection would be a pause of the arrivals
@@ -136,42 +129,26 @@ class _Generator:
             self.began_at = time.time()
             sessions = [psutil.Process(connection.info.backend_pid) for connection in connections]
             with ThreadPoolExecutor(len(connections), thread_name_prefix="generator") as pool:
-                list(pool.map(self._enqueue_closed if self._times is None else self._enqueue_open, connections))
+                list(pool.map(self._enqueue, connections))
             self.server_sec = own_cpu_sec(sessions)
         finally:
             gc.enable()
             for connection in connections:
                 connection.close()
 
-    def _enqueue_open(self, connection: Any) -> None:
+    def _enqueue(self, connection: Any) -> None:
         connection.autocommit = True
         with connection.cursor() as cursor:
             while True:
                 free_at = time.time()
                 with self._lock:
-                    at = next(self._times, None)  # type: ignore[arg-type]
+                    at = next(self._times, None)
                 if at is None:
                     return
                 due_at = self.began_at + at
                 time.sleep(max(0.0, due_at - time.time()))
                 self.late_ms.append((time.time() - max(due_at, free_at)) * 1e3)
                 cursor.execute(ENQUEUE, (_QUEUE, due_at, self._load.group))
-
-    def _enqueue_closed(self, connection: Any) -> None:
-        connection.autocommit = True
-        groups = max(1, MAX_BACKLOG // 10 // self._load.group)
-        with connection.cursor() as cursor:
-            while time.time() < self.began_at + self._load.seconds:
-                cursor.execute(_LAST_EVENT)
-                events = cursor.fetchone()[0] - self._first_event
-                with self._lock:
-                    has_backlog = 3 * self._enqueued_count - events >= 2 * MAX_BACKLOG
-                    self._enqueued_count += 0 if has_backlog else groups * self._load.group
-                if has_backlog:
-                    time.sleep(BACKLOG_PAUSE_SEC)
-                    continue
-                for _ in range(groups):
-                    cursor.execute(ENQUEUE, (_QUEUE, time.time(), self._load.group))
 
 
 def prepare_wal(server_dsn: str) -> None:
@@ -182,19 +159,22 @@ def prepare_wal(server_dsn: str) -> None:
             cursor.execute("SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()")
 
 
-def run_load(server_dsn: str, load: Load) -> RealLoad:
-    """Enqueue at random times, or as much as possible; measure each job from the time at which it was due.
+def run_load(server_dsn: str, load: Load, *, waits: bool = True) -> RealLoad:
+    """Enqueue at random times, and measure each job from the time at which it was due.
 
-    Jobs that were due in the warm-up are left out of the times. The others are waited for.
+    Jobs that were due in the warm-up are left out of the times. Without `waits`, so are those that have not ended.
     """
     side = drain.DATALOADER[0]
     with fresh_database(server_dsn) as dsn, drain.running_workers(side, dsn, load.threads, _ignore) as [worker]:
         vacuum, generator = _Vacuum(dsn), _Generator(dsn, load)
         with vacuum.running():
             before = _cpu_times(worker), time.monotonic(), _session_times(dsn)
+            flushes_before, flush_ms_before = _read_flushes(dsn)
             generator.run()
-            drain.wait_until_drained(side, dsn)
+            if waits:
+                drain.wait_until_drained(side, dsn)
             after = _cpu_times(worker), time.monotonic(), _session_times(dsn)
+        flushes, flush_ms = _read_flushes(dsn)
         rows = query_value(dsn, _TIMES)
         ((events, aggregated, claims, settlements),) = query_value(dsn, _EVENTS)
     worker_sec, generator_sec, busy_sec = (b - a for a, b in zip(before[0], after[0], strict=True))
@@ -214,9 +194,11 @@ def run_load(server_dsn: str, load: Load) -> RealLoad:
         statistics_us=sessions["maintenance"] / max(1, aggregated) * 1e6,
         worker_us=worker_sec * job_us,
         generator_us=generator_sec * job_us,
+        flush_us=float(flush_ms - flush_ms_before) * 1e3 / len(rows),
         events=events / len(rows),
         claims=claims / len(rows),
         settlements=settlements / len(rows),
+        flushes=float(flushes - flushes_before) / len(rows),
         late_ms=quantile(generator.late_ms, 99) if generator.late_ms else 0.0,
         others=max(0.0, (busy_sec - own_sec) / elapsed_sec / (psutil.cpu_count() or 1)),
     )
@@ -229,6 +211,13 @@ def _session_times(dsn: str) -> dict[str, float]:
         name.removeprefix(_WORKER_SESSION).partition(":")[0]: own_cpu_sec([psutil.Process(pid)])
         for pid, name in sessions
     }
+
+
+def _read_flushes(dsn: str) -> tuple[float, float]:
+    """How often the WAL was flushed, and for how many milliseconds."""
+    ((version,),) = query_value(dsn, "SELECT current_setting('server_version_num')::int")
+    ((flushes, flush_ms),) = query_value(dsn, _FLUSHES_18 if version >= 180_000 else _FLUSHES)
+    return float(flushes), float(flush_ms)
 
 
 def _cpu_times(worker: psutil.Process) -> tuple[float, float, float]:

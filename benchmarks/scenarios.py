@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from benchmarks.queue_model import Constants, Disturbance, Load, Times, simulate
+from benchmarks.queue_model import Constants, Disturbance, Load, Times, find_saturation, simulate
 from benchmarks.rounds import Cell, format_table
 
 BEGIN_SEC = 60.0
@@ -56,8 +56,8 @@ def scenarios(constants: Constants, jobs_per_sec: float) -> list[Scenario]:
 
 def print_answers(constants: Constants, chart: Path) -> None:
     """Print the table for docs/scaling.md and write its chart."""
-    base = Load(jobs_per_sec=None, group=_GROUP, cores=2, workers=2, generators=16, seconds=20)
-    saturation = simulate(constants, base).done_per_sec
+    base = Load(jobs_per_sec=1, group=_GROUP, cores=2, workers=2, generators=16, seconds=20)
+    saturation = find_saturation(base, lambda load: simulate(constants, load).done_per_sec)
     rate = round(saturation * _BASE_SHARE, -2)
     calm = simulate(constants, replace(base, jobs_per_sec=rate, seconds=60)).p99_ms
     rows: list[list[Cell]] = []

@@ -1,23 +1,24 @@
 """Simulates loads of one PostgreSQL from measured costs, and checks the simulation against real loads.
 
-Takes about 10 seconds; with --measure a minute, with --check 5 minutes.
+Takes about 10 seconds; with --measure 3 minutes, with --check 4 minutes.
 
-`--measure` writes the costs of this machine to the file of constants; measure on a machine without other load.
-Without options the table shows what the model makes of them: for 11,574 jobs a second, a billion a day, and twice that.
+`--measure` finds the rate at which a worker process on this machine saturates, and the costs of a job at 0.7 of it. It
+writes both to the file of constants; measure on a machine without other load. Without options the table shows what the
+model makes of them: for 11,574 jobs a second, a billion a day, and twice that. Saturated is the highest rate of
+arrivals at random times that is kept up with: the queue does not grow through the run.
 
-`--check` measures the costs and the rate at which a worker process on this machine saturates. Then it runs 0.5 and 0.9
-times that rate, three times each, and simulates the same arrivals on the same cores: the median of the three p99 from
-the time at which jobs were due to their end must be within 30 % of the model's. If both are, it prints what the model
-answers for a peak, a lost standby and other disturbances, and writes a chart of them. Otherwise it ends with 1, and
-**no figure of the model may be shown**: the table has how much the real loads differ from one another and how much of
-the machine other programs used.
+`--check` runs 0.5 and 0.9 of that rate, three times each, and simulates the same arrivals on the same cores: the median
+of the three p99 from the time at which jobs were due to their end must be within 30 % of the model's. If both are, it
+prints what the model answers for a peak, a lost standby and other disturbances, and writes a chart of them. Otherwise
+it ends with 1, and **no figure of the model may be shown**: the table has how much the real loads differ from one
+another and how much of the machine other programs used. Check soon after measuring: what else a host does changes what
+a job costs.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,20 +26,20 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from benchmarks.place import benchmark_server, describe_environment
-from benchmarks.queue_model import Constants, Load, Result, Times, simulate
+from benchmarks.queue_model import Constants, Load, Result, Times, find_saturation, simulate
 from benchmarks.real_load import SERVER_SETTINGS, RealLoad, prepare_wal, run_load
 from benchmarks.rounds import Cell, format_table, make_parser
 from benchmarks.scenarios import print_answers
-from benchmarks.statement_costs import measure
+from benchmarks.statement_costs import SIZES, measure
 
 CONSTANTS_FILE = Path("benchmarks/constants.json")
 CHART_FILE = Path("docs/simulation.svg")
 BILLION_A_DAY = 1e9 / 86_400
+GROUP = SIZES[0]  # jobs of a statement that enqueues, in the loads that are compared
 SHARES = (0.5, 0.9)  # of saturation, where the model is checked
 MAX_DIFFERENCE = 0.3
 _QUIET_SHARE = 0.05  # of the machine's cores: what other programs may use before a failure may be theirs
-_SATURATION_SEC = 15.0
-_COST_SEC = 8.0  # of each load that costs are measured with
+_COST_SEC = 12.0  # of each load that saturation and costs are measured with
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -49,34 +50,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--check", action="store_true", help="compare two real loads with the model")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each load, real or simulated")
     parser.add_argument("--runs", type=int, default=3, help="of each real load")
-    parser.add_argument("--group", type=int, default=20, help="jobs of each statement that enqueues, in real loads")
     options = parser.parse_args(argv)
+    if not options.measure and not options.constants.exists():
+        parser.error(f"there is no file {options.constants}; --measure writes it")
     if not (options.measure or options.check):
-        if not options.constants.exists():
-            parser.error(f"there is no file {options.constants}; --measure writes it")
         print_table(Constants.load(options.constants), options.seconds)
         return
     with benchmark_server(SERVER_SETTINGS) as (server_dsn, server):
         if server is None:
             parser.error("the CPU time of a server that DL_BENCH_DSN names cannot be measured")
         print(describe_environment(server_dsn), flush=True)
-        began = time.monotonic()
-        closed = Load(jobs_per_sec=None, group=options.group, cores=psutil.cpu_count(), seconds=_SATURATION_SEC)
-        closed = replace(closed, shares_cores=True)
         prepare_wal(server_dsn)
-        constants = measure(server_dsn, replace(closed, seconds=_COST_SEC))
-        constants.save(options.constants)
-        saturated = run_load(server_dsn, closed)
-        print(f"{constants}\n")
-        print_saturation(constants, saturated, closed)
-        has_passed = not options.check or check(
-            server_dsn,
-            constants,
-            replace(closed, jobs_per_sec=saturated.done_per_sec, seconds=options.seconds),
-            options.runs,
-        )
-    if options.check:
-        print(f"The check took {time.monotonic() - began:.0f} s.", flush=True)
+        load = Load(jobs_per_sec=1, group=GROUP, cores=psutil.cpu_count(), seconds=options.seconds, shares_cores=True)
+        if options.measure:
+            measure(server_dsn, replace(load, seconds=_COST_SEC)).save(options.constants)
+        constants = Constants.load(options.constants)
+        print_constants(constants, load)
+        has_passed = not options.check or check(server_dsn, constants, load, options.runs)
     if options.check and has_passed:
         print_answers(constants, options.chart)
     sys.exit(0 if has_passed else 1)
@@ -97,23 +87,22 @@ def print_table(constants: Constants, seconds: float) -> None:
     print(format_table(["jobs/s", "in groups of", "2 cores", "4 cores", "8 cores"], rows, text_columns=(2, 3, 4)))
 
 
-def print_saturation(constants: Constants, real: RealLoad, load: Load) -> None:
-    model = simulate(constants, load)
+def print_constants(constants: Constants, load: Load) -> None:
+    of_model = find_saturation(load, lambda one: simulate(constants, one).done_per_sec)
     print(
-        f"Saturated: {real.done_per_sec:,.0f} jobs/s, {model.done_per_sec:,.0f} in the model.\nCPU of a job: server"
-        f" {real.server_us:.0f} µs, worker {real.worker_us:.0f}, generator {real.generator_us:.0f}.\n"
-        f"{_describe_groups(real, model)} Other programs used {real.others:.0%} of the machine.\n",
+        f"{constants}\n\nSaturated: {constants.saturation:,.0f} jobs/s, {of_model:,.0f} in the model. Other programs"
+        f" used {constants.others:.0%} of the machine while costs were measured.\n",
         flush=True,
     )
 
 
 def check(server_dsn: str, constants: Constants, load: Load, runs: int) -> bool:
-    """Compare real loads at shares of the load's rate with the model's; print both and return whether they agree."""
+    """Compare real loads at shares of saturation with the model's; print both and return whether they agree."""
     rows: list[list[Cell]] = []
     notes: list[str] = []
     has_passed, others = True, 0.0
     for share in SHARES:
-        loads = [replace(load, jobs_per_sec=(load.jobs_per_sec or 0.0) * share, seed=n) for n in range(1, runs + 1)]
+        loads = [replace(load, jobs_per_sec=constants.saturation * share, seed=n) for n in range(1, runs + 1)]
         real = [run_load(server_dsn, one) for one in loads]
         model = [simulate(constants, one) for one in loads]
         for name, figure in _FIGURES.items():
@@ -131,7 +120,7 @@ def check(server_dsn: str, constants: Constants, load: Load, runs: int) -> bool:
     print(format_table(headings, rows, text_columns=(0, 1, 2, 5)))
     print("\n" + "\n".join(notes))
     print(f"\n{'passed' if has_passed else 'FAILED'}: the limit is {MAX_DIFFERENCE:.0%} of p99")
-    if not has_passed and others > _QUIET_SHARE:
+    if not has_passed and max(others, constants.others) > _QUIET_SHARE:
         print("Other programs used the machine: a process that wakes up waits for a core. Repeat it without them.")
     return has_passed
 
@@ -159,7 +148,7 @@ def _describe_groups(real: RealLoad, model: Result) -> str:
     claim, claim_of_model, settlement, settlement_of_model = sizes
     return (
         f"Jobs of a claim: {claim:.0f}, model {claim_of_model:.0f}; of a settlement {settlement:.0f}, model"
-        f" {settlement_of_model:.0f}."
+        f" {settlement_of_model:.0f}. A flush: {real.flush_us / max(1e-9, real.flushes) / 1e3:.2f} ms."
     )
 
 

@@ -18,16 +18,18 @@ from benchmarks.queue_model import (
     StatementCost,
     Times,
     arrival_times,
+    find_saturation,
     simulate,
 )
 from benchmarks.scenarios import BEGIN_SEC, Scenario, print_answers
 from benchmarks.statement_costs import fit
 
 FREE = StatementCost(0, 0)
+ANY_RATE = 1.0  # where saturation is looked for
 CONSTANTS = Constants(
-    measured_at="2026-11-24", cores=2, enqueue=StatementCost(400, 50), claim=StatementCost(300, 40),
+    measured_at="2026-11-24", cores=2, saturation=1_000, enqueue=StatementCost(400, 50), claim=StatementCost(300, 40),
     settle=StatementCost(200, 30), listen_us=0, python=StatementCost(0, 20), generator=FREE,
-    flush=StatementCost(1_000, 0), vacuum_us=10, statistics_us=0, events=3,
+    flush=StatementCost(1_000, 0), vacuum_us=10, statistics_us=0, events=3, others=0,
 )  # fmt: skip
 
 
@@ -52,6 +54,18 @@ def test_job_on_an_idle_server_takes_the_sum_of_its_steps():
     assert not result.is_saturated
 
 
+def saturation_of_model(constants: Constants, load: Load) -> float:
+    return find_saturation(load, lambda one: simulate(constants, one).done_per_sec)
+
+
+def test_saturation_is_the_highest_rate_that_is_kept_up_with():
+    load = Load(jobs_per_sec=ANY_RATE, group=1, cores=2, seconds=20)
+
+    found = find_saturation(load, lambda one: min(one.jobs_per_sec, 5_000))
+
+    assert found == pytest.approx(5_000, rel=0.04)
+
+
 def test_cores_are_busy_by_the_cost_of_the_jobs():
     """The law of utilization: rate times cost, over the cores."""
     fixed_free = replace(CONSTANTS, claim=StatementCost(0, 40), settle=StatementCost(0, 30))
@@ -64,15 +78,13 @@ def test_cores_are_busy_by_the_cost_of_the_jobs():
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_saturated_server_does_what_its_cores_can(cores):
-    """A load with a backlog at all times, whose cost is per job alone."""
+    """A load whose cost is per job alone."""
     constants = replace(
         CONSTANTS, enqueue=StatementCost(0, 50), claim=StatementCost(0, 40), settle=StatementCost(0, 30), flush=FREE
     )
-    load = Load(jobs_per_sec=None, group=100, cores=cores, workers=4, seconds=10, has_vacuum=False)
-    result = simulate(constants, load)
+    load = Load(jobs_per_sec=ANY_RATE, group=100, cores=cores, workers=4, seconds=6, has_vacuum=False)
 
-    assert result.core_share == pytest.approx(1, abs=0.01)
-    assert result.done_per_sec == pytest.approx(cores * 1e6 / (50 + 40 + 30), rel=0.03)
+    assert saturation_of_model(constants, load) == pytest.approx(cores * 1e6 / (50 + 40 + 30), rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +99,11 @@ def test_each_user_of_the_same_cores_takes_its_part(changes):
         CONSTANTS, enqueue=StatementCost(0, 50), claim=StatementCost(0, 40), settle=StatementCost(0, 30), flush=FREE,
         vacuum_us=0, python=FREE,
     )  # fmt: skip
-    load = Load(jobs_per_sec=None, group=100, cores=1, workers=4, seconds=40, shares_cores=True)
+    load = Load(jobs_per_sec=3_000, group=100, cores=1, workers=4, seconds=20, shares_cores=True)
 
-    alone, shared = simulate(constants, load), simulate(replace(constants, **changes), load)
+    alone, shared = (simulate(one, load).core_share for one in (constants, replace(constants, **changes)))
 
-    assert shared.done_per_sec == pytest.approx(alone.done_per_sec / 2, rel=0.1)
+    assert shared == pytest.approx(2 * alone, rel=0.05)
 
 
 def test_threads_of_a_worker_compute_one_at_a_time():
@@ -133,19 +145,27 @@ def test_commits_that_notify_are_flushed_one_after_the_other():
 def test_settlement_waits_until_no_claim_is_in_progress():
     """The keys are unlocked by the session that claims: while a claim of 50 ms is in progress, nothing is settled."""
     slow = replace(CONSTANTS, claim=StatementCost(50_000, 0))
-    load = Load(jobs_per_sec=30, group=1, cores=8, seconds=60)
-    result = simulate(slow, load)
+    slow = replace(slow, python=StatementCost(3_000, 0))  # the thread that ended the last job claims before that
+    result = simulate(slow, Load(jobs_per_sec=300, group=10, cores=8, seconds=20))
 
     assert result.settlements == pytest.approx(result.claims, rel=0.1)
-    assert result.times.quantile_ms(95) > 2 * 50
+    assert result.times.quantile_ms(50) > 2 * 50
 
 
 def test_full_prefetch_is_claimed_again_at_its_half():
-    """A backlog: 8 threads and 320 jobs ahead, of which half are left when the next claim begins."""
+    """More than can be done: 8 threads and 320 jobs ahead, of which half are left when the next claim begins."""
     slow = replace(CONSTANTS, python=StatementCost(0, 200))
-    result = simulate(slow, Load(jobs_per_sec=None, group=100, cores=4, seconds=10))
+    result = simulate(slow, Load(jobs_per_sec=10_000, group=100, cores=4, seconds=10))
 
     assert 1 / result.claims == pytest.approx(168, rel=0.05)
+
+
+def test_notification_is_read_when_all_jobs_have_started():
+    """Groups take 0.4 s and 2.4 a second come: a claim gets those that came while the jobs before them started."""
+    slow = replace(CONSTANTS, claim=FREE, flush=FREE, python=StatementCost(0, 4_000))
+    result = simulate(slow, Load(jobs_per_sec=240, group=100, cores=8, seconds=40))
+
+    assert result.claims * 100 < 0.67  # 0.73 if it were read at once
 
 
 def test_one_flush_is_for_all_commits_that_wait():
@@ -186,16 +206,17 @@ def test_buffer_splits_groups_and_keeps_their_order():
 
 
 def test_costs_are_fitted_to_loads_of_two_sizes():
-    """Groups of 1, of which two are claimed together, and of 100 with claims of 200."""
+    """Groups of 20, of which 30 are claimed together, and of 80 with claims of 200."""
 
     def real(group: int, claim: int, settlement: int) -> Any:
         return SimpleNamespace(
             enqueue_us=400 / group + 20, claims=1 / claim, claim_us=700 / claim + 30, settlements=1 / settlement,
-            settle_us=450 / settlement + 25, worker_us=300 * (1 / claim + 1 / settlement) + 22, listen_us=19,
-            generator_us=40 / group + 2, vacuum_us=0.5, statistics_us=5, events=3,
+            settle_us=450 / settlement + 25, worker_us=300 * (1 / claim + 1 / settlement) + 22, listen_us=19 / group,
+            generator_us=40 / group + 2, vacuum_us=0.5, statistics_us=5, events=3, flushes=2 / claim,
+            flush_us=260 / claim + 3, others=group / 1_000,
         )  # fmt: skip
 
-    constants = fit(real(1, 2, 3), real(100, 200, 400), flush=StatementCost(130, 3))
+    constants = fit(real(20, 30, 40), real(80, 200, 400), 9_000)
 
     for cost, fixed_us, per_job_us in (
         (constants.enqueue, 400, 20),
@@ -203,9 +224,11 @@ def test_costs_are_fitted_to_loads_of_two_sizes():
         (constants.settle, 450, 25),
         (constants.python, 300, 22),
         (constants.generator, 40, 2),
+        (constants.flush, 130, 3),
     ):
         assert [cost.fixed_us, cost.per_job_us] == pytest.approx([fixed_us, per_job_us])
     assert (constants.listen_us, constants.vacuum_us, constants.statistics_us) == (19, 0.5, 5)
+    assert constants.others == 0.08
 
 
 def test_outage_of_the_log_delays_the_jobs_due_in_it():
@@ -250,7 +273,9 @@ def test_peak_has_more_arrivals_until_its_end():
 
 def test_check_needs_p99_within_the_limit_at_both_loads(monkeypatch, capsys):
     def real(times: Times) -> Any:
-        return SimpleNamespace(times=times, claims=0.1, settlements=0.1, late_ms=0.1, others=0.4)
+        return SimpleNamespace(
+            times=times, claims=0.1, settlements=0.1, flush_us=0.0, flushes=0.1, late_ms=0.1, others=0.4
+        )
 
     def run_load(_dsn: str, load: Load) -> Any:
         model = simulate(CONSTANTS, load).times
