@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from logging import DEBUG
 from typing import Any, NamedTuple
 
 from app import log
-from app.errors import InvalidJob, WaitRefused
+from app.errors import DatabaseUnavailable, InvalidJob, WaitRefused
 from app.log import Alert
 from app.queue.job import SUCCEEDED, ReapedJob, ReleaseReason, Settlement, SettleResult, Status
 from app.queue.jobs import JobQueue
@@ -135,6 +136,8 @@ class Settler:
         if dropped:
             self._running.remove(dropped)
             self._key_locks.unlock(dropped)
+            with suppress(DatabaseUnavailable):  # the maintenance leader repairs it
+                self._queue.unblock_keys([attempt.job for attempt in dropped])
         return settleable
 
     def _write_batch(self, batch: Sequence[PendingOutcome], write: BatchWriter) -> None:

@@ -237,6 +237,10 @@ class JobQueue:
     def unlock_keys(self, key_hashes: Sequence[int]) -> None:
         self._execute("unlock_keys", {"key_hashes": array(key_hashes)})
 
+    def unblock_keys(self, jobs: Sequence[ClaimedJob]) -> None:
+        keys = {job.lock_key: job.key_hash for job in jobs}
+        self._execute("unblock_keys", {"key_hashes": array(keys.values()), "lock_keys": array(keys)})
+
     def renew(self, requests: Sequence[RenewalRequest], *, late_sec: float) -> list[Renewal]:
         """Extend the leases. A gap between heartbeats of more than `late_sec` gets an event."""
         max_bytes = self._limits.max_result_bytes

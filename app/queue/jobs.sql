@@ -616,6 +616,14 @@ SELECT job_id, queue, task, status::text, attempt, run_id, max_attempts, error, 
          WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries
   FROM reaped;
 
+-- name: unblock_keys
+-- queued -> queued: the next blocked job of each key becomes ready, after its session lock was released without a settlement: a
+-- claim that came before found it locked.
+SELECT count(pg_advisory_xact_lock(1684828526, hash))
+  FROM (SELECT DISTINCT hash::int FROM unnest(%(key_hashes)s::bigint[]) AS k (hash) ORDER BY 1 OFFSET 0) ordered;
+
+SELECT count(*) FROM dl_unblock_next(%(lock_keys)s::text[]);
+
 -- name: repair_blocked
 -- queued -> queued: repairs lost wake-ups. Among the next keys after `after` that have blocked jobs, the first job of each key
 -- that no run holds, in the table or by a session lock, becomes ready. If another process repairs at this moment, this one
