@@ -8,7 +8,7 @@ from pipelines.executors import Engines
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import OffloadFixture, start_count
 from workers.logs import writer
-from workers.offloads import handle
+from workers.offloads import handle, poller
 from workers.threads import clock
 
 
@@ -75,6 +75,7 @@ def test_next_attempt_reads_behind_lines_that_were_not_written(
     offloads: OffloadFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(writer, "_FLUSH_INTERVAL_SEC", 60.0)
+    monkeypatch.setattr(poller, "_CLAIM_INTERVAL_SEC", 60.0)  # it writes the lines first
     pool = offloads.start()
     pool._logs._last_write_at = clock()
     job_id = offloads.add("blocking", "gate", options={"engine_timeout": 0.3})

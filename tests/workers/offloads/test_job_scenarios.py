@@ -224,7 +224,10 @@ def test_log_of_the_work_has_the_cap_of_job_logs(jobs: EngineJobs):
 @pytest.mark.parametrize("jobs", ["fake"], indirect=True)
 def test_kill_during_shutdown_loses_no_line(jobs: EngineJobs):
     queue_db = jobs.pools.queue_fixture
-    is_writing = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%dl_job_logs%%'"
+    is_writing = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        " AND query LIKE '%%INSERT INTO %%dl_job_logs%%begun%%'"
+    )
     with jobs.worker_process() as worker, queue_db.open_transaction() as step:
         step("LOCK TABLE dl_job_logs IN EXCLUSIVE MODE")
         job_id = jobs.add("blocking", "gate")
