@@ -235,6 +235,7 @@ def test_kill_during_shutdown_loses_no_line(jobs: EngineJobs):
         worker.signal(signal.SIGTERM)
         eventually(lambda: queue_db.status(job_id) is Status.QUEUED, message="it is released")
         worker.kill()
+        queue_db.sql("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
 
     jobs.start()
     jobs.open_gate(job_id)
