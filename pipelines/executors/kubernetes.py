@@ -180,6 +180,7 @@ class KubernetesExecutor:
             query={"container": _CONTAINER, "limitBytes": _MAX_LOG_BYTES},
         )
         if answer.code in (NOT_FOUND, BAD_REQUEST):  # its container has not started, or is gone
+            answer.json()  # raises EngineUnavailable for the answer of a proxy
             return None
         if answer.code != OK:
             raise EngineUnavailable(_describe(answer))

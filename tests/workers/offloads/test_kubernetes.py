@@ -95,6 +95,14 @@ def test_result_of_a_pod_that_is_gone_is_an_error(cluster: FakeKubernetes, monke
     assert engine.logs("dl-j-1", "") == ([], "0")
 
 
+def test_missing_log_of_a_proxy_is_no_lost_result(cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch):
+    engine = executor(cluster)
+    monkeypatch.setattr(engine, "_pods", lambda name: [{"metadata": {"name": "other/page"}}])  # no such address
+
+    with pytest.raises(EngineUnavailable):
+        engine.result("dl-j-1")
+
+
 def test_missing_page_of_a_proxy_is_no_answer(cluster: FakeKubernetes):
     engine = executor(cluster, namespace="other/page")  # no such address
 
