@@ -108,6 +108,6 @@ def fence(dsn: str, *, schema: str = "public") -> Iterator[Any]:
             yield connection
             cursor.execute(statement, {"offload": job.offload, "fence_token": job.fence_token})
             if cursor.fetchone() is None:
-                raise FenceLost(f"the offload {job.offload} was stopped or replaced, or its job has ended")
+                raise FenceLost(f"the offload {job.offload} was stopped or replaced, is late, or its job has ended")
     finally:
         connection.close()

@@ -62,6 +62,7 @@ def test_fence_commits_while_the_job_wants_the_work(queue: QueueFixture):
     "change",
     [
         "UPDATE dl_offloads SET stop_requested_at = now()",
+        "UPDATE dl_offloads SET deadline_at = now()",
         "UPDATE dl_offloads SET fence_token = 'another'",
         "UPDATE dl_offloads SET ended_at = now(), outcome = 'stopped'",
         "UPDATE dl_jobs SET cancel_requested = true",
