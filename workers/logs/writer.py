@@ -209,12 +209,13 @@ class JobLogWriter:
 
     def keep_positions(self, job_id: UUID, attempt: int) -> None:
         """Write the pending lines now if a position of this attempt is among them: its job is released after that, and
-        the next attempt reads from there."""
+        the next attempt reads from there. Never raises: without it that attempt repeats lines."""
         key = (job_id, attempt)
         with self._lock:
             is_pending = any(line.stream == POSITION_STREAM and line.key == key for line in self._pending)
         if is_pending or self._write_lock.locked():
-            self.flush()
+            with suppress(Exception):
+                self.flush()
 
     # ── the thread ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -357,3 +357,18 @@ def test_positions_of_an_attempt_are_written_at_its_end(make, table):
 
     assert table.texts == ["one"]
     assert table.positions == [("dl-x-1", "run", "1")]
+
+
+def test_positions_that_cannot_be_written_fail_no_job(make, table):
+    def refuse(lines, positions=()):
+        raise RuntimeError("the index is broken")
+
+    write, table.write_logs = table.write_logs, refuse
+    logs = make()
+    logs.write(JOB, 1, "INFO", POSITION_STREAM, "dl-x-1 run 1")
+
+    logs.keep_positions(JOB, 1)
+
+    table.write_logs = write
+    assert logs.flush()
+    assert table.positions == [("dl-x-1", "run", "1")]
