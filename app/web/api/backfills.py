@@ -106,7 +106,7 @@ def create_backfills_blueprint(editor: BackfillEditor) -> ApiBlueprint:
 
     @blueprint.post("/backfills/<uuid:backfill_id>/resume", response=Backfill, problems=ended, scope=Scope.OPERATE)
     def resume_backfill(backfill_id: UUID) -> Backfill:
-        """Let the jobs of a paused backfill start again."""
+        """Resume a paused backfill: its jobs start again."""
         return visible_backfill(editor.set_state(backfill_id, BackfillState.OPEN))
 
     @blueprint.post(

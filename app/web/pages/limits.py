@@ -93,7 +93,7 @@ def create_limits_page(source: Executor, pipelines: Pipelines, options: WebOptio
 
     @pages.action("/breakers", form=BreakerForm, page_url="/limits#breakers", page=show_limits)
     def submit_breaker(form: BreakerForm) -> None:
-        """Pause a task, let its jobs start again, or change when its breaker opens."""
+        """Pause or resume a task, or change when its breaker opens."""
         action = parse_choice("action", form.action, _BREAKER_ACTIONS)
         if action == "delete":
             breakers.delete(form.task)
