@@ -135,6 +135,11 @@ class KeyLocks:
             hashes = [a.job.key_hash for a in attempts if self._holders.get(a.job.key_hash) is a]
             return [key_hash for key_hash in hashes if key_hash not in self._lost]
 
+    def without_holder(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """Return the attempts whose key no attempt of this process holds."""
+        with self._session.lock:
+            return [attempt for attempt in attempts if attempt.job.key_hash not in self._holders]
+
     def unlock(self, attempts: Sequence[Attempt]) -> None:
         """Unlock the keys of attempts that have ended.
 

@@ -100,6 +100,7 @@ class Settler:
             while unwritten:  # each in a transaction of its own, because it locks the rows of other jobs
                 self._write_batch(unwritten[:1], self._release)
                 unwritten = unwritten[1:]
+            self._unblock(self._key_locks.without_holder([p.attempt for p in releases if _is_blocked(p.outcome)]))
         finally:
             self._requeue(unwritten)
         return 0.0
@@ -136,9 +137,14 @@ class Settler:
         if dropped:
             self._running.remove(dropped)
             self._key_locks.unlock(dropped)
-            with suppress(DatabaseUnavailable):  # the maintenance leader repairs it
-                self._queue.unblock_keys([attempt.job for attempt in dropped])
+            self._unblock(dropped)
         return settleable
+
+    def _unblock(self, attempts: Sequence[Attempt]) -> None:
+        """Make the next jobs of these keys ready, of which this process holds none."""
+        if attempts:
+            with suppress(DatabaseUnavailable):  # the maintenance leader repairs it
+                self._queue.unblock_keys([attempt.job for attempt in attempts])
 
     def _write_batch(self, batch: Sequence[PendingOutcome], write: BatchWriter) -> None:
         """Write all in one transaction; where PostgreSQL refuses a value, each in its own."""
@@ -207,6 +213,11 @@ class Settler:
 
 def _waits(outcome: Outcome) -> bool:
     return isinstance(outcome, Released) and outcome.reason is ReleaseReason.WAITS
+
+
+def _is_blocked(outcome: Outcome) -> bool:
+    """Whether the release blocks the job. Whatever held its key may have been unlocked before, and unblocked nothing."""
+    return isinstance(outcome, Released) and outcome.reason is ReleaseReason.LOCK_BUSY
 
 
 def _group_of(settled: tuple[Attempt, Status]) -> tuple[str, str, Status]:

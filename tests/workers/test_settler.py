@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
-from app.queue.job import new_run_ids
+import pytest
+
+from app.queue.job import Status, new_run_ids
 from pipelines.contract import Context
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 
-def test_end_of_job_settled_by_its_task_unblocks_the_next(worker_pools: WorkerPoolFixture):
+@pytest.fixture
+def settled_by_task(worker_pools: WorkerPoolFixture) -> WorkerPoolFixture:
+    """Has the task `final`, which waits after its final transaction. No process leads, and repairs blocked jobs."""
+
     def settle_then_wait(args: dict[str, Any], ctx: Context) -> None:
         with ctx.transaction(final=True):
             pass
         worker_pools.gate.wait_inside("")
 
     worker_pools.pipelines.register("final")(settle_then_wait)
-    database = worker_pools.queue_fixture
-    database.sql("SELECT pg_advisory_lock(1684828527, 5)")  # no process leads, and repairs blocked jobs
+    worker_pools.queue_fixture.sql("SELECT pg_advisory_lock(1684828527, 5)")
+    return worker_pools
+
+
+def test_end_of_job_settled_by_its_task_unblocks_the_next(settled_by_task: WorkerPoolFixture):
+    worker_pools, database = settled_by_task, settled_by_task.queue_fixture
     worker_pools.listening_pool()
     worker_pools.add_job("final", "k")
     worker_pools.gate.wait_for_inside()
@@ -29,3 +39,26 @@ def test_end_of_job_settled_by_its_task_unblocks_the_next(worker_pools: WorkerPo
     worker_pools.gate.open()
 
     eventually(lambda: database.wait_state(blocked) == "ready", 10)
+
+
+def test_job_released_after_the_end_of_its_keys_holder_is_unblocked(settled_by_task: WorkerPoolFixture):
+    worker_pools, database = settled_by_task, settled_by_task.queue_fixture
+    may_end = threading.Event()
+    worker_pools.pipelines.register("slow")(lambda args: may_end.wait(60))
+    pool = worker_pools.listening_pool({"q": 3})
+    settler = pool._settler
+    worker_pools.add_job("final", "k")
+    worker_pools.gate.wait_for_inside()
+    slow = worker_pools.add_job("slow")
+    worker_pools.wait_for_status(slow, Status.RUNNING)
+
+    with database.open_transaction() as step:
+        step("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", str(slow))
+        may_end.set()
+        eventually(lambda: settler._is_writing)
+        next_job = worker_pools.add_job("quick", "k")  # the session has the key already, so this process claims it
+        eventually(lambda: len(settler._pending) == 1, message="its release")
+        worker_pools.gate.open()
+        eventually(lambda: len(settler._pending) == 2, message="and the end of the first job of the key")
+
+    worker_pools.wait_for_status(next_job, Status.SUCCEEDED, 10)
