@@ -13,7 +13,13 @@ import pytest
 
 from app.db.schema import migrate
 from tests.support import Process, eventually, free_port
-from tests.support.real_service import FAST_SETTINGS, RunningService, ServiceJobs, postgres_pids_of
+from tests.support.real_service import (
+    FAST_SETTINGS,
+    RunningService,
+    ServiceJobs,
+    postgres_pids_of,
+    wait_for_end_of_postgres,
+)
 
 Gunicorn = Callable[..., RunningService]
 
@@ -66,7 +72,7 @@ def test_without_dsn_gunicorn_runs_an_embedded_server(gunicorn: Gunicorn, run_fo
     running.process.signal(signal.SIGTERM)
 
     assert running.process.wait() == 0
-    assert postgres_pids_of(home) == []
+    wait_for_end_of_postgres(home)
 
 
 def test_ctrl_c_hands_running_jobs_back(gunicorn: Gunicorn, dsn: str, tmp_path: Path):

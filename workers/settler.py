@@ -216,7 +216,7 @@ def _waits(outcome: Outcome) -> bool:
 
 
 def _is_blocked(outcome: Outcome) -> bool:
-    """Whether the release blocks the job. Whatever held its key may have been unlocked before, and unblocked nothing."""
+    """Whether the release blocks the job. What held its key may have ended before: nothing was blocked then."""
     return isinstance(outcome, Released) and outcome.reason is ReleaseReason.LOCK_BUSY
 
 

@@ -57,7 +57,7 @@ UPDATE dl_offloads o
   FROM due
  WHERE o.name = due.name
 RETURNING o.name, o.job_id, due.run_id, o.engine, coalesce(due.task, ''),
-          ARRAY(SELECT value #>> '{}' FROM jsonb_path_query(due.args, '$.**."$secret"') AS value WHERE NOT due.is_orphan), due.is_orphan, coalesce(due.attempt, 0), o.log_position, o.is_abandoned,
+          ARRAY(SELECT value #>> '{}' FROM jsonb_path_query(due.args, '$.**."$secret" ? (@.type() == "string")') AS value WHERE NOT due.is_orphan), due.is_orphan, coalesce(due.attempt, 0), o.log_position, o.is_abandoned,
           coalesce(extract(epoch FROM clock_timestamp() - o.unavailable_since) > o.engine_timeout_sec, false),
           coalesce(o.deadline_at <= clock_timestamp(), false),
           coalesce(extract(epoch FROM clock_timestamp() - CASE WHEN due.is_orphan THEN o.stop_requested_at ELSE o.awaited_since END),

@@ -51,6 +51,14 @@ def reused_key(args: Args, ctx: Context) -> Any:
     return first.result()
 
 
+def enlarged(args: Args, ctx: Context) -> Any:
+    """The same key again, after its work has ended for want of memory."""
+    try:
+        return handle_of(args, ctx).result()
+    except MemoryError:
+        return handle_of({**args, **args["then"]}, ctx).result()
+
+
 def changed(args: Args, ctx: Context) -> Any:
     """Its first attempt fails; the next ones ask with the args of `then` in place of its own."""
     if ctx.attempt == 1:
@@ -60,7 +68,7 @@ def changed(args: Args, ctx: Context) -> Any:
 
 
 def register_all(pipelines: Pipelines, *, isolation: Any = "thread") -> Pipelines:
-    for call in (blocking, waiting, unread, fails_here, in_transaction, reused_key, changed):
+    for call in (blocking, waiting, unread, fails_here, in_transaction, reused_key, enlarged, changed):
         pipelines.register(f"offload.{call.__name__}", isolation=isolation, no_retry=[ValueError])(call)
     return pipelines
 

@@ -207,6 +207,11 @@ def postgres_pids_of(folder: Path) -> list[int]:
     ]
 
 
+def wait_for_end_of_postgres(folder: Path) -> None:
+    """What stops a server waits for its pid file to go, which it removes before it ends."""
+    eventually(lambda: not postgres_pids_of(folder), message=lambda: str(postgres_pids_of(folder)))
+
+
 def signal_all(pids: Sequence[int], signal_number: signal.Signals = signal.SIGKILL) -> None:
     for pid in pids:
         os.kill(pid, signal_number)

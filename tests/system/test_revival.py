@@ -11,7 +11,7 @@ import psutil  # type: ignore[import-untyped]
 
 from dataloader import Client
 from tests.support import Process, eventually
-from tests.support.real_service import RunningService, ServiceStarter, postgres_pids_of
+from tests.support.real_service import RunningService, ServiceStarter, postgres_pids_of, wait_for_end_of_postgres
 
 DEADLINE_SEC = 90
 
@@ -52,7 +52,7 @@ def test_killed_embedded_server_is_started_again(start: Callable[..., Process], 
     succeeds(running, "after-stop")
 
     assert running.stop() == 0
-    assert postgres_pids_of(home) == []
+    wait_for_end_of_postgres(home)
 
 
 def test_two_sharers_start_killed_server_once(start: Callable[..., Process], home: Path):
@@ -67,7 +67,7 @@ def test_two_sharers_start_killed_server_once(start: Callable[..., Process], hom
     assert one.stop() == 0
     server_of(home)
     assert other.stop() == 0
-    assert postgres_pids_of(home) == []
+    wait_for_end_of_postgres(home)
 
 
 def test_server_that_cannot_start_is_tried_with_pauses(start: Callable[..., Process], home: Path):

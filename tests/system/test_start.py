@@ -9,7 +9,13 @@ from pathlib import Path
 from app.config.dsn import format_dsn, parse_dsn
 from app.db.schema import SCHEMA_VERSION
 from tests.support import PrivateServer, Process, eventually, free_port
-from tests.support.real_service import ServiceJobs, ServiceStarter, postgres_pids_of, query_rows
+from tests.support.real_service import (
+    ServiceJobs,
+    ServiceStarter,
+    postgres_pids_of,
+    query_rows,
+    wait_for_end_of_postgres,
+)
 
 READY = {"serve": "is ready at", "worker": "dataloader works"}  # what each prints
 
@@ -27,7 +33,7 @@ def test_second_service_on_a_taken_port_harms_nothing(start: Callable[..., Proce
     assert postgres_pids_of(home) == servers != []
     assert first.get("/status")[0] == 200
     assert first.stop() == 0
-    assert postgres_pids_of(home) == []
+    wait_for_end_of_postgres(home)
 
 
 def test_last_of_two_services_stops_the_shared_server(start: Callable[..., Process], home: Path):
@@ -37,7 +43,7 @@ def test_last_of_two_services_stops_the_shared_server(start: Callable[..., Proce
     assert one.stop() == 0
     assert len(postgres_pids_of(home)) == 1
     assert other.stop() == 0
-    assert postgres_pids_of(home) == []
+    wait_for_end_of_postgres(home)
 
 
 def test_incompatible_tables_are_refused_with_the_remedy(run: ServiceStarter, dsn: str):

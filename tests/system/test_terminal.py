@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.support import eventually, free_port
-from tests.support.real_service import FAST_SETTINGS, ServiceJobs, is_alive, postgres_pids_of, query_rows
+from tests.support.real_service import (
+    FAST_SETTINGS,
+    ServiceJobs,
+    is_alive,
+    postgres_pids_of,
+    query_rows,
+    wait_for_end_of_postgres,
+)
 from tests.support.terminal import Terminal
 
 
@@ -36,7 +43,7 @@ def test_ctrl_c_ends_everything_without_noise(command, env, home: Path):
         assert "Aborted" not in terminal.output
         assert terminal.output.count("pool.started") == 1
         assert terminal.output.count("pool.stopped") == 1
-        assert postgres_pids_of(home) == []
+        wait_for_end_of_postgres(home)
 
 
 def test_ctrl_c_before_it_is_ready_leaves_nothing_half_started(env, home: Path):
@@ -47,7 +54,7 @@ def test_ctrl_c_before_it_is_ready_leaves_nothing_half_started(env, home: Path):
 
         assert terminal.wait() == 0
         assert "Traceback" not in terminal.output
-        assert postgres_pids_of(home) == []
+        wait_for_end_of_postgres(home)
 
 
 @pytest.mark.parametrize("command", ["serve", "worker"])
@@ -64,7 +71,7 @@ def test_a_closed_window_ends_everything(command, env, home: Path, tmp_path: Pat
         assert terminal.wait() == 0
         assert not is_alive(worker)
         assert jobs.trace_entries("stopped: shutdown")
-        assert postgres_pids_of(home) == []
+        wait_for_end_of_postgres(home)
 
 
 def test_what_was_queued_yesterday_is_found_today(env, home: Path, tmp_path: Path):

@@ -39,7 +39,7 @@ class OffloadCalls:
         self._calls = EngineCalls(context)
         self._lock = threading.Lock()
         self._count = 0  # of calls without a key; under the lock, as the next
-        self._digests: dict[str, str] = {}  # by call
+        self._digests: dict[str, tuple[str, int]] = {}  # by call, with the works that it had before
 
     def start(
         self, engine: str, call: Callable[..., Any] | None, args: tuple[Any, ...], given: OffloadOptions
@@ -51,7 +51,7 @@ class OffloadCalls:
             raise EngineRefused(f"the engine {engine!r} runs no {kind}s")
         call_id, digest = options.key or self._next_call(), fingerprint(engine, spec)
         rows = self._offloads.of_call(self._context.job.id, call_id)
-        self._check_key(call_id, digest)
+        self._check_key(call_id, digest, rows)
         kept = self._reusable(rows, digest, options)
         for row in rows:
             if not row.has_ended and row is not kept:
@@ -73,13 +73,16 @@ class OffloadCalls:
             self._count += 1
             return str(self._count)
 
-    def _check_key(self, call_id: str, digest: str) -> None:
-        """Raise ValueError for a key that names other work of this attempt, which would be stopped."""
+    def _check_key(self, call_id: str, digest: str, rows: Sequence[Offload]) -> None:
+        """Raise ValueError for a key that names other work of this attempt that has not ended, and would be stopped."""
         with self._lock:
-            if self._digests.setdefault(call_id, digest) != digest:
+            former, count = self._digests.setdefault(call_id, (digest, len(rows)))
+            has_ended = len(rows) > count and rows[-1].has_ended
+            if former != digest and not has_ended:
                 raise ValueError(
-                    f"the key {call_id!r} names other work of this attempt: give each call a key of its own"
+                    f"the key {call_id!r} names other work of this attempt, which runs: give each call its own key"
                 )
+            self._digests[call_id] = digest, len(rows) if former != digest else count
 
     def _handle(self, work: Work) -> RemoteHandle:
         return RemoteHandle(work, self._context, self._service, self._offloads)

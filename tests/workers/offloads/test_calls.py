@@ -115,6 +115,16 @@ def test_changed_work_waits_for_the_end_of_the_former(offloads: OffloadFixture):
     assert offloads.rows(job_id) == [(name, "stopped")]
 
 
+def test_key_of_work_that_has_ended_takes_other_arguments(offloads: OffloadFixture):
+    offloads.start()
+
+    more = {"options": {"key": "a"}, "then": {"entrypoint": program("quick", offloads.folder)}}
+    job_id = offloads.add("enlarged", "fails", resources={"fails_as": "oom"}, job={"max_attempts": 1}, **more)
+
+    offloads.succeeded(job_id)
+    assert [outcome for _, outcome in offloads.rows(job_id)] == ["failed", "succeeded"]
+
+
 def test_key_of_other_work_of_the_attempt_is_refused(offloads: OffloadFixture):
     offloads.start()
 
