@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+from typing import SupportsIndex
 from uuid import UUID
 
 from app.cli import watch
@@ -18,6 +19,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from app.cli import main
 main(sys.argv[1:])
 """
+
+
+class NothingYet(list[list[str]]):
+    """What a job says before each further look: nothing, without an end."""
+
+    def pop(self, index: SupportsIndex = -1) -> list[str]:
+        return []
 
 
 def test_ctrl_c_ends_the_watching_and_not_the_job(service, tmp_path):
@@ -39,7 +47,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_job(service, tmp_path):
 def test_ctrl_c_ends_the_showing_of_a_log(service, tmp_path):
     job_id = service.add()
     service.say(job_id, "hello")
-    service.later[job_id] = [[]] * 1000
+    service.later[job_id] = NothingYet([[]])
 
     with Process.python(
         ON_A_TERMINAL, "logs", job_id, "-f", output=tmp_path / "output", env={"DL_URL": service.url}
