@@ -27,7 +27,7 @@ class Midway:
 
 @contextmanager
 def midway(queue_db: QueueFixture):
-    """The queue of somebody whose statement is done and not yet committed; at the end it is."""
+    """The queue of a session whose statement is done and not yet committed; at the end it is."""
     source = Midway(queue_db)
     yield JobQueue(source)
     source.connection.commit()

@@ -43,7 +43,7 @@ def test_claim_racing_settle_of_key_loses_no_unblock(queue_db):
         owner.settle([(running, Settlement(Status.SUCCEEDED))])
         taken, outlook = queue_db.claim_once()
         assert (taken, outlook.skipped) == ([], 1)
-        assert queue_db.wait_state(waiting) == "ready"  # not parked: nobody would wake it
+        assert queue_db.wait_state(waiting) == "ready"  # not blocked: nothing would make it ready
 
     assert [run.id for run in queue_db.claim()] == [waiting]
     queue_db.check_invariants()
@@ -174,7 +174,7 @@ def test_claim_racing_reaper_at_key_blocks_no_job(queue_db):
 
 
 def test_sweep_racing_claim_of_key_skips_it(queue_db):
-    """The claim has not committed: to the sweep the key looks free, and the waiting job as if nobody would wake it."""
+    """The claim has not committed: the repair finds the key free, and a blocked job that nothing makes ready."""
     first, second = queue_db.enqueue(), queue_db.enqueue()
     queue_db.sql("UPDATE dl_jobs SET wait_state = 'blocked' WHERE job_id = %s", str(second))
     with midway(queue_db) as claimer:

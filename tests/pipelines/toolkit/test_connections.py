@@ -37,7 +37,7 @@ def test_socket_to_a_public_address_is_taken(host):
 
 class Unhurried:
     def check(self) -> None:
-        """Nobody asks it to stop."""
+        """Nothing asks it to stop."""
 
     def sleep(self, seconds: float) -> None:
         """Nor does it wait."""
