@@ -400,7 +400,9 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
 END $$;
 
 -- The events' reference to dl_jobs, as a statement trigger: a foreign key would check and lock the job for each row, a
--- seventh of a job's cost. A function that has just changed the jobs skips the check by setting dl.events_checked.
+-- seventh of a job's cost. A statement of events whose jobs it has just changed skips the check: dl.events_checked is set
+-- before it and reset after it, here by set_config(…, true). An error in between undoes that with the (sub)transaction. A
+-- function's own SET of such a setting would reset it too, but only a superuser may declare that.
 --
 -- The queries of these functions are planned once per session, and the plans must serve tables of any size: sequential
 -- scans are off, here and in the functions below.
@@ -961,9 +963,9 @@ END $$;
 -- hands that on to the next one.
 -- Locks `woken_names` too, which the claim then wakes: all locks of a transaction are taken at once, in one order.
 CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[], woken_names text[]) RETURNS SETOF uuid
-    LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path FROM CURRENT SET dl.events_checked = 'yes'
-    SET enable_seqscan = off SET jit = off AS $$
+    LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
     names  text[];
     states jsonb;
     job    record;
@@ -1023,9 +1025,11 @@ BEGIN
                 woken_for := woken_for || job.waits_on;
             END IF;
             UPDATE dl_jobs j SET wait_state = 'limited', waits_on = full_limit WHERE j.job_id = job.job_id;
+            PERFORM set_config('dl.events_checked', 'yes', true);
             INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
             VALUES (job.job_id, job.queue, clock_timestamp(), 'limited',
                     jsonb_build_object('status', 'queued', 'attempt', job.attempt, 'waits_on', full_limit));
+            PERFORM set_config('dl.events_checked', checked_before, true);
             IF states -> full_limit ->> 'spacing' IS NOT NULL THEN
                 PERFORM pg_notify('dl_control', 'limits');  -- the maintenance leader wakes it when its time comes
             END IF;
@@ -1044,9 +1048,9 @@ END $$;
 -- A woken job is ready and keeps `waits_on`: until it starts it is counted as woken, and no other one in its place.
 -- A job that does not fit waits, and so do those behind it. At most 500 of a queue are woken.
 CREATE OR REPLACE FUNCTION dl_wake_limited(limit_names text[]) RETURNS SETOF uuid
-    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT SET dl.events_checked = 'yes'
-    SET enable_seqscan = off SET jit = off AS $$
+    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
     limit_name text;
     queue_name text;
     state      record;
@@ -1064,6 +1068,7 @@ BEGIN
                       coalesce(floor(state.burst + 0.000001
                                      - greatest(state.tat - date_part('epoch', clock_timestamp()), 0) / state.spacing), 1e9));
         WHILE queue_name IS NOT NULL AND room > 0 LOOP
+            PERFORM set_config('dl.events_checked', 'yes', true);
             WITH heads AS MATERIALIZED (
                 SELECT j.job_id, j.priority, j.created_at, dl_weight_in(limit_name, j.limits) AS weight
                   FROM dl_jobs j
@@ -1092,6 +1097,7 @@ BEGIN
                   FROM changed
             )
             SELECT array_agg(job_id) INTO woken FROM changed;
+            PERFORM set_config('dl.events_checked', checked_before, true);
             IF woken IS NOT NULL THEN
                 PERFORM dl_notify_queue(queue_name);
                 RETURN QUERY SELECT unnest(woken);
@@ -1662,10 +1668,13 @@ CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status ON dl_jobs
 
 -- A job of a graph is retried: its children wait for it again, also those that had been skipped.
 CREATE OR REPLACE FUNCTION dl_jobs_graph_requeued() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.events_checked = 'yes' SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
     DELETE FROM dl_graph_work WHERE job_id = NEW.job_id;
     UPDATE dl_edges SET met = NULL WHERE parent_id = NEW.job_id;
+    PERFORM set_config('dl.events_checked', 'yes', true);
     WITH again AS (
         UPDATE dl_jobs j
            SET status = 'queued', wait_state = 'waiting', skipped = NULL, error = NULL, finished_at = NULL, attempt = 0
@@ -1677,6 +1686,7 @@ BEGIN
     SELECT job_id, queue, clock_timestamp(), 'requeue',
            jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', 'retry')
       FROM again;
+    PERFORM set_config('dl.events_checked', checked_before, true);
     UPDATE dl_jobs j
        SET wait_state = 'waiting', waits_on = NULL
       FROM dl_edges e
@@ -1692,9 +1702,9 @@ CREATE OR REPLACE TRIGGER dl_jobs_graph_requeued AFTER UPDATE OF status ON dl_jo
 -- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many. In a graph
 -- with on_failure 'cancel' a failure skips every queued job that has no edge for a failure or any end.
 CREATE OR REPLACE FUNCTION dl_decide_children(ended uuid[]) RETURNS int
-    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET dl.events_checked = 'yes'
-    SET enable_seqscan = off SET jit = off AS $$
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
     max_changes CONSTANT int := 2000;  -- in a transaction: others wait for the graph, and for the ends in this one
     budget   int := max_changes - coalesce(nullif(current_setting('dl.graph_changes', true), ''), '0')::int;
     hashes   int[];
@@ -1763,6 +1773,7 @@ BEGIN
     )
     SELECT array_agg(job_id), array_agg(skip), array_agg(reason) INTO ids, skips, reasons FROM verdicts;
 
+    PERFORM set_config('dl.events_checked', 'yes', true);
     WITH locked AS MATERIALIZED (
         SELECT j.job_id, v.skip, v.reason
           FROM unnest(ids, skips, reasons) AS v (job_id, skip, reason) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[v.job_id])
@@ -1794,6 +1805,7 @@ BEGIN
                AND (webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))
       INTO changed, skipped_ids
       FROM moved;
+    PERFORM set_config('dl.events_checked', checked_before, true);
     IF skipped_ids IS NOT NULL THEN
         PERFORM dl_create_deliveries(skipped_ids);
     END IF;
@@ -2053,14 +2065,18 @@ CREATE OR REPLACE TRIGGER dl_jobs_set_ready BEFORE INSERT ON dl_jobs
 
 -- A new job gets its event, and its queue a notification.
 CREATE OR REPLACE FUNCTION dl_jobs_inserted() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.events_checked = 'yes' SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
+    PERFORM set_config('dl.events_checked', 'yes', true);
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'queued',
            CASE WHEN producer IS NULL THEN jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task)
                 ELSE jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task, 'producer', producer) END
       FROM inserted
      WHERE status = 'queued';
+    PERFORM set_config('dl.events_checked', checked_before, true);
     IF EXISTS (SELECT FROM inserted WHERE status = 'queued' AND (cancel_requested OR max_attempts < 1)) THEN
         UPDATE dl_jobs j SET cancel_requested = j.cancel_requested  -- fires dl_jobs_end_queued
           FROM inserted f
@@ -2091,7 +2107,9 @@ CREATE OR REPLACE TRIGGER dl_jobs_notify_upd AFTER UPDATE ON dl_jobs
 -- afterwards. A job that was finished or running is reset as by a retry or a release. Our own
 -- statements either set the wait state or end the lease.
 CREATE OR REPLACE FUNCTION dl_jobs_on_manual_update() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.events_checked = 'yes' AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
     NEW.wait_state := CASE WHEN NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END;
     NEW.waits_on := NULL;
@@ -2100,9 +2118,11 @@ BEGIN
         NEW.cancel_requested := false;
         NEW.lease_expires_at := NULL;
         NEW.finished_at := NULL;
+        PERFORM set_config('dl.events_checked', 'yes', true);
         INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
         VALUES (NEW.job_id, NEW.queue, clock_timestamp(), 'requeue',
                 jsonb_build_object('status', 'queued', 'attempt', NEW.attempt, 'reason', 'by_hand'));
+        PERFORM set_config('dl.events_checked', checked_before, true);
     END IF;
     RETURN NEW;
 END $$;
@@ -2120,8 +2140,9 @@ CREATE OR REPLACE TRIGGER dl_jobs_manual_update BEFORE UPDATE ON dl_jobs
 -- The row is locked already, so the key's lock is only tried: its holder may wait for the row. If it is not free, the
 -- reaper unblocks the key's next job a second later.
 CREATE OR REPLACE FUNCTION dl_jobs_end_queued() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.events_checked = 'yes' SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
     ending    dl_status := CASE WHEN NEW.cancel_requested THEN 'canceled' ELSE 'failed' END;
     message   text := CASE WHEN NOT NEW.cancel_requested THEN 'max_attempts is 0: the job may have no attempt' END;
 BEGIN
@@ -2131,10 +2152,12 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;  -- the same transaction has changed it again
     END IF;
+    PERFORM set_config('dl.events_checked', 'yes', true);
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     VALUES (NEW.job_id, NEW.queue, clock_timestamp(), ending::text,
             jsonb_strip_nulls(jsonb_build_object('status', ending, 'attempt', NEW.attempt, 'error', message,
                                                  'reason', CASE ending WHEN 'failed' THEN 'no_attempts' ELSE 'sql' END)));
+    PERFORM set_config('dl.events_checked', checked_before, true);
     -- Tested before locking: a lock for each key of a large UPDATE would fill the server's lock table. While the key runs,
     -- it must not be locked until this transaction ends, which may stay open: the settlement waits for the lock.
     IF EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'queued' AND wait_state = 'blocked')
@@ -2155,14 +2178,18 @@ CREATE OR REPLACE TRIGGER dl_jobs_end_queued AFTER UPDATE OF status, cancel_requ
 
 -- The cancel of a running job, by HTTP or by SQL, notifies its worker.
 CREATE OR REPLACE FUNCTION dl_jobs_cancel_running() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.events_checked = 'yes' AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
+    PERFORM set_config('dl.events_checked', 'yes', true);
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT NEW.job_id, NEW.queue, clock_timestamp(), 'cancel_requested',
            jsonb_build_object('status', 'running', 'attempt', NEW.attempt)
      WHERE NOT EXISTS (SELECT FROM dl_job_events e
                         WHERE e.job_id = NEW.job_id AND e.kind = 'cancel_requested'
                           AND e.xmin = pg_current_xact_id()::xid);
+    PERFORM set_config('dl.events_checked', checked_before, true);
     IF NEW.run_id IS NOT NULL THEN
         PERFORM pg_notify('dl_control', 'cancel ' || NEW.run_id);
     END IF;
@@ -2239,7 +2266,12 @@ CREATE OR REPLACE FUNCTION dl_is_list_full(args jsonb, debounce jsonb) RETURNS b
 -- The key is free again when a list has 1,000 args or 8 MiB: a worker reads no more than 64. NULL: no queued job of this queue
 -- and task has the key.
 CREATE OR REPLACE FUNCTION dl_debounce(request dl_enqueue_request) RETURNS uuid
-    LANGUAGE sql VOLATILE SET search_path FROM CURRENT SET dl.events_checked = 'yes' SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
+    debounced_job  uuid;
+BEGIN
+    PERFORM set_config('dl.events_checked', 'yes', true);
     WITH changed AS (
         UPDATE dl_jobs j
            SET args = CASE coalesce(request.debounce ->> 'args', 'last')
@@ -2260,8 +2292,10 @@ CREATE OR REPLACE FUNCTION dl_debounce(request dl_enqueue_request) RETURNS uuid
         INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
         SELECT job_id, queue, clock_timestamp(), 'debounced', jsonb_build_object('status', 'queued', 'attempt', attempt) FROM changed
     )
-    SELECT job_id FROM changed
-$$;
+    SELECT job_id INTO debounced_job FROM changed;
+    PERFORM set_config('dl.events_checked', checked_before, true);
+    RETURN debounced_job;
+END $$;
 
 -- Requests as rows with their defaults filled in, each with what is wrong with it. A value that cannot be cast raises an
 -- error; dl_enqueue_many finds out whose it was. The limits are those of the HTTP API.
@@ -2356,18 +2390,10 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
               OFFSET 0) f  -- evaluated once
 $$;
 
--- Enqueue many jobs in the caller's own transaction: a JSON array of objects with the fields of the HTTP API's trigger.
--- Returns one row a request, in their order, with its outcome:
---   created, exists   job_id and status are those of the job that now serves the request
---   debounced         the request changed a queued job (job_id) with its debounce key
---   conflict          the idempotency key belongs to a job (job_id) with another queue, task or args
---   invalid           field and detail say what is wrong
---   skipped           the request is valid, but `whole` was asked for and another one is not
--- With `whole`, either all of them are created or exist, or none is created.
-CREATE OR REPLACE FUNCTION dl_enqueue_many(jobs jsonb, whole bool DEFAULT false)
+-- The work of dl_enqueue_many, without the setting that names the function to the audit.
+CREATE OR REPLACE FUNCTION dl_create_jobs(jobs jsonb, whole bool)
     RETURNS TABLE (n bigint, outcome text, job_id uuid, status text, field text, detail text)
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off
-    SET dl.function = 'dl_enqueue' AS $$
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     input     jsonb := jobs;
@@ -2568,6 +2594,25 @@ BEGIN
      ORDER BY a.n;
 END $$;
 
+-- Enqueue many jobs in the caller's own transaction: a JSON array of objects with the fields of the HTTP API's trigger.
+-- Returns one row a request, in their order, with its outcome:
+--   created, exists   job_id and status are those of the job that now serves the request
+--   debounced         the request changed a queued job (job_id) with its debounce key
+--   conflict          the idempotency key belongs to a job (job_id) with another queue, task or args
+--   invalid           field and detail say what is wrong
+--   skipped           the request is valid, but `whole` was asked for and another one is not
+-- With `whole`, either all of them are created or exist, or none is created.
+CREATE OR REPLACE FUNCTION dl_enqueue_many(jobs jsonb, whole bool DEFAULT false)
+    RETURNS TABLE (n bigint, outcome text, job_id uuid, status text, field text, detail text)
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    function_before text := coalesce(current_setting('dl.function', true), '');
+BEGIN
+    PERFORM set_config('dl.function', 'dl_enqueue', true);
+    RETURN QUERY SELECT * FROM dl_create_jobs(jobs, whole);
+    PERFORM set_config('dl.function', function_before, true);
+END $$;
+
 -- Enqueue one job in the caller's own transaction; returns its id, or that of the job that serves the request already.
 -- Errors: 22023 for an invalid value, 23505 for an idempotency key of another request.
 CREATE OR REPLACE FUNCTION dl_enqueue(
@@ -2611,8 +2656,7 @@ END $$;
 -- the array, so there is no circle. All are created, or none. A graph whose idempotency_key exists is returned as it is.
 CREATE OR REPLACE FUNCTION dl_enqueue_graph(graph jsonb)
     RETURNS TABLE (graph_id uuid, created bool, key text, job_id uuid)
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off
-    SET dl.new_graph = 'yes' AS $$
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     id      uuid;
@@ -2705,11 +2749,13 @@ BEGIN
                              ELSE j.wait_state END
       FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)
      WHERE j.job_id = ANY (ARRAY[ids[i.n]]);
+    PERFORM set_config('dl.new_graph', 'yes', true);
     INSERT INTO dl_edges (child_id, parent_id, wants)
     SELECT ids[i.n], ids[(numbers ->> (a.edge ->> 'job'))::int + 1], coalesce(a.edge ->> 'on', 'succeeded')
       FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)
            CROSS JOIN LATERAL jsonb_array_elements(coalesce(nullif(i.value -> 'after', 'null'), '[]')) AS a (edge)
         ON CONFLICT DO NOTHING;
+    PERFORM set_config('dl.new_graph', '', true);
     RETURN QUERY SELECT id, true, i.value ->> 'key', ids[i.n]
                    FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n) ORDER BY i.n;
 END $$;
