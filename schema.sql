@@ -407,7 +407,7 @@ END $$;
 -- The queries of these functions are planned once per session, and the plans must serve tables of any size: sequential
 -- scans are off, here and in the functions below.
 CREATE OR REPLACE FUNCTION dl_job_events_check_job() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     unknown uuid := (SELECT f.job_id FROM inserted f
                       WHERE (SELECT j.job_id FROM dl_jobs j WHERE j.job_id = f.job_id FOR KEY SHARE) IS NULL LIMIT 1);
@@ -427,7 +427,7 @@ CREATE OR REPLACE TRIGGER dl_job_events_check_job AFTER INSERT ON dl_job_events
 -- Deleting a job deletes its events.
 CREATE OR REPLACE FUNCTION dl_jobs_deleted() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
-    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         DELETE FROM dl_job_events;  -- not TRUNCATE: it may be one of the tables of this TRUNCATE
@@ -1598,7 +1598,7 @@ END $$;
 
 -- The last event of each kind and task of a dataset: one search in the index for each.
 CREATE OR REPLACE FUNCTION dl_last_dataset_events(dataset_name text) RETURNS SETOF dl_dataset_events
-    LANGUAGE sql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET enable_sort = off AS $$
+    LANGUAGE sql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET enable_sort = off SET jit = off AS $$
     WITH RECURSIVE last AS (
         (SELECT e.* FROM dl_dataset_events e WHERE e.dataset = dataset_name ORDER BY e.kind DESC, e.task DESC, e.at DESC LIMIT 1)
         UNION ALL
@@ -1668,7 +1668,7 @@ CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status ON dl_jobs
 
 -- A job of a graph is retried: its children wait for it again, also those that had been skipped.
 CREATE OR REPLACE FUNCTION dl_jobs_graph_requeued() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
@@ -1821,7 +1821,7 @@ END $$;
 
 -- Decides what the ends of this transaction allow, when it commits; the first call does it for all of them.
 CREATE OR REPLACE FUNCTION dl_graph_work_done() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     ended uuid[];
 BEGIN
@@ -1872,7 +1872,7 @@ END $$;
 
 -- Makes a job of this transaction wait for others. Their rows are locked when it commits, and only then.
 CREATE OR REPLACE FUNCTION dl_set_parents(child uuid, after jsonb, need_text text) RETURNS void
-    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     graph uuid := (SELECT j.graph_id FROM jsonb_array_elements(after) a JOIN dl_jobs j ON j.job_id = (a ->> 'job_id')::uuid
                     WHERE j.graph_id IS NOT NULL LIMIT 1);
@@ -1890,7 +1890,7 @@ END $$;
 -- At the commit of new edges to jobs that existed before: locks all the parents, in one order; one that has ended decides
 -- its edge at once, and the end of another finds the edge.
 CREATE OR REPLACE FUNCTION dl_edges_added() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     children uuid[] := string_to_array(nullif(current_setting('dl.new_children', true), ''), ',')::uuid[];
     parent   record;
@@ -2065,7 +2065,7 @@ CREATE OR REPLACE TRIGGER dl_jobs_set_ready BEFORE INSERT ON dl_jobs
 
 -- A new job gets its event, and its queue a notification.
 CREATE OR REPLACE FUNCTION dl_jobs_inserted() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
@@ -2140,7 +2140,7 @@ CREATE OR REPLACE TRIGGER dl_jobs_manual_update BEFORE UPDATE ON dl_jobs
 -- The row is locked already, so the key's lock is only tried: its holder may wait for the row. If it is not free, the
 -- reaper unblocks the key's next job a second later.
 CREATE OR REPLACE FUNCTION dl_jobs_end_queued() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     checked_before text := coalesce(current_setting('dl.events_checked', true), '');
     ending    dl_status := CASE WHEN NEW.cancel_requested THEN 'canceled' ELSE 'failed' END;
@@ -2266,7 +2266,7 @@ CREATE OR REPLACE FUNCTION dl_is_list_full(args jsonb, debounce jsonb) RETURNS b
 -- The key is free again when a list has 1,000 args or 8 MiB: a worker reads no more than 64. NULL: no queued job of this queue
 -- and task has the key.
 CREATE OR REPLACE FUNCTION dl_debounce(request dl_enqueue_request) RETURNS uuid
-    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     checked_before text := coalesce(current_setting('dl.events_checked', true), '');
     debounced_job  uuid;

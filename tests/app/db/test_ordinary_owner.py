@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -175,6 +176,26 @@ def test_no_setting_is_left_to_the_callers_transaction(dsn, jobs_of_each_kind):
             connection.rollback()
 
     assert left == {name: [("",)] for name in STATEMENTS}
+
+
+def test_no_function_compiles_its_queries(dsn, jobs_of_each_kind):
+    """PostgreSQL compiles queries above a cost, by default; one without a way but a sequential scan has such a cost."""
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        connection.notices = deque[str]()  # type: ignore[assignment] # a list would keep the last fifty
+        cursor.execute("SET jit = on; SET client_min_messages = debug1")
+        connection.commit()
+        for statement in STATEMENTS.values():
+            cursor.execute(re.sub("<(.+?)>", lambda kind: jobs_of_each_kind[kind[1]], statement))
+            connection.rollback()
+        assert [notice for notice in connection.notices if "JIT" in notice] == []
+
+        cursor.execute(
+            "SELECT proname FROM pg_proc WHERE 'enable_seqscan=off' = ANY (proconfig) AND proname LIKE 'dl\\_%'"
+        )
+        planned = {name for (name,) in cursor}
+        cursor.execute("SELECT proname FROM pg_proc WHERE 'jit=off' = ANY (proconfig)")
+        assert planned
+        assert planned - {name for (name,) in cursor} == set()
 
 
 def test_settings_of_the_caller_outlive_functions_and_their_errors(dsn, jobs_of_each_kind):
