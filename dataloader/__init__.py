@@ -49,6 +49,8 @@ if TYPE_CHECKING:
         schedule,
     )
 
+    __version__: str
+
 __all__ = [
     "Breaker", "CellClient", "CellMap", "CellUnavailable", "Checkpoint", "Client", "ClientError", "Conflict", "Context",
     "Daily", "EngineUnavailable", "Fail", "FieldError", "Handle", "Hourly", "JobOptions", "KeyMoving", "Listed",
@@ -73,7 +75,29 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
+def _load(name: str) -> Any:
+    """Import a public name on its first use."""
+    if name == "__version__":
+        value = _installed_version()
+    elif name in __all__:
+        value = getattr(import_module(_MODULES.get(name, "dataloader.errors")), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, getattr(import_module(_MODULES.get(name, "dataloader.errors")), name))
+    return globals().setdefault(name, value)
+
+
+def _installed_version() -> str:
+    from importlib import metadata  # noqa: PLC0415 - slow, and seldom needed
+
+    try:
+        return metadata.version("dataloader")
+    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+        return "0+unknown"
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})
+
+
+if not TYPE_CHECKING:  # a type checker would take any other name for one that exists
+    __getattr__ = _load

@@ -80,13 +80,40 @@ class Pipelines:
     ) -> Callable[[F], F]:
         """Register a callable as a task. The decorator returns the callable unchanged.
 
-        It is called with the job's `args` object, and with the context if its second parameter is named `ctx` or
-        `context` or annotated `Context`. A callable with several required parameters gets `args` as keyword arguments;
-        `spread=True` asks for that where it cannot be inferred, as with `def load(customer_id)`. With a pydantic model
-        as `args`, a first parameter that is annotated with it gets the model instead of the object.
+            @register("load.rates", lock_key="rates:{day}", time_limit=3600)
+            def load_rates(args, ctx): ...
 
-        A `main()` that parses a command line gets `argv`, in which `{date}` is replaced by that argument of the job. It
-        is called without arguments, or with that list if it has a required parameter.
+        It is called with the job's `args` object, and with the context if its second parameter is named `ctx` or
+        `context` or annotated `Context`. A callable with several required parameters gets `args` as keyword arguments.
+
+        A `main()` that parses a command line gets `argv`. It is called without arguments, or with that list if it has a
+        required parameter.
+
+        Options; docs/writing-a-pipeline.md has more about each:
+
+            name: what jobs call the task by, such as "load.rates"
+            spread: pass `args` as keyword arguments; True where that cannot be inferred, as with `def load(shop)`
+            args: a pydantic model or a JSON Schema that the trigger checks args against; a first parameter that is
+                annotated with the model gets the model instead of the object
+            retry: the pauses between attempts, such as `Exponential(10)` of pipelines.retry
+            no_retry: errors that fail the job at once: classes, their names, or beginnings of SQLSTATEs
+            rules: error → "retry", "fail", or the seconds after which to try again without counting the attempt
+            time_limit: seconds that an attempt may run
+            isolation: "thread", or "process" for a process of its own, which can always be stopped
+            interrupt: whether a stop may raise in the thread at any bytecode
+            queue: the queue of jobs that name none
+            lock_key: the lock key of jobs that name none, such as "customer:{id}": one job of a key runs at a time
+            limits: the named limits of jobs that name none, such as {"partner": 1}
+            start_within: seconds after its time within which a job must start
+            breaker: pauses the task after failures, such as Breaker(failures=5, resume=300)
+            partitions: the slices that backfills load, such as Daily("2026-01-01")
+            memory_mb: memory limit of its own process
+            cpu_sec: CPU limit of its own process
+            connection_check: False: do not set PGOPTIONS for its own process
+            argv: the command line of a `main()`, in which {date} is replaced by that argument of the job
+            python: the path of another interpreter, which runs it in a process of its own
+            cwd: the folder in which that interpreter runs
+            requires: labels that a worker process needs to run it, such as {"gpu": True, "spot": False}
         """
         _check_name(name)
         options = _make_options(

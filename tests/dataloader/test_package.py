@@ -18,7 +18,7 @@ from tests.support.processes import ROOT, clean_environment
 def test_every_public_name_can_be_imported():
     assert all(getattr(dataloader, name) for name in dataloader.__all__)
     with pytest.raises(AttributeError, match="nothing_else"):
-        _ = dataloader.nothing_else
+        _ = dataloader.nothing_else  # type: ignore[attr-defined]
 
 
 def test_enqueue_is_a_function_after_its_module_was_imported():

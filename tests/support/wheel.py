@@ -1,0 +1,34 @@
+"""The wheel of this checkout, and virtual environments that it is installed in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from tests.support.processes import ROOT
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel into this folder and return its path."""
+    argv = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def make_environment(folder: Path, wheel: Path) -> Path:
+    """Make a virtual environment with the wheel; return its interpreter.
+
+    What the wheel requires is that of the running environment, which comes after it on the path.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    python = folder / "bin/python"
+    argv = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install"]
+    subprocess.run([*argv, "--quiet", "--no-deps", "--no-index", str(wheel)], check=True, timeout=100)
+    (packages,) = (folder / "lib").glob("python3*/site-packages")
+    # A line of a .pth file adds a folder, not what the .pth files in it add: the checkout is not on the path.
+    (packages / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return python
