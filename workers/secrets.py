@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from app import log
+from app.db.encoding import is_array_or_number, plain_value
 from app.queue.job import Settlement
 from pipelines.job_args import SECRET_KEY, BadReference, find_references, substitute
 from workers.outcome import Outcome, Released
@@ -102,6 +103,8 @@ class Redactor:
             return self.redact_text(value)
         if isinstance(value, Mapping):
             return {self.redact_text(str(key)): self.redact_value(item) for key, item in value.items()}
+        if is_array_or_number(value):
+            return self.redact_value(plain_value(value))
         if isinstance(value, list | tuple | set | frozenset):
             return [self.redact_value(item) for item in value]
         text = str(value)  # a number may be a secret; other objects are stored as text

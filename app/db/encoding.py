@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
 from functools import cache
@@ -23,6 +23,7 @@ from app.errors import InvalidJob
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _MAX_DEPTH = 200
 _MAX_ITEMS = 500_000
+_MAX_REPR_LENGTH = 1_000
 _MAX_NUMBER = 10**300  # within the limits of jsonb numbers and of Python's conversion to text
 
 _encode_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -126,6 +127,8 @@ class _Sanitizer:
             raise ValueError(f"more than {_MAX_ITEMS} values")
         if depth > _MAX_DEPTH:
             return "… nested too deep …"
+        if is_array_or_number(value):
+            value = plain_value(value)
         match value:
             case Mapping():
                 return {_sanitize_scalar(str(key)): self.sanitize(inner, depth + 1) for key, inner in value.items()}
@@ -146,11 +149,34 @@ def _sanitize_scalar(value: Any) -> Any:
             return int(value) if abs(value) <= _MAX_NUMBER else "… an integer of more than 300 digits …"
         case float():
             return float(value) if math.isfinite(value) else str(value)
-        case datetime() | date():
+        case datetime() | date() | time():
             return value.isoformat()
         case Decimal() | UUID():
             return str(value)
-    return sanitize_text(repr(value), 1000)
+    return sanitize_text(repr(value), _MAX_REPR_LENGTH)
+
+
+def is_array_or_number(value: Any) -> bool:
+    """Whether the value is an array or a number of a library such as numpy, which is not imported for that."""
+    return isinstance(getattr(getattr(value, "dtype", None), "kind", None), str)
+
+
+def plain_value(value: Any) -> Any:
+    """Convert such an array or number to a list, a number or a text. The items of a list may be arrays and numbers."""
+    if value.ndim:
+        if value.size > _MAX_ITEMS:
+            return f"… an array of {value.size} values, more than can be stored …"
+        return list(value)
+    match value.dtype.kind:
+        case "b":
+            return bool(value)
+        case "i" | "u":
+            return int(value)
+        case "f":
+            return float(value)
+        case "M" | "m" | "U":
+            return str(value)
+    return sanitize_text(repr(value), _MAX_REPR_LENGTH)
 
 
 _Object = TypeVar("_Object")

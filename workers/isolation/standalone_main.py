@@ -33,7 +33,7 @@ _REPORT_INTERVAL_SEC = 0.1
 _EXIT_ORPHANED = 71  # the worker is gone
 _PR_SET_PDEATHSIG = 1
 _MAX_LINE_LENGTH, _MAX_ERROR_LENGTH, _MAX_TRACEBACK_LENGTH = 16_384, 8_000, 64_000
-_MAX_REQUEST_BYTES = 16_000_000  # of JSON; the worker cuts longer lines
+_MAX_ARRAY_SIZE, _MAX_REQUEST_BYTES = 500_000, 16_000_000  # of JSON; the worker cuts longer lines
 _MAX_DELAY_SEC = 7 * 86_400.0
 _MAX_IGNORED_STOPS = 100
 _MAX_PROGRESS_NUMBERS = 8
@@ -102,7 +102,7 @@ class Channel:
         self.replies: Any = queue.SimpleQueue()
 
     def send(self, message: Any, max_bytes: Any = float("inf")) -> Any:
-        line = json.dumps(message, default=str).encode() + b"\n"
+        line = json.dumps(message, default=_encode_other).encode() + b"\n"
         if len(line) > max_bytes:
             raise ValueError(f"a request to the worker has at most {max_bytes} bytes of JSON")
         with self._lock, suppress(OSError):
@@ -155,7 +155,7 @@ class ContextLog:
     def _write(self, level: Any, message: Any, fields: Any) -> Any:
         for name, value in fields.items():
             is_plain = isinstance(value, str) and " " not in value
-            message += f" {name}={value if is_plain else json.dumps(value, ensure_ascii=False, default=str)}"
+            message += f" {name}={value if is_plain else json.dumps(value, ensure_ascii=False, default=_encode_other)}"
         logging.getLogger("pipeline").log(level, "%s", message)
         self._after()
 
@@ -212,8 +212,7 @@ class Context:
         if self.stop_reason is not None:
             raise Stop(self.stop_reason)
         if name is not None or value is not None:
-            limits = {key: _plain_number(limit) for key, limit in limits.items()}
-            self._channel.call("check", {"name": name, "value": _plain_number(value), **limits})
+            self._channel.call("check", {"name": name, "value": value, **limits})
 
     def produced(self, dataset: Any, **details: Any) -> Any:
         self._channel.call("produced", {"dataset": dataset, **details})
@@ -282,7 +281,7 @@ class Context:
             self._progress = self._unsent["progress"] = {**self._progress, **new}
 
     def record_checkpoint(self, cursor: Any) -> Any:
-        text = json.dumps(cursor, default=str)
+        text = json.dumps(cursor, default=_encode_other)
         if len(text) > self._max_checkpoint_bytes:
             raise ValueError(f"a checkpoint has at most {self._max_checkpoint_bytes} bytes of JSON")
         with self._lock:
@@ -319,11 +318,14 @@ def _job_request(job: Any) -> Any:
     return {**job, "available_at": at.isoformat()} if isinstance(at, datetime) else dict(job)
 
 
-def _plain_number(value: Any) -> Any:
-    """A number of a library, such as numpy's, as JSON has it."""
-    if value is True or value is False or not isinstance(value, numbers.Real):
-        return value
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
+def _encode_other(value: Any) -> Any:
+    """Encode what JSON lacks: numbers and arrays of a library such as numpy as such, anything else as text."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    if kind and value.ndim and value.size <= _MAX_ARRAY_SIZE:
+        return list(value)
+    if isinstance(value, numbers.Real):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    return bool(value) if kind == "b" else str(value)
 
 
 # ── what the task imports and how it is called ──────────────────────────────────────────────────────────────────
@@ -509,7 +511,7 @@ def run_task(spec: Any, context: Any) -> Any:
 
 def _success(result: Any, max_bytes: Any) -> Any:
     try:
-        size = len(json.dumps(result, default=str))
+        size = len(json.dumps(result, default=_encode_other))
     except (TypeError, ValueError, RecursionError) as error:
         return {"kind": "success", "result": {"$dropped": f"not JSON: {type(error).__name__}"}}
     if result is not None and size > max_bytes:
