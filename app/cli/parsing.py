@@ -19,6 +19,8 @@ POSITIVE, NOT_NEGATIVE, TEXT_FILE = click.IntRange(min=1), click.IntRange(min=0)
 AS_JSON_META_KEY = "app.cli.as_json"  # in the context's meta: print errors as JSON
 _UNIT_SEC = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _DURATION = re.compile(r"(?:\d+\s*[smhdw]\s*)+", re.IGNORECASE)
+_UNIT_BYTES = {"k": 1024, "m": 1024**2, "g": 1024**3}
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)\s*([kmg])i?b?", re.IGNORECASE)
 
 
 def option_type(parse: Callable[[str], T]) -> Callable[[str], T]:
@@ -109,6 +111,14 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--json", "as_json", is_flag=True, callback=store_flag, help="Answer in JSON, for programs; errors too."
     )
     return option(command)
+
+
+def parse_size(raw: str) -> int:
+    """Bytes of a text like 800MB or 4 GB, by 1024."""
+    found = _SIZE.fullmatch(raw.strip())
+    if found is None or (size := int(float(found[1]) * _UNIT_BYTES[found[2].lower()])) < 1:
+        raise ValueError(f"{raw!r} is not a size; one looks like 800MB or 4GB")
+    return size
 
 
 class Seconds(click.ParamType[float]):

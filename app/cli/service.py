@@ -30,6 +30,7 @@ from app.cli.parsing import (
     option_type,
     parse_label,
     parse_queue,
+    parse_size,
     without_none,
 )
 from app.cli.tables import Table
@@ -97,6 +98,10 @@ def dev(*, host: str | None, port: int | None) -> None:
               "Replaces those of WORKERS_JSON.")  # fmt: skip
 @click.option("--max-jobs", type=POSITIVE, metavar="COUNT", help="Start so many jobs, and exit when they have ended.")
 @click.option("--exit-when-idle", type=DURATION, help="Exit when no job has run for so long.")
+@click.option("--max-hours", type=click.FloatRange(min=0, min_open=True), metavar="HOURS",
+              help="After so long start no more jobs, and exit when those that run have ended.")  # fmt: skip
+@click.option("--max-rss", type=option_type(parse_size), metavar="SIZE",
+              help="The same when the process has more memory than this, such as 4GB or 800MB.")  # fmt: skip
 @click.option("--preemption-notice", metavar="SOURCE",
               help="Drain when the machine is to be taken away: an address that answers 200, file:PATH or "
               "signal:NAME.")  # fmt: skip
@@ -109,6 +114,8 @@ def worker(
     labels: tuple[tuple[str, bool | str], ...],
     max_jobs: int | None,
     exit_when_idle: float | None,
+    max_hours: float | None,
+    max_rss: int | None,
     preemption_notice: str | None,
     notice_sec: float,
 ) -> None:
@@ -138,7 +145,13 @@ def worker(
         if errors:
             raise click.UsageError(f"--label: {errors[0].remedy.partition('; ')[0]}")
         settings = settings.model_copy(update={"workers": parsed.workers})
-    lifetime = Lifetime(max_jobs=max_jobs, max_idle_sec=exit_when_idle, notice=notice)
+    lifetime = Lifetime(
+        max_jobs=max_jobs,
+        max_idle_sec=exit_when_idle,
+        max_age_sec=None if max_hours is None else 3600 * max_hours,
+        max_rss_bytes=max_rss,
+        notice=notice,
+    )
     code = commands.run_worker(
         settings, banner=lambda startup: click.echo(worker_banner(settings, startup)), lifetime=lifetime
     )

@@ -91,6 +91,7 @@ class Service:
         self._pool: WorkerPool | None = None
         self._not_ready_reason: str | None = None  # why the worker pool does not run yet; read by anyone
         self._startup_failed = False  # it never will
+        self._is_retiring = False
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self.on_ready: Callable[[], None] = lambda: None  # called once, by the thread that starts everything
@@ -309,13 +310,17 @@ class Service:
         if self._pool is not None:
             self._pool.stop_within(sec)
 
+    def retire(self) -> None:
+        """Start no more jobs; there is no work left when those that run have ended."""
+        self._is_retiring = True
+
     def work_left(self, max_idle_sec: float | None) -> bool:
         """Whether there is a reason to go on: no, if all jobs that may run have run, or none ran for so long."""
         pool = self._pool
         if pool is None:
             return True
         idle_sec = pool.idle_sec
-        if pool.has_started_all_jobs:
+        if pool.has_started_all_jobs or self._is_retiring:
             pool.stop_claiming()
             return idle_sec < _MIN_IDLE_SEC
         return max_idle_sec is None or idle_sec < max_idle_sec

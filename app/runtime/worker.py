@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import signal
 import socket
 import threading
@@ -27,12 +29,16 @@ from app.runtime.service import Service, set_up_logging
 from app.runtime.shutdown import EXIT_STOP_TIMEOUT, Shutdown
 from app.runtime.startup import Startup
 from app.web.api.health import Probes
+from workers.threads import clock
+from workers.worker_control import rss_bytes
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 _log = log.get(__name__)
 _CHECK_INTERVAL_SEC = 1.0
+_AGE_SPREAD = 0.1  # of the maximum age
+_MIN_AGE_SEC = 15.0  # before the size counts: a process that is too large from the start still runs some jobs
 _PROBE_TIMEOUT_SEC = 5.0
 _MAX_CONCURRENT_PROBES = 8
 ProbeResponse = tuple[HTTPStatus, str, bytes]
@@ -44,6 +50,8 @@ class Lifetime:
 
     max_jobs: int | None = None  # that it starts
     max_idle_sec: float | None = None
+    max_age_sec: float | None = None  # then it starts no more jobs, and ends when those that run have ended
+    max_rss_bytes: int | None = None  # likewise
     notice: PreemptionNotice | None = None
 
 
@@ -79,13 +87,15 @@ def run_worker(settings: Settings, *, banner: Callable[[Startup], None], lifetim
 
 
 def _supervise(service: Service, shutdown: Shutdown, lifetime: Lifetime) -> int:
-    code, is_over = 0, False
+    code, is_over, retirement = 0, False, Retirement(lifetime)
     while not shutdown.stopped.wait(_CHECK_INTERVAL_SEC):
         broken = service.failure
         if broken and code == 0:
             _log.error("service.thread_crashed", detail=broken)
             code = EXIT_STOP_TIMEOUT
             shutdown.request(signal.SIGTERM)
+        if not retirement.is_due and retirement.check():
+            service.retire()
         if not is_over and code == 0 and not service.work_left(lifetime.max_idle_sec):
             is_over = True
             _log.info("worker.lifetime_over", max_jobs=lifetime.max_jobs, max_idle_sec=lifetime.max_idle_sec)
@@ -93,6 +103,36 @@ def _supervise(service: Service, shutdown: Shutdown, lifetime: Lifetime) -> int:
     if code or not shutdown.clean:
         shutdown.exit_now(code)
     return code
+
+
+class Retirement:
+    """Whether the process is too old or too large to start more jobs. Processes that started together end at different
+    times."""
+
+    def __init__(self, lifetime: Lifetime) -> None:
+        self._max_rss_bytes, self._size_counts_at = lifetime.max_rss_bytes, clock() + _MIN_AGE_SEC
+        max_age_sec = math.inf if lifetime.max_age_sec is None else lifetime.max_age_sec
+        self._ends_at = clock() + max_age_sec * random.uniform(1 - _AGE_SPREAD, 1)  # noqa: S311
+        self.is_due = False
+
+    def check(self) -> bool:
+        """Return whether it is due, and log why."""
+        is_too_large = self._is_too_large()
+        self.is_due = is_too_large or clock() >= self._ends_at
+        if self.is_due:
+            _log.info("worker.retiring", reason="size" if is_too_large else "age", rss_bytes=rss_bytes())
+        return self.is_due
+
+    @property
+    def ends_in_sec(self) -> float:
+        """How long it may still start jobs."""
+        return self._ends_at - clock()
+
+    def _is_too_large(self) -> bool:
+        if self._max_rss_bytes is None or clock() < self._size_counts_at:
+            return False
+        size = rss_bytes()
+        return size is not None and size > self._max_rss_bytes
 
 
 class ProbeEndpoints:

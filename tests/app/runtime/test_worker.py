@@ -14,7 +14,7 @@ from app.errors import ConfigError, PortTaken
 from app.runtime import worker
 from app.runtime.service import process_metrics
 from app.runtime.shutdown import Shutdown
-from app.runtime.worker import ProbeEndpoints, probe_server
+from app.runtime.worker import ProbeEndpoints, Retirement, probe_server
 from tests.support import free_port
 
 
@@ -146,3 +146,10 @@ def test_a_bug_is_an_answer_too(caplog):
 def test_without_a_port_there_is_no_server():
     with probe_server("127.0.0.1", None, ProbeEndpoints(lambda: WELL, [])):
         assert "probe-server" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_processes_that_start_together_retire_one_by_one():
+    times = {Retirement(worker.Lifetime(max_age_sec=1_000)).ends_in_sec for _ in range(20)}
+
+    assert len(times) == 20
+    assert all(890 < sec <= 1_000 for sec in times)
