@@ -43,6 +43,7 @@ from workers.outcome import (
 )
 from workers.process_identity import ProcessLock
 from workers.secrets import SecretStore, SecretUnavailable, resolve_references
+from workers.sentry import report_error
 from workers.stop_signal import StopStep
 from workers.threads import clock
 
@@ -156,6 +157,7 @@ class Attempt(JobContext):
     in_thread = True  # False: the worker's thread watches an isolated process and stops it
     started_at: float | None = None
     ended_at: float | None = None  # set when the pipeline has ended
+    is_failure_reported = False  # to Sentry, with its exception
     is_stopping_offloads = False  # the pipeline has ended; no stop step helps
     sessions_left: Sequence[str] = ()  # servers on which a statement of the attempt may still run
 
@@ -303,7 +305,10 @@ class Attempt(JobContext):
             return self.stop_outcome()
         if isinstance(error, RemoteWorkerLost):
             return crashed(self.job, str(error), self.options, error_fingerprint=fingerprint(error, task.module))
-        return failed(self.job, error, self.options, error_fingerprint=fingerprint(error, task.module))
+        outcome = failed(self.job, error, self.options, error_fingerprint=fingerprint(error, task.module))
+        if outcome.status is Status.FAILED and not self.is_settled_by_task:
+            self.is_failure_reported = report_error(error, self.job)
+        return outcome
 
     # ── for the stop escalation ─────────────────────────────────────────────────────────────────────────────────
 

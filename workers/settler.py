@@ -23,6 +23,7 @@ from workers.attempt import Attempt, RunningAttempts
 from workers.claimer import KeyLocks
 from workers.metrics import PoolCounters
 from workers.outcome import LeaseLost, Outcome, Released, SettledByTask
+from workers.sentry import report_failure
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
@@ -37,6 +38,7 @@ class PendingOutcome(NamedTuple):
 
 
 BatchWriter = Callable[[Sequence[PendingOutcome]], list[SettleResult]]
+_VALUE_ERRORS = (TypeError, ValueError, AttributeError, ArithmeticError)  # of encoding what a pipeline reported
 _NOT_WRITTEN = (SettledByTask, LeaseLost)
 
 
@@ -150,7 +152,7 @@ class Settler:
         """Write all in one transaction; where PostgreSQL refuses a value, each in its own."""
         try:
             results = write(batch)
-        except InvalidJob as error:
+        except (InvalidJob, *_VALUE_ERRORS) as error:
             if len(batch) > 1:
                 for pending in batch:
                     self._write_batch([pending], write)
@@ -252,7 +254,7 @@ def log_settled(attempt: Attempt, outcome: Outcome, status: Status) -> None:
     }  # fmt: skip
     if status is Status.QUEUED:
         fields["retry_at"] = _format_time(datetime.now(UTC) + timedelta(seconds=retry_in_sec))
-    _log_failure(status, fields)
+    _log_failure(status, fields, is_reported=attempt.is_failure_reported)
 
 
 def log_reaped(reaped: ReapedJob, *, reason: str = "lease_expired", **session_fields: Any) -> None:
@@ -281,7 +283,9 @@ def log_abandoned(attempt: Attempt, reason: str) -> None:
     )  # fmt: skip
 
 
-def _log_failure(status: Status, fields: dict[str, Any]) -> None:
+def _log_failure(status: Status, fields: dict[str, Any], *, is_reported: bool = False) -> None:
+    if status is not Status.QUEUED and not is_reported:
+        report_failure(fields)
     write = _log.warning if status is Status.QUEUED else _log.error
     write(Alert.COMPLETE_FAILED, **fields)
 

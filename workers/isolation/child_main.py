@@ -26,7 +26,7 @@ from pipelines.contract import Stop, StopReason, Wait, registry
 from pipelines.executors import Engines
 from pipelines.job_args import RESULT_KEY, SECRET_KEY, substitute
 from pipelines.offload import RemoteWorkerLost
-from pipelines.retry import Fixed, decide
+from pipelines.retry import Fixed, RetryAction, decide
 from pipelines.runner import run_task
 from workers.context import ContextSettings, JobContext
 from workers.fingerprint import fingerprint
@@ -36,6 +36,7 @@ from workers.offloads.remote_log import position_line
 from workers.offloads.service import OffloadService
 from workers.outcome import caused_by_stop, describe_error, usage_hint
 from workers.secrets import Redactor
+from workers.sentry import report_error
 from workers.threads import clock
 
 _PROGRESS_INTERVAL_SEC = 0.1
@@ -256,6 +257,8 @@ def _error_message(
     decision = decide(
         error, attempt=job.attempt, max_attempts=job.max_attempts, policy=_NO_ADDED_PAUSE, rules=options.rules
     )
+    is_stopped = caused_by_stop(error)
+    is_final = decision.action is RetryAction.FAIL and not is_stopped and not isinstance(error, RemoteWorkerLost)
     return {
         "kind": "error",
         "message": sanitize_text(describe_error(error) + usage_hint(error, options), _MAX_ERROR_LENGTH),
@@ -263,7 +266,8 @@ def _error_message(
         "fingerprint": fingerprint(error, task_module),
         "decision": decision.action.value,
         "pause": decision.delay_sec,
-        "stopped": caused_by_stop(error),
+        "reported": is_final and report_error(error, job, before_exit=True),
+        "stopped": is_stopped,
         "crashed": isinstance(error, RemoteWorkerLost),
     }
 

@@ -217,6 +217,7 @@ def _outcome_of(attempt: Attempt, exit_: Exit) -> Outcome:
 def _outcome_of_error(attempt: Attempt, message: dict[str, Any]) -> Outcome:
     if message.get("crashed"):
         return crashed(attempt.job, message["message"], attempt.options, error_fingerprint=message["fingerprint"])
+    attempt.is_failure_reported = message.get("reported", False) is True
     # The child decided whether to retry; the job's policy says how long to wait at least.
     action, delay_sec = RetryAction(message["decision"]), message["pause"]
     if action is RetryAction.RETRY:
