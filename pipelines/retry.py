@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 _MAX_REQUESTED_DELAY_SEC = 7 * 86_400.0
 _MAX_DELAY_SEC = 366 * 86_400.0
+MIN_SNOOZE_SEC = 1.0  # no attempt counts a snooze: without a pause the job would run again and again
 
 
 class Fail(Exception):
@@ -18,10 +19,15 @@ class Fail(Exception):
 
 
 class Snooze(Exception):
-    """Raised by a pipeline: run the job again in so many seconds, and do not count this attempt."""
+    """Raised by a pipeline: run the job again in so many seconds, at least one, and do not count this attempt.
+
+    Raises ValueError for seconds that are negative, no number, or more than 366 days.
+    """
 
     def __init__(self, seconds: float, message: str = "") -> None:
-        self.seconds = float(seconds)
+        if not 0 <= (requested := float(seconds)) <= _MAX_DELAY_SEC:
+            raise ValueError(f"Snooze takes from 0 to {_MAX_DELAY_SEC:.0f} seconds, not {requested:g}")
+        self.seconds = max(MIN_SNOOZE_SEC, requested)
         super().__init__(message or f"not now; again in {self.seconds:g} s")
 
     def __reduce__(self) -> tuple[type[Snooze], tuple[float, str]]:
@@ -92,6 +98,11 @@ def _bounded_delay(seconds: float) -> float:
     return min(max(0.0, seconds), _MAX_DELAY_SEC)  # in this order, NaN becomes 0
 
 
+def snooze_delay(seconds: float) -> float:
+    """Return the pause of a snooze: at least a second, at most 366 days."""
+    return max(MIN_SNOOZE_SEC, _bounded_delay(seconds))
+
+
 DEFAULT = Linear()
 
 
@@ -157,10 +168,10 @@ def decide(
     if isinstance(error, Fail):
         return RetryDecision(RetryAction.FAIL)
     if isinstance(error, Snooze):
-        return RetryDecision(RetryAction.SNOOZE, _bounded_delay(error.seconds))
+        return RetryDecision(RetryAction.SNOOZE, snooze_delay(error.seconds))
     rule = rules.rule_for(error)
     if isinstance(rule, int | float):
-        return RetryDecision(RetryAction.SNOOZE, _bounded_delay(max(rule, _requested_delay(error))))
+        return RetryDecision(RetryAction.SNOOZE, snooze_delay(max(rule, _requested_delay(error))))
     is_permanent = rule == RetryAction.FAIL or (rule is None and getattr(error, "permanent", False) is True)
     if is_permanent or attempt >= max_attempts:
         return RetryDecision(RetryAction.FAIL)

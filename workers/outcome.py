@@ -10,10 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
+from app.db.encoding import sanitize_text
 from app.queue.job import SUCCEEDED, ClaimedJob, ReleaseReason, ReleaseRequest, Reports, Settlement, Status
 from pipelines.contract import Stop, StopReason, TaskOptions
-from pipelines.retry import Policy, RetryAction, decide, policy_from_json
+from pipelines.retry import Policy, RetryAction, decide, policy_from_json, snooze_delay
 
+# Masking the secrets in a text takes 0.15 s a megabyte, in which no other thread runs. Longer by far than what is
+# stored and the longest secret: of a secret at the cut nothing is stored.
+_MAX_UNMASKED_LENGTH = 500_000
 _MAX_CRASHES = 2  # of a job's process; then the job fails
 _CANCELLATION_SQLSTATES = ("57014", "57P01")  # a statement was canceled, a session terminated
 _COMMAND_LINE_PARSERS = ("argparse", "optparse", "click")
@@ -79,13 +83,15 @@ def failure(
     *,
     error_fingerprint: str,
 ) -> Settlement:
+    message = sanitize_text(message, _MAX_UNMASKED_LENGTH)
+    traceback_text = traceback_text and sanitize_text(traceback_text, _MAX_UNMASKED_LENGTH)
     if action is RetryAction.FAIL:
         return Settlement(Status.FAILED, error=message, traceback=traceback_text, error_fingerprint=error_fingerprint)
     return Settlement(
         Status.QUEUED,
         error=message,
         traceback=traceback_text,
-        retry_in_sec=delay_sec,
+        retry_in_sec=snooze_delay(delay_sec) if action is RetryAction.SNOOZE else delay_sec,
         refund_attempt=action is RetryAction.SNOOZE,
         error_fingerprint=error_fingerprint,
     )
@@ -102,7 +108,7 @@ def retry_policy_of(job: ClaimedJob, options: TaskOptions) -> Policy:
 
 def crashed(job: ClaimedJob, message: str, options: TaskOptions, *, error_fingerprint: str) -> Settlement:
     """The isolated process died without a result. A job whose processes keep dying fails."""
-    crashes = job.crashes + 1
+    crashes, message = job.crashes + 1, sanitize_text(message, _MAX_UNMASKED_LENGTH)
     if crashes >= _MAX_CRASHES:
         error = f"poison: its process died {crashes} times, the last time: {message}"
         return Settlement(

@@ -102,6 +102,8 @@ _SESSION_SETTINGS = (
     f"{READ_COMMITTED_SESSION}"
     "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off;"
     " SET enable_mergejoin = off; SET jit = off; SET client_min_messages = error; SET timezone = 'UTC';"
+    # With `off`, which a role may have, NULL in an array of parameters would be a text.
+    " SET array_nulls = on;"
     # Every event that a session writes is of a row that the same statement changes: the integrity check is not needed.
     " SET dl.events_checked = 'yes';"
     # A session whose client was cut off keeps key locks and the maintenance lock: the server ends it after 25 s, or

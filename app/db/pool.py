@@ -95,6 +95,7 @@ class Pool:
         self._statements = statements(schema)
         timeout_ms = int(command_timeout_sec * 1000)
         settings = {"statement_timeout": timeout_ms, "client_min_messages": "error", "jit": "off"}
+        settings["array_nulls"] = "on"  # with `off`, which a role may have, NULL in an array would be a text
         # Where the network fails within a transaction, the server would keep its locks for two hours.
         settings["idle_in_transaction_session_timeout"] = timeout_ms
         self._transactions_only, self._standby_only = transactions_only, standby_only

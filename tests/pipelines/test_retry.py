@@ -120,9 +120,21 @@ def test_error_is_retried_until_attempts_are_used_up():
 def test_fail_and_snooze_decide_the_outcome():
     assert decision_after(Fail("no")) == RetryDecision(RetryAction.FAIL)
     assert decision_after(Snooze(90), attempt=5) == RetryDecision(RetryAction.SNOOZE, 90)
-    assert decision_after(Snooze(-1)).delay_sec == decision_after(Snooze(math.nan)).delay_sec == 0
     assert decision_after(Snooze(30 * DAY)).delay_sec == 30 * DAY
-    assert decision_after(Snooze(math.inf)).delay_sec == YEAR
+    assert decision_after(Snooze(YEAR)).delay_sec == YEAR
+
+
+@pytest.mark.parametrize("seconds", [0, 0.001, -0.0])
+def test_snooze_lasts_a_second_at_least(seconds: float):
+    assert Snooze(seconds).seconds == decision_after(Snooze(seconds)).delay_sec == 1
+    by_rule = decision_after(KeyError(), rules=[(KeyError, seconds)])
+    assert by_rule == RetryDecision(RetryAction.SNOOZE, 1)
+
+
+@pytest.mark.parametrize("seconds", [-1, math.nan, math.inf, -math.inf, 1e300, YEAR + 1])
+def test_snooze_refuses_what_is_no_pause(seconds: float):
+    with pytest.raises(ValueError, match="Snooze takes from 0 to 31622400 seconds"):
+        Snooze(seconds)
 
 
 @pytest.mark.parametrize("seconds", ["soon", None])

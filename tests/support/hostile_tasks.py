@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import json
 import logging
 import multiprocessing
 import os
@@ -45,6 +46,19 @@ def write_garbage(args: dict[str, Any]) -> str:
         for line in (b"7", b'"text"', b"[[[[", b"[" * 200_000, b'{"progress": []}', b'{"end": {}}', b'{"log": 1}',
                      b'{"end": {"how": "value"}}', b"\xff\xfe"):  # fmt: skip
             channel.sendall(line + b"\n")
+        channel.close()
+    return "unharmed"
+
+
+@register("hostile.forges_its_end", isolation="process")
+def forge_end(args: dict[str, Any]) -> str:
+    """Sends a result message of its own before the real one."""
+    for number in range(3, 64):
+        try:
+            channel = socket.socket(fileno=os.dup(number))
+        except OSError:
+            continue
+        channel.sendall(json.dumps({"result": args["message"]}).encode() + b"\n")
         channel.close()
     return "unharmed"
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
-from pipelines.contract import Stop, StopReason
-from workers.outcome import caused_by_stop
+from app.queue.job import Settlement
+from pipelines.contract import Args, Pipelines, Stop, StopReason
+from pipelines.retry import RetryAction
+from tests.support.claimed_jobs import attempt_with
+from workers.outcome import caused_by_stop, failure
 
 
 def raised(*errors: BaseException) -> BaseException:
@@ -43,3 +46,28 @@ def test_other_error_is_not_caused_by_a_stop():
     one.__context__, other.__context__ = other, one  # a ring
 
     assert not caused_by_stop(one)
+
+
+def test_long_error_is_cut_before_its_secrets_are_masked():
+    attempt = attempt_with(task="long")
+    secret = "postgresql://etl:hunter22@host/db"
+    pipelines = Pipelines()
+
+    @pipelines.register("long", no_retry=[ValueError])
+    def fail(args: Args) -> None:
+        raise ValueError(f"{secret} {'x' * 20_000_000} {secret}")
+
+    end = attempt.run(pipelines.get("long"))
+
+    assert isinstance(end, Settlement)
+    for text in (end.error, end.traceback):
+        assert text is not None
+        assert len(text) < 1_000_000
+        assert text.count("postgresql://etl:***@host/db") == 2
+        assert "hunter22" not in text
+
+
+def test_pause_of_a_snooze_is_never_zero():
+    end = failure(RetryAction.SNOOZE, 0.0, "not now", error_fingerprint="Snooze")
+
+    assert (end.retry_in_sec, end.refund_attempt) == (1, True)

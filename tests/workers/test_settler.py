@@ -1,4 +1,4 @@
-"""What becomes of a job's key when its attempt ends without a settlement of the settler."""
+"""How the settler ends attempts: their keys, and values that cannot be written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.queue.job import Status, new_run_ids
+from app.queue.job import Settlement, Status, new_run_ids
 from pipelines.contract import Context
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
@@ -62,3 +62,38 @@ def test_job_released_after_the_end_of_its_keys_holder_is_unblocked(settled_by_t
         eventually(lambda: len(settler._pending) == 2, message="and the end of the first job of the key")
 
     worker_pools.wait_for_status(next_job, Status.SUCCEEDED, 10)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Settlement(Status.FAILED, error="refused", traceback={"a": 1}),  # type: ignore[arg-type]
+        Settlement(Status.QUEUED, error="refused", retry_in_sec=float("nan")),
+        Settlement(Status.QUEUED, error="refused", retry_in_sec="soon"),  # type: ignore[arg-type]
+        Settlement(Status.FAILED, error=b"refused"),  # type: ignore[arg-type]
+    ],
+    ids=lambda odd: repr(odd)[:80],
+)
+def test_odd_value_of_one_job_harms_no_other(worker_pools: WorkerPoolFixture, odd: Settlement):
+    @worker_pools.pipelines.register("odd")
+    def end_oddly(args: dict[str, Any], ctx: Context) -> None:
+        ctx.complete = lambda outcome: odd  # type: ignore[attr-defined]
+
+    worker_pools.listening_pool({"q": 2})
+    odd_job, other = worker_pools.add_job("odd", "a"), worker_pools.add_job("quick", "b")
+
+    database = worker_pools.queue_fixture
+    eventually(lambda: database.status(other) is Status.SUCCEEDED)
+    eventually(lambda: worker_pools.crashes or database.job(odd_job).error is not None)
+    assert worker_pools.crashes == []
+
+
+def test_jobs_are_settled_where_arrays_have_no_nulls(worker_pools: WorkerPoolFixture):
+    database = worker_pools.queue_fixture
+    database.sql("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET array_nulls = off', current_database()); END $$")
+    worker_pools.listening_pool({"q": 2})
+    failing, other = worker_pools.add_job("broken", "a"), worker_pools.add_job("quick", "b")
+
+    eventually(lambda: database.status(other) is Status.SUCCEEDED)
+    eventually(lambda: worker_pools.crashes or database.job(failing).error is not None)
+    assert worker_pools.crashes == []

@@ -8,6 +8,7 @@ which kills the group if the worker process is gone or the lease has expired.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from app import log
@@ -45,14 +47,18 @@ _DRAIN_SEC = 2.0  # for reading the output that is left: a process that escaped 
 _EXIT_TIMEOUT_SEC = 5.0  # from the result message to the exit
 _CALLS = frozenset({"check", "produced", "consumed", "link"})  # that `standalone_main.py` has done here
 _READ_SLICE_SEC = 0.005  # of reading at a time, after which a flood waits as long
-_MESSAGE_FIELDS = {
-    "success": {"result"},
-    "stopped": {"reason"},
-    "waits": {"jobs"},
-    "error": {"message", "traceback", "decision", "pause", "stopped"},
-    "unknown_task": {"message"},
-    "settled": set[str](),
-}
+_TEXT_TYPES, _OPTIONAL_TEXT_TYPES = (str,), (str, NoneType)
+_MESSAGE_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # kind → its fields and their types
+    "success": {"result": (dict, list, str, int, float, NoneType)},
+    "stopped": {"reason": _TEXT_TYPES},
+    "waits": {"jobs": (list,)},
+    "error": {
+        "message": _TEXT_TYPES, "traceback": _OPTIONAL_TEXT_TYPES, "decision": _TEXT_TYPES, "pause": (int, float),
+        "stopped": (bool,), "fingerprint": _TEXT_TYPES,
+    },
+    "unknown_task": {"message": _TEXT_TYPES},
+    "settled": {},
+}  # fmt: skip
 
 
 class StartFailed(Exception):
@@ -347,7 +353,7 @@ class ChildProcess:
                 attempt.has_offloads = True
             case {"log": [str(level), str(stream), str(text)]}:
                 attempt.settings.log(attempt.job_id, attempt.attempt, level, stream, text)
-            case {"result": {"kind": str(kind), **fields}} if _MESSAGE_FIELDS.get(kind, {"?"}) <= fields.keys():
+            case {"result": {"kind": str(kind), **fields}} if _has_valid_fields(kind, fields):
                 self._result_message, self._result_at = message["result"], clock()
             case _:
                 _log.error("child.invalid_message", job=str(attempt.job_id))
@@ -410,3 +416,10 @@ class ChildProcess:
             report = end_sessions(server_dsns(settings), [attempt_application_name(attempt.job_id, attempt.job.run_id)])
             if not report.is_complete:
                 attempt.record_ended_sessions(report)
+
+
+def _has_valid_fields(kind: str, fields: Mapping[Any, Any]) -> bool:
+    types = _MESSAGE_FIELDS.get(kind)
+    if types is None or not all(isinstance(fields.get(name, ...), allowed) for name, allowed in types.items()):
+        return False
+    return math.isfinite(fields.get("pause", 0.0))

@@ -78,6 +78,8 @@ class Snooze(Exception):
     """Another attempt after `seconds`, which costs none."""
 
     def __init__(self, seconds: Any, reason: Any = "") -> None:
+        if not 0 <= seconds <= 366 * 86_400:
+            raise ValueError(f"Snooze takes from 0 to {366 * 86_400} seconds, not {seconds:g}")
         super().__init__(reason or f"snoozed for {seconds:g} s")
         self.seconds = seconds
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from app import log
+from app.db.encoding import sanitize_text
 from app.errors import DatabaseUnavailable, DataloaderError, InvalidJob
 from app.queue.job import LogEntry, LogPosition
 from app.queue.jobs import JobQueue
@@ -30,6 +31,7 @@ _BATCH = 2_000  # lines
 _MAX_PENDING_LINES = 20_000
 _MAX_PENDING_BYTES = 16_000_000
 _MAX_LINE_BYTES = 8_192
+_MAX_NAME_LENGTH = 200  # of a level or a stream
 _MAX_SCANNED_LENGTH = 16_384  # characters of a line that are scanned for secrets
 _BURST_SEC = 10  # this many seconds' worth of lines may come at once
 _TAIL_LINES = 50  # the last lines of an attempt, kept although lines before them were dropped
@@ -255,7 +257,14 @@ class JobLogWriter:
     def _send(self, batch: list[_Line]) -> None:
         now = clock()
         lines = [
-            LogEntry(*line.key, max(0.0, now - line.logged_at), *line[2:4], sanitize_line(line.text), line.dropped)
+            LogEntry(
+                *line.key,
+                max(0.0, now - line.logged_at),
+                sanitize_text(line.level, _MAX_NAME_LENGTH),  # a job's process may send any
+                sanitize_text(line.stream, _MAX_NAME_LENGTH),
+                sanitize_line(line.text),
+                line.dropped,
+            )
             for line in batch
             if line.stream != POSITION_STREAM
         ]
