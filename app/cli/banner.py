@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from typing import TYPE_CHECKING
 
 from app.cli import text
 from app.cli.invocation import dataloader_command
+from app.cli.trigger import DEFAULT_QUEUE
 from app.runtime.startup import Startup, last_error
 from app.wording import format_count
 from dataloader._address import DEFAULT_URL
@@ -13,6 +16,7 @@ from dataloader._address import DEFAULT_URL
 if TYPE_CHECKING:
     from app.config import Settings
 
+_FIRST_TASK = "noop"
 _ANY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
 
 
@@ -20,24 +24,40 @@ def serve_banner(settings: Settings, startup: Startup, *, workers: bool) -> str:
     url = service_address(settings.app_host, settings.app_port)
     if startup.outage is not None:
         return _banner(startup, "", f"  API      {url} answers 503 until then")
-    command = f"{dataloader_command()} trigger noop --arg sleep1=1 --watch"
     return _banner(
         startup,
         f"dataloader is ready at {url}\n  API      {url}/docs (OpenAPI: {url}/openapi.json)",
-        f"  workers  {_format_workers(settings) if workers else f'none here; run `{dataloader_command()} worker`'}",
-        "Try a first job, in another terminal:",
-        f"  {command}" + ("" if url == DEFAULT_URL else f" --url {url}"),
-        "or, with curl (put the job_id of the first answer into the other two):",
-        f"  curl -s {url}/api/v1/jobs/trigger -H 'Content-Type: application/json' \\",
-        """    -d '{"queue": "etl.default", "task": "noop", "lock_key": "first", "args": {"sleep1": 30}}'""",
-        f"  curl -s {url}/api/v1/jobs/JOB_ID/status",
-        f"  curl -s -X POST {url}/api/v1/jobs/JOB_ID/cancel",
+        _format_place(settings, None if workers else f"none here; run `{dataloader_command()} worker`"),
+        *_first_job(settings, startup, url, workers=workers),
         "Ctrl-C stops everything.",
     )
 
 
+def _first_job(settings: Settings, startup: Startup, url: str, *, workers: bool) -> tuple[str, ...]:
+    """Commands that start a job which this process runs; where it would run none, the command that lists the tasks."""
+    where = "" if url == DEFAULT_URL else f" --url {url}"
+    queues = [entry.queue for entry in settings.workers] if workers else []
+    if _FIRST_TASK not in startup.tasks or not queues:
+        return (
+            "List the tasks that it can be asked for, in another terminal:",
+            f"  {dataloader_command()} tasks",
+        )
+    queue = DEFAULT_QUEUE if DEFAULT_QUEUE in queues else queues[0]
+    option = "" if queue == DEFAULT_QUEUE else f" --queue {shlex.quote(queue)}"
+    body = {"queue": queue, "task": _FIRST_TASK, "lock_key": "first", "args": {"sleep1": 30}}
+    return (
+        "Try a first job, in another terminal:",
+        f"  {dataloader_command()} trigger {_FIRST_TASK}{option} --arg sleep1=1 --watch{where}",
+        "or, with curl (put the job_id of the first answer into the other two):",
+        f"  curl -s {url}/api/v1/jobs/trigger -H 'Content-Type: application/json' \\",
+        f"    -d {shlex.quote(json.dumps(body, ensure_ascii=False))}",
+        f"  curl -s {url}/api/v1/jobs/JOB_ID/status",
+        f"  curl -s -X POST {url}/api/v1/jobs/JOB_ID/cancel",
+    )
+
+
 def worker_banner(settings: Settings, startup: Startup) -> str:
-    return _banner(startup, "dataloader works", f"  workers  {_format_workers(settings)}", "Ctrl-C stops it.")
+    return _banner(startup, "dataloader works", _format_place(settings), "Ctrl-C stops it.")
 
 
 def _banner(startup: Startup, head: str, details: str, *more: str) -> str:
@@ -59,6 +79,11 @@ def service_address(host: str, port: int) -> str:
     """The URL of the service for a browser on this machine; a wildcard address becomes 127.0.0.1."""
     visit = "127.0.0.1" if host in _ANY_ADDRESS else host
     return f"http://[{visit}]:{port}" if ":" in visit else f"http://{visit}:{port}"
+
+
+def _format_place(settings: Settings, workers: str | None = None) -> str:
+    shown = _format_workers(settings) if workers is None else workers
+    return f"  workers  {shown}\n  times    {settings.timezone} (TIMEZONE)"
 
 
 def _format_workers(settings: Settings) -> str:

@@ -68,7 +68,8 @@ class Settings(BaseSettings):
     app_port: int = number_setting("APP_PORT", 8081, "The port the API listens on.", 1, 65_535)
     http_threads: int = number_setting("APP_HTTP_THREADS", 16, "How many requests are answered at once.", 1, 256)
     timezone: values.Zone = setting(
-        "TIMEZONE", "Europe/Moscow", "The time zone of logs and pages; jobs keep absolute times.",
+        "TIMEZONE", "Europe/Moscow", "The time zone of logs and pages, and of schedules and partitions that name "
+        "none; jobs keep absolute times.",
         "an IANA time zone such as Europe/Moscow or UTC",
     )  # fmt: skip
     environment: values.Text = setting(
@@ -139,7 +140,7 @@ class Settings(BaseSettings):
     )  # fmt: skip
     pipelines: values.Packages = setting(
         "DL_PIPELINES", ("pipelines",), "The packages whose modules register tasks.",
-        "names of Python packages, separated by commas",
+        "names of Python packages, separated by commas, or a JSON list",
     )  # fmt: skip
     tasks: Tasks = setting(
         "DL_TASKS", {}, "More tasks by name: callables and programs; docs/migrating.md shows how.",
@@ -233,7 +234,7 @@ class Settings(BaseSettings):
 
     webhook_allowed_hosts: values.AllowedHostList = setting(
         "DL_WEBHOOK_ALLOWED_HOSTS", (), "Hosts and networks that may receive webhooks although they are not public.",
-        "names of hosts and networks such as hooks.internal,10.0.0.0/8, separated by commas",
+        "names of hosts and networks such as hooks.internal,10.0.0.0/8, separated by commas, or a JSON list",
     )  # fmt: skip
     webhook_secret: SecretStr | None = setting(
         "DL_WEBHOOK_SECRET", None, "The secret that signs the webhooks of single jobs; without it they are refused. "
@@ -269,7 +270,7 @@ class Settings(BaseSettings):
     )  # fmt: skip
     trusted_proxies: values.Networks = setting(
         "DL_TRUSTED_PROXIES", (), "The proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; these headers "
-        "give no access.", "addresses and networks such as 10.0.0.0/8, separated by commas",
+        "give no access.", "addresses and networks such as 10.0.0.0/8, separated by commas, or a JSON list",
     )  # fmt: skip
     secrets_dir: Path | None = setting(
         "DL_SECRETS_DIR", None, 'The folder with a file for each secret that args may refer to with {"$secret": '
@@ -283,7 +284,7 @@ class Settings(BaseSettings):
     masked_keys: values.WordList = setting(
         "DL_MASKED_KEYS", (), "More words that mark a key of args as secret, in addition to password, token, secret, "
         "api_key and the like: its value is not shown in responses and logs.",
-        "words of letters, digits and _, separated by commas",
+        "words of letters, digits and _, separated by commas, or a JSON list",
     )  # fmt: skip
 
     log_format: Literal["auto", "json", "text"] = setting(

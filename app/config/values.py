@@ -48,10 +48,11 @@ def parse_json(value: Any) -> Any:
         raise ValueError("it is not JSON") from None
 
 
-def _split_list(value: Any) -> Any:
-    """Split a text at commas into its non-empty parts, each once; `[]`, as an empty list is shown, has none."""
+def _parse_list(value: Any) -> Any:
+    """Return the parts of a text that separates them by commas, each once, without empty ones; or of a JSON list."""
     if isinstance(value, str):
-        value = () if value.strip() == "[]" else value.split(",")
+        value = parse_json(value) if value.strip().startswith("[") else value.split(",")
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = tuple(dict.fromkeys(part.strip() for part in value if part.strip()))
     return value
 
@@ -322,7 +323,7 @@ def _is_secret_reference(value: Any) -> bool:
     return isinstance(value, Mapping) and value.keys() == {"$secret"} and isinstance(value["$secret"], str)
 
 
-_Json, _List = BeforeValidator(parse_json), BeforeValidator(_split_list)
+_Json, _List = BeforeValidator(parse_json), BeforeValidator(_parse_list)
 _STATUS_LIST = ", ".join(FINAL_STATUSES)
 _PACKAGE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 Zone = Annotated[str, AfterValidator(_check_time_zone)]

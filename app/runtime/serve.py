@@ -62,7 +62,7 @@ def serve(settings: Settings, *, workers: bool, banner: Callable[[Startup], None
             return 0
         # Its parts are made after the fork, where they are first asked for.
         service = Service(settings, workers=workers)
-        service.on_ready = lambda: banner(Startup(service.database.describe(), None, service.pipeline_failures))
+        service.on_ready = lambda: banner(service.startup())
         options = gunicorn_settings(settings) | {
             "bind": f"fd://{listening_socket.detach()}",  # gunicorn's from here on: it closes it
             "when_ready": lambda arbiter: None if starting is None else banner(starting),

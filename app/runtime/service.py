@@ -31,7 +31,7 @@ from app.queue.jobs import JobQueue
 from app.runtime.database import Database
 from app.runtime.pool_settings import pool_options, retention_periods
 from app.runtime.remote_cells import remote_cells
-from app.runtime.startup import last_error, version
+from app.runtime.startup import Startup, last_error, version
 from app.tracing import Tracer, create_tracer
 from app.web import WebOptions, create_app
 from app.web.api.metrics import DatabaseCollector
@@ -114,6 +114,11 @@ class Service:
         for module, trace in failures.items():
             _log.error("pipeline.import_failed", module=module, error=last_error(trace), traceback=trace)
         return failures
+
+    def startup(self) -> Startup:
+        """What the banner of a service that is ready shows."""
+        failures = self.pipeline_failures
+        return Startup(self.database.describe(), None, failures, frozenset(contract.registry.names))
 
     @cached_property
     def app(self) -> Flask:

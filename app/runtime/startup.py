@@ -14,6 +14,7 @@ class Startup:
     database: str  # where it is, without its password
     outage: str | None = None  # what it waits for; None: it is ready
     failures: Mapping[str, str] = field(default_factory=dict)  # module → its error, with the traceback
+    tasks: frozenset[str] = frozenset()  # the names of those that are registered
 
 
 def version() -> str:

@@ -71,7 +71,7 @@ def run_worker(settings: Settings, *, banner: Callable[[Startup], None], lifetim
         _ = service.pipeline_failures  # by the main thread, as some libraries ask for it
         if outage is not None:
             banner(Startup(service.database.describe(), outage))
-        service.on_ready = lambda: banner(Startup(service.database.describe(), None, service.pipeline_failures))
+        service.on_ready = lambda: banner(service.startup())
         endpoints = ProbeEndpoints(service.probe, service.collectors())
         with probe_server(settings.app_host, settings.probe_port, endpoints):
             shutdown.start()

@@ -19,8 +19,11 @@ def settings(**environ: str) -> Settings:
     return load_settings(environ, dotenv=None)
 
 
+READY = Startup("embedded PostgreSQL 18 in .data", None, {}, frozenset({"noop", "load.cbr.rates"}))
+
+
 def test_the_banner_says_what_runs_where_and_what_to_try():
-    result = serve_banner(settings(), Startup("embedded PostgreSQL 18 in .data"), workers=True)
+    result = serve_banner(settings(), READY, workers=True)
 
     assert "http://127.0.0.1:8081" in result
     assert "/docs" in result
@@ -31,10 +34,42 @@ def test_the_banner_says_what_runs_where_and_what_to_try():
 
 
 def test_the_suggested_command_finds_a_service_that_is_elsewhere():
-    result = serve_banner(settings(APP_PORT="9000", APP_HOST="0.0.0.0"), Startup("db"), workers=False)
+    result = serve_banner(settings(APP_PORT="9000", APP_HOST="0.0.0.0"), READY, workers=True)
 
     assert "--watch --url http://127.0.0.1:9000" in result
-    assert "dataloader worker" in result
+
+
+def test_the_suggested_job_is_in_a_queue_that_is_served():
+    queues = '[{"queue":"etl.heavy","concurrency":1},{"queue":"etl.light","concurrency":1}]'
+
+    result = serve_banner(settings(WORKERS_JSON=queues), READY, workers=True)
+
+    assert "trigger noop --queue etl.heavy --arg sleep1=1 --watch" in result
+    assert """ -d '{"queue": "etl.heavy", "task": "noop",""" in result
+    assert "etl.default" not in result
+
+
+@pytest.mark.parametrize(
+    ("tasks", "workers", "environ"),
+    [
+        ({"load.orders"}, True, {}),  # DL_PIPELINES names other packages than ours
+        ({"noop"}, False, {}),  # serve --no-workers
+        ({"noop"}, True, {"WORKERS_JSON": "[]"}),
+    ],
+)
+def test_no_job_is_suggested_that_nothing_here_would_run(tasks, workers, environ):
+    result = serve_banner(settings(**environ), Startup("db", None, {}, frozenset(tasks)), workers=workers)
+
+    assert f"  {dataloader_command()} tasks" in result
+    assert f"  {dataloader_command()} trigger" not in result
+    assert "curl" not in result
+    if not workers:
+        assert f"run `{dataloader_command()} worker`" in result
+
+
+def test_the_banner_names_the_time_zone_and_its_setting():
+    assert "  times    Europe/Moscow (TIMEZONE)\n" in serve_banner(settings(), READY, workers=True)
+    assert "  times    UTC (TIMEZONE)\n" in worker_banner(settings(TIMEZONE="UTC"), READY)
 
 
 AWAY = "waiting for the database at db:5432: Connection refused"

@@ -89,6 +89,26 @@ def test_what_is_no_package_is_refused(text):
         parse("DL_PIPELINES", text)
 
 
+@pytest.mark.parametrize(
+    ("variable", "text", "parts"),
+    [
+        ("DL_PIPELINES", '["pipelines", "company.loads"]', ("pipelines", "company.loads")),
+        ("DL_TRUSTED_PROXIES", ' ["10.0.0.0/8", "::1", "10.0.0.0/8"] ', ("10.0.0.0/8", "::1/128")),
+        ("DL_WEBHOOK_ALLOWED_HOSTS", '["Hooks.internal"]', ("hooks.internal",)),
+        ("DL_MASKED_KEYS", '["iban", ""]', ("iban",)),
+        ("DL_MASKED_KEYS", "[]", ()),
+    ],
+)
+def test_a_list_is_also_read_as_json(variable, text, parts):
+    assert parse(variable, text) == parts
+
+
+@pytest.mark.parametrize("text", ["[iban]", '["iban"', "[1]", '[["iban"]]', '{"a": 1}'])
+def test_what_is_neither_a_list_of_words_nor_json_is_refused(text):
+    with pytest.raises(ConfigError, match="DL_MASKED_KEYS"):
+        parse("DL_MASKED_KEYS", text)
+
+
 def test_queues_have_workers():
     text = '[{"queue": "etl.default", "concurrency": 2}, {"queue": "Отчёты", "concurrency": 1000}]'
 
