@@ -3,13 +3,47 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from app.db.statements import parse_statements
+from app.queue.job import WAIT_STATES
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("app", "workers", "pipelines", "dataloader")
+
+WAIT_STATE_TEXTS = {
+    "ready": "a thread.",
+    "scheduled": "its time, or for a worker that knows its task.",
+    "blocked": "its lock key, which a running job has.",
+    "limited": "room in a limit.",
+    "waiting": "other jobs, or for the end of an offload.",
+}
+DUTY_PROCESSES = {
+    "duties": "the maintenance leader",
+    "follower_duties": "every other worker process, meanwhile and at longer intervals",
+}
+LOCK_TEXTS = {
+    "1684828526, hash": "a job of the lock key is blocked or unblocked",
+    "1684828527, 0": "blocked jobs are repaired",
+    "1684828527, 2": "events are aggregated to statistics",
+    "1684828527, 3": "partitions are created or the schema is applied",
+    "1684828527, 5": "the process is the maintenance leader: held by its session",
+    "1684828527, 8": "jobs that wait for limits are woken",
+    "1684828527, 9": "children of ended parents are decided that were left",
+    "1684828528, hash": "jobs of a queue with a limit of its own, or of a fair queue, are claimed",
+    "1684828529, hash": "starts are counted in the limit, or it is changed",
+    "1684828530, 0": "old deliveries of webhooks are deleted",
+    "1684828530, hash": "an INSERT into the queue sends no notification (shared)",
+    "1684828531, hash": "edges of the graph change; of `waits`: a running job begins to wait for others",
+    "1684828532, hash": "a batch with this debounce key makes or changes jobs",
+    "1684828533, hash": "one of four [permits](decisions/097-claim-permits.md) of a queue: a claim prefetches",
+}
+SINGLE_LOCK_TEXTS = {
+    "1684828528": "`migrate` changes the database",
+    "hashtext(lock_key)": "a job of the key runs: held by the session of its process that claims",
+}
 
 
 def module_page() -> str:
@@ -43,6 +77,47 @@ def statements() -> str:
         if (names := parse_statements(path.read_text(encoding="utf-8"), "public"))
     )
     return _table("file", "statements", rows)
+
+
+def wait_states() -> str:
+    """What a queued job waits for, and the partial indexes that find such jobs."""
+    indexes = re.findall(r"CREATE (?:UNIQUE )?INDEX (\w+) ON dl_jobs ([^;]+);", _schema())
+    rows = []
+    for state in WAIT_STATES:
+        predicate = "waits_on IS NOT NULL" if state == "limited" else f"wait_state = '{state}'"
+        names = [f"`{name}`" for name, rest in indexes if predicate in rest]
+        rows.append((f"*{state}*", f"{WAIT_STATE_TEXTS[state]} {', '.join(names)}"))
+    return _table("wait state", "the job waits for; indexes of such jobs", rows)
+
+
+def duties() -> str:
+    """The periodic duties of the maintenance leader and of the other processes."""
+    path = ROOT / "workers/maintenance.py"
+    functions = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)]
+    rows = []
+    for function, process in DUTY_PROCESSES.items():
+        (found,) = (node for node in functions if node.name == function)
+        calls = [node for node in ast.walk(found) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Duty"]
+        rows.append((process, ", ".join(f"`{text}`" for call in calls for text in constant_texts(call.args[0]))))
+    return _table("process", "duties", rows)
+
+
+def advisory_locks() -> str:
+    """The numbers of advisory locks in the SQL, with what each protects."""
+    rows = [(f"`{number}`", LOCK_TEXTS.get(number, "")) for number in lock_numbers()]
+    rows += [(f"`{number}`", text) for number, text in SINGLE_LOCK_TEXTS.items()]
+    return _table("lock", "held while", rows)
+
+
+def lock_numbers() -> list[str]:
+    """The locks of two numbers that the statements take; the second is a number or the hash of a name."""
+    texts = [_schema(), *(path.read_text("utf-8") for path in sorted((ROOT / "app").glob("*/*.sql")))]
+    found = [pair for text in texts for pair in re.findall(r"advisory\w+\((1684828\d{3}), ?(\w+)", text)]
+    return sorted({f"{first}, {second if second.isdecimal() else 'hash'}" for first, second in found})
+
+
+def _schema() -> str:
+    return (ROOT / "schema.sql").read_text(encoding="utf-8")
 
 
 def source_files() -> list[Path]:

@@ -77,6 +77,9 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "threads": code_tables.threads,
     "connections": code_tables.connections,
     "statements": code_tables.statements,
+    "wait-states": code_tables.wait_states,
+    "duties": code_tables.duties,
+    "advisory-locks": code_tables.advisory_locks,
     "metrics": signals.metrics,
     "log-events": signals.log_events,
 }

@@ -6,10 +6,9 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -25,11 +24,11 @@ from app.config import Settings, load_settings
 from app.config.loading import MERGED, REMOVED, RENAMED
 from app.db.schema import schema_text
 from app.log import Alert
-from app.queue.job import ReleaseReason, Status
+from app.queue.job import WAIT_STATES, ReleaseReason, Status
 from app.web.__main__ import described_app
 from app.web.app import OPERATIONS as ROUTES
 from app.web.openapi import route_template
-from docs import make
+from docs import code_tables, make
 from pipelines.contract import Context
 from tests.support import Databases, Process, eventually, free_port
 from tests.support.processes import ROOT, clean_environment
@@ -146,9 +145,30 @@ def test_every_word_of_the_context_is_described():
     assert not_named(words, page("docs/writing-a-pipeline.md")) == set()
 
 
-@pytest.mark.parametrize("name", sorted(make.pages()))
-def test_generated_page_matches_the_code(name):
-    assert page(f"docs/{name}") == make.pages()[name], "run `python -m docs.make`"
+@pytest.mark.parametrize(("name", "text"), sorted(make.pages().items()), ids=lambda value: value[:30])
+def test_generated_page_matches_the_code(name, text):
+    assert page(f"docs/{name}") == text, "run `python -m docs.make`"
+
+
+def test_architecture_page_names_every_folder():
+    table = page("docs/architecture.md").partition("## Folders")[2].partition("\n\n`app.web` and")[0]
+    packages = {path.parent for path in code_tables.source_files()} - {ROOT / "app"}
+    missing = [
+        name
+        for name in map(code_tables.shown_path, sorted(packages))
+        if f"`{name}/`" not in table and f"`{Path(name).name}/`" not in table
+    ]
+    cells = re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)
+    named = [name for cell in cells for name in re.findall(r"`(.+?)`", cell)]
+
+    assert missing == []
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_architecture_page_says_what_each_wait_state_and_lock_is_for():
+    assert code_tables.WAIT_STATE_TEXTS.keys() == {*WAIT_STATES}
+    assert code_tables.lock_numbers() == sorted(code_tables.LOCK_TEXTS)
+    assert len(code_tables.lock_numbers()) > 10
 
 
 # ── links ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -278,52 +298,6 @@ def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> I
             url = f"http://127.0.0.1:{port}"
             eventually(lambda: asked(f"{url}/status")["ready"], message=lambda: f"ready:\n{process.text}")
             yield url
-
-
-@pytest.fixture
-def shell(tmp_path) -> Callable[[str], str]:
-    """Runs a script and tells what it printed. Where there is no curl, a few lines stand in for it."""
-    if shutil.which("curl") is None:
-        curl = tmp_path / "curl"
-        curl.write_text(f"#!{sys.executable}\n{CURL}", encoding="utf-8")
-        curl.chmod(0o755)
-
-    def run(script: str) -> str:
-        env = clean_environment() | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        done = subprocess.run(["sh", "-euc", script], capture_output=True, text=True, timeout=60, check=False, env=env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return run
-
-
-CURL = """
-import argparse, urllib.request
-words = argparse.ArgumentParser()
-words.add_argument("-s", action="store_true")
-words.add_argument("-X")
-words.add_argument("-H", default="Accept: */*")
-words.add_argument("-d")
-words.add_argument("url")
-told = words.parse_args()
-name, _, value = told.H.partition(": ")
-body = None if told.d is None else told.d.encode()
-request = urllib.request.Request(told.url, body, {name: value}, method=told.X)
-print(urllib.request.urlopen(request, timeout=30).read().decode(), end="")
-"""
-
-
-def test_first_job_of_the_readme_runs_and_is_canceled(service, shell):
-    (lines,) = (block for block in blocks(ROOT / "README.md", "sh") if "curl" in block)
-    script = lines.replace("http://127.0.0.1:8081", service)
-    assert script.count("curl ") == 3
-
-    report = shell(script + '\necho; echo "$job"')
-
-    job_id = report.splitlines()[-1]
-    answers = re.findall(r"\{.*?\}\}", report)
-    assert [json.loads(answer)["job_id"] for answer in answers] == [job_id, job_id]
-    eventually(lambda: asked(f"{service}/api/v1/jobs/{job_id}/status")["status"] == "canceled", message="canceled")
 
 
 def test_every_number_of_a_real_service_is_described(service):
