@@ -1,4 +1,4 @@
-"""Numbers and times in sentences for people."""
+"""Numbers, durations and times as people write and read them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,26 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+_NUMBER_PATTERN = re.compile(r"\d{1,9}(\.\d{1,9})?")
+_DURATION_PATTERN = re.compile(r"(?:\d{1,9}\s*[smhdw]\s*){1,10}", re.IGNORECASE)
+_UNIT_SEC = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _UTC_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
 
 
 def format_count(count: int, noun: str, plural: str | None = None) -> str:
     """`1 job`, `2 jobs`, `12,000 jobs`."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a text such as `90`, `90s`, `5m` or `1h 30m`. Raises ValueError."""
+    text = text.strip()
+    if _NUMBER_PATTERN.fullmatch(text):
+        return float(text)
+    if not _DURATION_PATTERN.fullmatch(text):
+        raise ValueError(f"{text!r} is not a duration such as 90s, 1h 30m or 90d, or a number of seconds")
+    parts = re.findall(r"(\d+)\s*([smhdw])", text.lower())
+    return float(sum(int(count) * _UNIT_SEC[unit] for count, unit in parts))
 
 
 def format_utc(moment: datetime | None) -> str:

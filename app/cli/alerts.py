@@ -9,7 +9,7 @@ from uuid import UUID
 import click
 
 from app.cli import text
-from app.cli.parsing import POSITIVE, SECONDS, option_type, parse_duration, without_none
+from app.cli.parsing import DURATION, POSITIVE, SECONDS, without_none
 from app.cli.service_options import RemoteGroup, RemoteService
 from app.cli.tables import Table
 
@@ -106,7 +106,7 @@ def alerts_edit(service: RemoteService, *, rule_id: UUID, **changes: Any) -> Non
 
 @alerts.command("mute", short_help="Deliver no new alert of a rule for a time.")
 @rule_argument
-@click.option("--for", "mute_sec", type=option_type(parse_duration), required=True,
+@click.option("--for", "mute_sec", type=DURATION, required=True,
               help="How long: 30m, 8h, 2d.")  # fmt: skip
 def alerts_mute(service: RemoteService, *, rule_id: UUID, mute_sec: float) -> None:
     """Deliver no new alert of a rule for a time. It is still checked, and `alerts list` shows its alerts."""

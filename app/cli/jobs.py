@@ -20,8 +20,11 @@ from app.cli.parsing import (
     OBJECT,
     POSITIVE,
     TIME,
+    JobId,
+    PartOfId,
     filter_options,
     limit_option,
+    parse_job_id,
     without_none,
 )
 from app.cli.service_options import OutageNotice, RemoteService, remote_command
@@ -61,7 +64,7 @@ _NOT_SHOWN = (
     *("attempts", "traceback", "checkpoint", "follow_up_jobs", "parent", "lock_holder", "version"),
     *("args", "progress", "result"),  # shown last
 )
-job_argument = click.argument("job_id", type=click.UUID)
+job_argument = click.argument("job_id", type=JobId())
 
 
 @remote_command(short_help="Show the status of a job.")
@@ -238,12 +241,14 @@ def why(service: RemoteService, *, subject: str) -> None:
 
     A name that both a task and a queue have gets the reasons of both.
     """
-    try:
-        path = f"/api/v1/jobs/{UUID(subject)}/why"
-    except ValueError:
+    job_id = parse_job_id(subject)
+    if isinstance(job_id, PartOfId):  # or the name of a task or queue that looks like one
+        found = service.find_jobs(job_id)
+        job_id = UUID(found[0]["job_id"]) if len(found) == 1 else None
+    if job_id is None:
         _explain_name(service, subject)
         return
-    payload = service.get(path)
+    payload = service.get(f"/api/v1/jobs/{job_id}/why")
     lines = [text.format_message(reason["message"]) for reason in payload["reasons"]]
     if payload["position"] is not None:
         lines.append(f"Position in queue: {'' if payload['position_exact'] else 'beyond '}{payload['position']}.")

@@ -11,7 +11,7 @@ import click
 
 from app.cli import text
 from app.cli.invocation import dataloader_command
-from app.cli.parsing import json_option, option_type, parse_duration
+from app.cli.parsing import DURATION, json_option
 from app.cli.service_options import ListGroup
 from app.cli.tables import Table
 from app.errors import NoOperatorKey
@@ -51,7 +51,7 @@ def keys() -> None:
               help="What the key allows; may be repeated.")  # fmt: skip
 @click.option("--task", "tasks", multiple=True, help="Allow triggering this task only; may be repeated.")
 @click.option("--queue", "queues", multiple=True, help="Allow this queue only; may be repeated.")
-@click.option("--expires", "lifetime_sec", type=option_type(parse_duration),
+@click.option("--expires", "lifetime_sec", type=DURATION,
               help="How long it is valid: 12h, 90d.  [no end]")  # fmt: skip
 @click.option("--allow-lockout", is_flag=True, help="Create it even if no valid key has the scope operate or admin.")
 @json_option

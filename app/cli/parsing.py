@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any, TypeVar
+from uuid import UUID
 
 import click
 
 from app.queue.job import WAIT_STATES, Status
+from app.wording import parse_duration
 
 T = TypeVar("T")
+_PART_OF_ID = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,28}|[0-9a-f]{4,8}(?:…|\.{2,3})[0-9a-f]{4,12}")
 POSITIVE, NOT_NEGATIVE, TEXT_FILE = click.IntRange(min=1), click.IntRange(min=0), click.File("r", encoding="utf-8")
 AS_JSON_META_KEY = "app.cli.as_json"  # in the context's meta: print errors as JSON
-_UNIT_SEC = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-_DURATION = re.compile(r"(?:\d+\s*[smhdw]\s*)+", re.IGNORECASE)
+ARGS_META_KEY = "app.cli.args"  # likewise: the options that gave arguments, each with the names of these
 _UNIT_BYTES = {"k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)\s*([kmg])i?b?", re.IGNORECASE)
 
@@ -62,18 +64,11 @@ def parse_pair(raw: str) -> tuple[str, Any]:
         return name, value
 
 
-def parse_duration(raw: str) -> float:
-    """Seconds of a text like 12h, 90d or 1h 30m."""
-    if not _DURATION.fullmatch(raw.strip()):
-        raise ValueError(f"{raw!r} is not a duration; one looks like 12h, 90d or 52w")
-    return float(sum(int(count) * _UNIT_SEC[unit] for count, unit in re.findall(r"(\d+)\s*([smhdw])", raw.lower())))
-
-
 def parse_rate(raw: str) -> tuple[int, float]:
     """Starts and seconds of a text like 10/s, 100/1m or 5/30s."""
     count, _, period = raw.strip().partition("/")
     try:
-        number, seconds = int(count), parse_duration(period if period[:1].isdigit() else f"1{period}")
+        number, seconds = int(count), parse_duration(period if period[:1].isdigit() else f"1{period or '?'}")
     except ValueError:
         number, seconds = 0, 0.0
     if number < 1 or seconds <= 0:
@@ -85,7 +80,7 @@ def parse_time(raw: str) -> datetime:
     """An RFC 3339 time, in the zone of the terminal if it names none, or "in 1h 30m" from now."""
     word, _, duration = raw.strip().partition(" ")
     try:
-        if word.lower() == "in":
+        if word.lower() == "in" and duration.strip()[-1:].isalpha():  # "in 5" may mean minutes
             return datetime.now(UTC) + timedelta(seconds=parse_duration(duration))
         return datetime.fromisoformat(raw.strip()).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -131,16 +126,41 @@ class Seconds(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            seconds = float(value)
-        except ValueError:
-            try:
-                seconds = parse_duration(value)
-            except ValueError:
-                self.fail(f"{value!r} is not a number of seconds or a duration such as 90s, 5m or 1h 30m", param, ctx)
-        if not self._min_sec <= seconds < math.inf or (self._min_open and seconds == self._min_sec):
+            seconds = parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if seconds < self._min_sec or (self._min_open and seconds == self._min_sec):
             bound = f"more than {self._min_sec:g}" if self._min_open else f"{self._min_sec:g} or more"
             self.fail(f"{value!r} is not {bound} seconds", param, ctx)
         return int(seconds) if seconds.is_integer() else seconds
+
+
+@dataclass(frozen=True)
+class PartOfId:
+    """The first digits of a job's id, or its short form, `01a2…f554`: the service knows the whole."""
+
+    text: str
+
+
+class JobId(click.ParamType[UUID | PartOfId]):
+    """A job's id, or a part that no other job's id has."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> UUID | PartOfId:
+        part = parse_job_id(str(value))
+        if part is None:
+            self.fail(f"{value!r} is no job id; eight or more of its first digits are enough", param, ctx)
+        return part
+
+
+def parse_job_id(text: str) -> UUID | PartOfId | None:
+    """Return the id, or a part of one, or None for another text."""
+    try:
+        return UUID(text)
+    except ValueError:
+        is_part = _PART_OF_ID.fullmatch(text.strip().lower()) is not None
+        return PartOfId(text.strip()) if is_part else None
 
 
 class RenamedOption(click.Option):
@@ -185,6 +205,8 @@ def args_options(command: Callable[..., None]) -> Callable[..., None]:
             from_file = {} if args_file is None else parse_object(args_file.read())
         except ValueError as error:
             raise click.BadParameter(f"{args_file and args_file.name}: {error}", param_hint="--args-file") from error
+        sources = [("--args-file", from_file), ("--args", args_text or {}), ("--arg", dict(pairs))]
+        click.get_current_context().meta[ARGS_META_KEY] = [(name, [*given]) for name, given in sources if given]
         command(args={**from_file, **(args_text or {}), **dict(pairs)}, **options)
 
     return with_args

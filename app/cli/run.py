@@ -34,7 +34,7 @@ from app.wording import format_count
 from pipelines import contract, targets
 from pipelines.context import Upstream
 from pipelines.contract import Fail, StopReason, Task
-from pipelines.schedule_definition import JobTimes, slice_live_key, times_by_hand
+from pipelines.schedule_definition import JobTimes, slice_live_key, slice_of_args, times_by_hand
 from workers.attempt import Attempt, AttemptSettings
 from workers.isolation.run import run_isolated
 from workers.logs.capture import Capture, is_captured
@@ -140,6 +140,8 @@ def run_task_in_foreground(
                 times, args = times_by_hand(task, args, zone=settings.timezone, logical_at=logical_at, part=part)
             except ValueError as error:
                 raise DataloaderError(_first_line(error)) from error
+        else:
+            times = slice_of_args(task, args, zone=settings.timezone)
         _check_args(task, args)
         with Terminal() as terminal:
             if local:

@@ -12,6 +12,7 @@ import click
 
 from app.cli import text
 from app.cli.parsing import (
+    DURATION,
     NOT_NEGATIVE,
     POSITIVE,
     SECONDS,
@@ -19,8 +20,6 @@ from app.cli.parsing import (
     TIME,
     args_options,
     limit_option_to,
-    option_type,
-    parse_duration,
     without_none,
 )
 from app.cli.service_options import RemoteGroup, RemoteService
@@ -86,7 +85,7 @@ def _definition_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         click.option("--task", help="The task of its jobs."),
         click.option("--cron", metavar="CRON", help="Five cron fields, such as '0 6 * * *', or @daily."),
-        click.option("--every", type=option_type(parse_duration), help="By elapsed time: 90s, 2h."),
+        click.option("--every", type=DURATION, help="By elapsed time: 90s, 2h."),
         click.option(
             "--after", multiple=True, metavar="DATASET", help="When this dataset is updated; may be repeated."
         ),

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
+from uuid import UUID
 
 import click
 from click.core import ParameterSource
 
 from app.cli import text
-from app.cli.parsing import SECONDS, TEXT_FILE, Seconds, json_option, option_type, without_none
+from app.cli.parsing import (
+    ARGS_META_KEY,
+    SECONDS,
+    TEXT_FILE,
+    PartOfId,
+    Seconds,
+    json_option,
+    option_type,
+    without_none,
+)
 from app.cli.tables import Table
 from dataloader._address import DEFAULT_URL, RETRY_TIMEOUT_SEC, parse_url
-from dataloader.errors import ServiceFault, ServiceUnavailable
+from dataloader.errors import NotFound, ServiceFault, ServiceUnavailable
 
 if TYPE_CHECKING:
     from dataloader import Client
@@ -70,6 +81,21 @@ class RemoteService:
 
     def delete(self, path: str) -> Any:
         return self.client.request("DELETE", path)
+
+    def find_jobs(self, part: PartOfId) -> list[text.Payload]:
+        """Return the jobs whose ids have this part."""
+        found: list[text.Payload] = self.get("/api/v1/jobs/find", id=part.text)["jobs"]
+        return found
+
+    def whole_job_id(self, part: PartOfId) -> UUID:
+        """Return the id of the only job whose id has this part. Raises NotFound or UsageError."""
+        found = self.find_jobs(part)
+        if len(found) == 1:
+            return UUID(found[0]["job_id"])
+        if not found:
+            raise NotFound(404, {"code": "job_not_found", "detail": f"no job has an id like {part.text}"})
+        ids = ", ".join(job["job_id"] for job in found)
+        raise click.UsageError(f"{part.text} is not the id of one job; there are {ids}")
 
     def print_warnings(self, payload: text.Payload) -> None:
         """Print why a request that was done may not be what its caller meant; JSON has it."""
@@ -138,6 +164,9 @@ class RemoteCommand(click.Command):
         ctx.params["service"] = service
         ctx.meta[COMMAND_META_KEY] = ctx.command
         try:
+            for name, value in ctx.params.items():
+                if isinstance(value, PartOfId):
+                    ctx.params[name] = service.whole_job_id(value)
             return super().invoke(ctx)
         except KeyError as error:
             reason = "not a dataloader, or another version of it"
@@ -169,10 +198,18 @@ create_option = click.option("--create", is_flag=True, help="Also if nothing is 
 remote_command = partial(click.command, cls=RemoteCommand)
 
 
+def _option_of_argument(path: str) -> str:
+    """The option that gave this argument; of one that was not given the last option that gave another one."""
+    given: list[tuple[str, list[str]]] = click.get_current_context().meta.get(ARGS_META_KEY, [])
+    name = re.split(r"[.\[]", path, maxsplit=1)[0]
+    return next((option for option, names in reversed(given) if name in names), given[-1][0] if given else "--arg")
+
+
 def option_of_field(command: click.Command, field: str) -> str:
     """What a user of the command calls a field of a request: `--threshold`, `--arg day`, or the field itself."""
-    if field == "args" or field.startswith("args."):
-        return f"--arg {field[5:]}".rstrip() if any(param.name == "pairs" for param in command.params) else field
+    if field == "args" or field.startswith(("args.", "args[")):
+        options = {option for param in command.params for option in param.opts}
+        return f"{_option_of_argument(field[5:])} {field[5:]}".rstrip() if "--arg" in options else field
     names = {name for param in command.params for name in param.opts} | {
         param.make_metavar(click.Context(command)) for param in command.params if isinstance(param, click.Argument)
     }

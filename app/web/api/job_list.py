@@ -15,7 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
 from app.admin.explain import JobExplainer, JobExplanation, TaskExplanation
-from app.admin.job_detail import JobDetail, JobReader
+from app.admin.job_detail import JobDetail, JobReader, RelatedJob
+from app.admin.job_lookup import JobLookup
 from app.admin.job_rows import JobRows
 from app.admin.job_search import (
     MAX_JOB_IDS,
@@ -142,6 +143,24 @@ class JobsQuery(JobFilter):
     count: Annotated[bool, Field(description="Whether to count the matching jobs.")] = False
 
 
+class JobIdQuery(QueryModel):
+    id: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=40,
+            description="The first eight or more digits of an id, or its short form in lists, `01a2…f554`.",
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class JobMatches:
+    """Jobs whose ids match, newest first, at most ten."""
+
+    jobs: list[RelatedJob]
+
+
 class EventsQuery(QueryModel):
     after: Annotated[int, Field(ge=0, le=2**63 - 1, description="Only events after this `event_id`.")] = 0
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, description="The maximum number of entries.")] = MAX_PAGE_SIZE
@@ -172,7 +191,7 @@ class JobList:
 def create_job_list_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
     blueprint = ApiBlueprint("job_list", "/api/v1", problems=DATABASE_PROBLEMS)
     search, reader, rows = JobSearch(executor), JobReader(executor), JobRows(executor)
-    explainer, queue = JobExplainer(executor), JobQueue(executor)
+    explainer, queue, lookup = JobExplainer(executor), JobQueue(executor), JobLookup(executor)
     job_problems = (ProblemCode.JOB_NOT_FOUND,)
 
     @blueprint.get("/jobs", query=JobsQuery, response=JobList, scope=Scope.READ, standby=True)
@@ -191,6 +210,11 @@ def create_job_list_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBl
             page.scanned_to,
             (page.matching or search.count(query.to_filter())) if query.count else None,
         )
+
+    @blueprint.get("/jobs/find", query=JobIdQuery, response=JobMatches, scope=Scope.READ, standby=True)
+    def find_jobs(query: JobIdQuery) -> JobMatches:
+        """Find jobs by a part of their id."""
+        return JobMatches(lookup.by_id(query.id))
 
     @blueprint.get("/jobs/<job:job_id>", response=JobDetail, problems=job_problems, scope=Scope.READ)
     def get_job(job_id: str) -> VersionedResponse:

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
+from app import wording
 from app.web.json_io import FieldError
 from app.web.known_names import NameCheck
 from app.web.pages.base import FormModel, FormText, InvalidForm
 from app.web.schemas import field_errors
 
 _Model = TypeVar("_Model", bound=BaseModel)
-_DURATION = re.compile(r"(\d+)\s*([smhdw])", re.IGNORECASE)
 _UNIT_SEC = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
@@ -77,12 +77,10 @@ def parse_duration(field: str, raw: str) -> float | None:
     text = raw.strip()
     if not text:
         return None
-    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text):
-        return float(text)
-    parts = _DURATION.findall(text)
-    if not parts or _DURATION.sub("", text).strip() or len(text) > 50:  # noqa: PLR2004 - characters
-        raise InvalidForm.at_field(field, f"{raw!r} is not a duration such as 30m, 8h or 7d, or a number of seconds")
-    return float(sum(int(count) * _UNIT_SEC[unit.lower()] for count, unit in parts))
+    try:
+        return wording.parse_duration(text)
+    except ValueError as error:
+        raise InvalidForm.at_field(field, str(error)) from None
 
 
 def format_duration(seconds: float | None) -> str:

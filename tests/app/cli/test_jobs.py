@@ -4,6 +4,7 @@ import json
 from uuid import uuid4
 
 from tests.app.cli.fake_service import AT, BUSY, Answer
+from tests.app.cli.test_webhooks import Shell, shell, webhook_dsn  # noqa: F401 - fixtures
 
 
 def test_status_shows_a_job_as_names_and_values(run, service):
@@ -275,3 +276,28 @@ def test_logs_follow_until_job_end_across_outage(run, service):
     assert queries[0] == {"tail": ["1"], "level": ["INFO"]}
     assert queries[1]["wait"] == ["5.0"]
     assert "wait" not in queries[2]  # after an outage: too many may have been waiting
+
+
+def test_part_of_an_id_is_enough_where_one_job_has_it(shell: Shell):  # noqa: F811
+    made = shell("trigger", "t", "--queue", "q", "--lock-key", "k", "--json").stdout
+    job_id = json.loads(made)["job_id"]
+
+    for part in (job_id[:13], job_id[:13].upper(), f"{job_id[:8]}…{job_id[-4:]}", f"{job_id[:8]}..{job_id[-4:]}"):
+        assert json.loads(shell("status", part, "--json").output)["job_id"] == job_id
+    assert json.loads(shell("why", job_id[:13], "--json").output)["job_id"] == job_id
+    assert job_id in shell("cancel", job_id[:13]).output
+    assert "no job has an id like 00000000" in shell("status", "00000000", code=3).output
+    assert "eight or more of its first digits" in shell("status", "0192", code=2).output
+
+
+def test_part_that_two_ids_have_is_refused_with_both(shell: Shell):  # noqa: F811
+    first, second = (
+        json.loads(shell("trigger", "t", "--queue", "q", "--lock-key", "k", "--json").stdout)["job_id"] for _ in "ab"
+    )
+    assert first[:8] == second[:8], "ids of one minute begin alike"
+
+    refused = shell("status", first[:8], code=2).output
+
+    assert "is not the id of one job" in refused
+    assert first in refused
+    assert second in refused

@@ -14,7 +14,6 @@ from app.admin.api_keys import ApiKeys
 from app.admin.audit import AuditLog
 from app.cli.admin import AUDIT_LOG
 from app.cli.command import cli
-from app.cli.parsing import parse_duration
 from app.db.pool import Pool
 from tests.app.cli.fake_service import problem
 
@@ -110,11 +109,6 @@ def test_what_no_key_can_be_is_refused(run, args, result):
 
 def test_without_any_key_the_list_says_what_that_means(run):
     assert "its own machine" in run("keys", "list").stderr
-
-
-@pytest.mark.parametrize(("result", "seconds"), [("90m", 5400), ("12h", 43_200), ("1d", 86_400), ("52w", 31_449_600)])
-def test_a_span(result, seconds):
-    assert parse_duration(result) == seconds
 
 
 def test_a_key_on_the_command_line_is_refused_and_not_repeated(run):

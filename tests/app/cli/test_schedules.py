@@ -84,3 +84,21 @@ def test_a_file_is_applied_and_exported(shell: Shell, tmp_path):  # noqa: F811
     assert "JSON" in shell("schedules", "apply", str(file), code=2).output
     file.write_text("[]")
     assert "expected" in shell("schedules", "apply", str(file), code=2).output
+
+
+def test_every_is_a_number_of_seconds_or_a_duration(shell: Shell):  # noqa: F811
+    for every in ("600", "10m", "600s"):
+        shell("schedules", "create", f"every {every}", "--task", "t", "--queue", "q", "--every", every)
+
+    listed = as_json(shell, "schedules", "list")["schedules"]
+    assert [schedule["definition"]["expression"] for schedule in listed] == ["600"] * 3
+    refused = shell("schedules", "create", "x", "--task", "t", "--every", "soon", code=2).output
+    assert "'soon' is not a duration such as 90s, 1h 30m or 90d, or a number of seconds" in refused
+
+
+@pytest.mark.parametrize("options", [("--args", '{"day": "{month}"}'), ("--arg", "day={month}")])
+def test_error_names_the_option_that_gave_the_argument(shell: Shell, options: tuple[str, str]):  # noqa: F811
+    refused = shell("schedules", "create", "x", "--task", "t", "--queue", "q", "--every", "600", *options, code=4)
+
+    assert f"Error: {options[0]}" in refused.output
+    assert "{month} is none of the placeholders" in refused.output
