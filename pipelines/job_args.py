@@ -9,6 +9,7 @@ import json
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.context import Upstream
@@ -47,6 +48,14 @@ class InvalidArgs(Exception):
         super().__init__("; ".join(f"{path or 'args'}: {message}" for path, message in listed))
 
 
+class ArgumentError(ValueError):
+    """An argument that a text made from the args cannot do without, or cannot have."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"the argument {name!r} {message}")
+        self.name, self.message = name, message
+
+
 class ModelArgSchema:
     """Args as a pydantic model."""
 
@@ -83,6 +92,14 @@ class ModelArgSchema:
             message = f"could not be checked: the task's model raised {type(error).__name__}"
             raise InvalidArgs([("", message)]) from error
 
+    def complete(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the args as the model has them, with its defaults; args that do not fit as they are."""
+        try:
+            completed: dict[str, Any] = self.parse(args).model_dump(mode="json", by_alias=True)
+        except (InvalidArgs, ValueError, TypeError):  # it has a value that is none of JSON's
+            return args
+        return completed
+
 
 class JsonArgSchema:
     """Args that fit a JSON Schema."""
@@ -108,6 +125,12 @@ class JsonArgSchema:
         if errors:
             raise InvalidArgs(errors)
         return args
+
+    def complete(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the args with the defaults of the schema's properties."""
+        properties = self.schema.get("properties", {})
+        defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
+        return defaults | dict(args)
 
 
 def _allows_property(schema: Mapping[str, Any], name: str) -> bool:
@@ -165,11 +188,13 @@ class Template:
         self.names = tuple(name for _, name in self._parts if name)
 
     def fill(self, args: Mapping[str, Any]) -> str:
-        """Return the text with the arguments: texts as they are, other values as JSON. Raises ValueError, naming an
-        argument that is missing."""
+        """Return the text with the arguments: texts as they are, other values as JSON. Raises ArgumentError for one
+        that is missing."""
         for name in self.names:
             if name not in args:
-                raise ValueError(f"the argument {name!r} is missing, which {self._text!r} needs")
+                similar = get_close_matches(name, [given for given in args if given not in self.names], 1)
+                hint = f"; is {similar[0]!r} misspelt?" if similar else ""
+                raise ArgumentError(name, f"is missing, which {self._text!r} needs{hint}")
         return "".join(literal + ("" if name is None else _argument_text(args[name])) for literal, name in self._parts)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from pydantic import (
@@ -15,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
@@ -277,6 +280,22 @@ def times_by_hand(
     return times, fill_template(definition.args, times.placeholders(), definition.zone)
 
 
+def slice_of_args(task: Task, args: Mapping[str, Any], *, zone: str) -> JobTimes | None:
+    """What a job is for whose args are those of a slice, by the task's only schedule in code; None: of no slice."""
+    declared = [declaration.to_json() for declaration in schedules_of(task.call)]
+    if task.options.partitions is None or len(declared) != 1 or not declared[0].get("args"):
+        return None
+    slices = task.options.partitions.in_zone(declared[0].get("zone") or zone)
+    wanted = task.complete_args(args)
+    for key in dict.fromkeys(value for value in wanted.values() if isinstance(value, str)):
+        with suppress(ValueError):  # no slice of the task is called so, or the template needs another time
+            times = times_of_slice(slices.slice(key))
+            filled = fill_template(declared[0]["args"], times.placeholders(), declared[0].get("zone") or zone)
+            if task.complete_args(filled) == wanted:
+                return times
+    return None
+
+
 def times_of_listed(definition: ScheduleDefinition, part: Slice) -> JobTimes:
     """What the job of a slice is for, also if it was named in a list: its task's partitions have its times."""
     if part.start is None and definition.slices is not None:
@@ -354,6 +373,28 @@ def definition_from(values: Mapping[str, Any], *, zone: str) -> ScheduleDefiniti
     if isinstance(partitions, Mapping) and "unit" in partitions and partitions.get("zone") is None:
         given["partitions"] = {**partitions, "zone": zone}
     return ScheduleDefinition.model_validate(given)
+
+
+def first_error(error: ValidationError) -> str:
+    """The first error of a definition, with the name of its field."""
+    first = error.errors(include_url=False)[0]
+    path = ".".join(map(str, first["loc"]))
+    return f"{path}: {first['msg']}" if path else first["msg"]
+
+
+def problem_of_next_job(
+    name: str, definition: ScheduleDefinition, task: Task | None, *, now: datetime, default_lease_sec: int
+) -> str | None:
+    """Return why the next nominal time makes no job, or None if it makes one or no slice has ended by then."""
+    following = None if definition.timing is None else definition.timing.next_after(now)
+    fire_at = now if following is None else following.at
+    if definition.slices is not None and definition.slices.last_ended(fire_at) is None:
+        return None
+    try:
+        scheduled_job(name, str(UUID(int=0)), definition, fire_at, task, default_lease_sec=default_lease_sec)
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return None
 
 
 def scheduled_job(

@@ -16,6 +16,7 @@ from pipelines.job_args import (
     MISSING,
     UNKNOWN,
     ArgError,
+    ArgumentError,
     InvalidArgs,
     JsonArgSchema,
     ModelArgSchema,
@@ -150,7 +151,7 @@ def _check_argv(argv: object, description: str) -> None:
 def _fill(template: Template, args: Mapping[str, Any], made: str) -> str:
     for name in template.names:
         if name in args and not isinstance(args[name], str | int | float):
-            raise ValueError(f"the argument {name!r} is neither a text nor a number, so it makes no {made}")
+            raise ArgumentError(name, f"is neither a text nor a number, so it makes no {made}")
     return template.fill(args)
 
 
@@ -263,11 +264,11 @@ class Task:
         return None if self.options.arg_schema is None else self.options.arg_schema.schema
 
     def fill_lock_key(self, args: Mapping[str, Any]) -> str:
-        """Return the lock key of a job with these args. Raises ValueError, naming an argument that does not fit."""
+        """Return the lock key of a job with these args. Raises ArgumentError for one that does not fit."""
         key = self.options.lock_key_template
         if key is None:
             raise ValueError(f"the task {self.name!r} has no lock_key of its own")
-        return _fill(key, args, "lock_key")
+        return _fill(key, self.complete_args(args), "lock_key")
 
     def check_limits(self) -> None:
         """Raises ValueError for declared limits that no job can have."""
@@ -286,7 +287,14 @@ class Task:
 
     def fill_limits(self, args: Mapping[str, Any]) -> dict[str, int] | None:
         """Return the limits of a job with these args, None if the task has none. Raises ValueError."""
-        return fill_limits(self.options.limits, args)
+        return fill_limits(self.options.limits, self.complete_args(args))
+
+    def complete_args(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the args with the task's defaults, as its args model has them; args that do not fit as they are."""
+        if self.options.arg_schema is not None:
+            return self.options.arg_schema.complete(args)
+        named = parameters(self.call) if self.spread else ()
+        return {p.name: p.default for p in named if isinstance(p.default, str | int | float)} | dict(args)
 
     @property
     def import_path(self) -> str:

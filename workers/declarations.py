@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from pydantic import ValidationError
+
 from app import log
 from app.admin.breakers import Breakers
-from app.admin.schedules import Schedules
+from app.admin.schedules import Schedule, Schedules, ScheduleSource
 from app.db.statements import Executor
 from app.queue.labels import split_tasks
 from app.queue.workers import WorkerInfo
 from pipelines.contract import Pipelines
+from pipelines.schedule_definition import definition_from, first_error, problem_of_next_job
+from workers.maintenance import MaintenanceOptions
 from workers.pool_options import PoolOptions
 
 _log = log.get(__name__)
@@ -35,11 +40,30 @@ def describe_worker(worker_id: UUID, name: str, pipelines: Pipelines, options: P
     )
 
 
-def write_declarations(pipelines: Pipelines, executor: Executor, worker_id: UUID) -> None:
-    """Write the breakers and schedules of the tasks to the database."""
+def write_declarations(pipelines: Pipelines, executor: Executor, worker_id: UUID, options: PoolOptions) -> None:
+    """Write the breakers and schedules of the tasks to the database, and what keeps a schedule from making jobs."""
     Breakers(executor).declare(pipelines.declared_breakers())
-    for name in Schedules(executor).declare(declared_schedules(pipelines), worker_id):
+    declared, schedules = declared_schedules(pipelines), Schedules(executor)
+    for name in schedules.declare(declared, worker_id):
         _log.error("schedule.name_taken", schedule=name)
+    names = {schedule["name"] for schedule in declared}
+    for schedule in schedules.list_by_name() if names else ():
+        if schedule.name in names and schedule.source is ScheduleSource.CODE:
+            problem = _problem_of(schedule, pipelines, schedules.now(), options.maintenance)
+            if problem is not None:
+                _log.error("schedule.makes_no_jobs", schedule=schedule.name, error=problem)
+            if problem != schedule.error:
+                schedules.record_error(schedule, problem)
+
+
+def _problem_of(schedule: Schedule, pipelines: Pipelines, now: datetime, options: MaintenanceOptions) -> str | None:
+    """Return why the next time of a schedule will make no job."""
+    try:
+        definition = definition_from({**schedule.effective_definition, "task": schedule.task}, zone=options.zone)
+    except ValidationError as error:
+        return first_error(error)
+    task, lease_sec = pipelines.get(definition.task), options.default_lease_sec
+    return problem_of_next_job(schedule.name, definition, task, now=now, default_lease_sec=lease_sec)
 
 
 def declared_schedules(pipelines: Pipelines) -> list[dict[str, Any]]:

@@ -188,7 +188,7 @@ class WorkerPool:
             interval_sec=options.heartbeat_sec,
             info=info,
             register=self._send_heartbeat,
-            declare=lambda: write_declarations(self._pipelines, queue["renew"].executor, self.id),
+            declare=lambda: write_declarations(self._pipelines, queue["renew"].executor, self.id, options),
             listen=self._dispatcher.listen_while_busy,
             on_crash=self._on_crash,
             counters=self.counters,

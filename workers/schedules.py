@@ -15,7 +15,7 @@ from app.db.statements import Executor
 from app.errors import DatabaseUnavailable, JobNotFound
 from app.queue.jobs import JobQueue
 from pipelines.contract import Pipelines
-from pipelines.schedule_definition import ScheduleDefinition, definition_from, scheduled_job
+from pipelines.schedule_definition import ScheduleDefinition, definition_from, first_error, scheduled_job
 from pipelines.schedule_plan import plan_firings
 from workers.threads import clock
 
@@ -75,8 +75,8 @@ class SchedulesDuty:
             definition = definition_from({**schedule.effective_definition, "task": schedule.task}, zone=self._zone)
         except ValidationError as error:
             fire_at = (schedule.next_at or now).isoformat()
-            refused = {"fire_at": fire_at, "due_at": fire_at, "outcome": "refused", "detail": _first_error(error)}
-            return item | {"last_at": fire_at, "next_at": None, "error": _first_error(error), "firings": [refused]}
+            refused = {"fire_at": fire_at, "due_at": fire_at, "outcome": "refused", "detail": first_error(error)}
+            return item | {"last_at": fire_at, "next_at": None, "error": first_error(error), "firings": [refused]}
         if definition.timing is None:
             return item | self._plan_by_updates(schedule, definition, now, updates)
         plan = plan_firings(
@@ -95,7 +95,9 @@ class SchedulesDuty:
         if definition.overlap == "cancel" and plan.fire_at:
             self._cancel_earlier(schedule, plan.fire_at[-1])
         firings += [self._firing(schedule, definition, fire_at) for fire_at in plan.fire_at]
+        is_refused = bool(plan.fire_at) and firings[-1]["outcome"] == "refused"
         return item | {
+            "error": firings[-1]["detail"] if is_refused else None,
             "last_at": plan.last_at.isoformat(),
             "next_at": plan.next_at and plan.next_at.isoformat(),
             "firings": firings,
@@ -171,9 +173,3 @@ class SchedulesDuty:
                 job_id=time.job_id and str(time.job_id),
                 detail=time.detail,
             )
-
-
-def _first_error(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    path = ".".join(map(str, first["loc"]))
-    return f"{path}: {first['msg']}" if path else first["msg"]

@@ -196,7 +196,7 @@ WITH RECURSIVE rules AS MATERIALIZED (
     UNION ALL
     SELECT r.rule_id, r.kind, r.name, s.name, r.queue, s.task, coalesce(late.sec, 0),
            'the schedule ' || s.name || CASE WHEN s.orphaned_at IS NOT NULL THEN ' is in no live worker''s code any more'
-                                             WHEN s.error IS NOT NULL THEN ' has stopped: ' || s.error
+                                             WHEN s.error IS NOT NULL THEN ' makes no jobs: ' || s.error
                                              WHEN late.sec > r.threshold THEN ' is ' || round(late.sec) || ' s late'
                                              ELSE ' fired ' || replace(last.outcome, '_', ' ') || coalesce(': ' || last.detail, '') END
       FROM rules r CROSS JOIN dl_schedules s

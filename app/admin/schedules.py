@@ -293,6 +293,11 @@ class Schedules:
         parameters = {"schedules": json.dumps(list(declared)), "worker_id": str(worker_id)}
         return [name for name, _ in self._execute("declare_schedules", parameters)]
 
+    def record_error(self, schedule: Schedule, error: str | None) -> None:
+        """Record why a schedule in code makes no jobs, or that nothing keeps it from making them."""
+        parameters = {"schedule_id": str(schedule.schedule_id), "version": schedule.version, "error": error}
+        self._execute("record_schedule_error", parameters)
+
     def see(self) -> list[str]:
         """Record which schedules live workers have in their code; return those that none has any more."""
         return [name for (name,) in self._execute("see_schedules", {"orphan_after_sec": ORPHAN_AFTER_SEC})]

@@ -207,6 +207,10 @@ WITH self AS (
 )
 SELECT s.name, pg_notify('dl_control', 'schedules') FROM dl_schedules s JOIN wanted ON wanted.name = s.name WHERE s.source = 'people';
 
+-- name: record_schedule_error
+-- Nothing if the schedule has been changed since it was read.
+UPDATE dl_schedules SET error = %(error)s::text WHERE schedule_id = %(schedule_id)s::uuid AND version = %(version)s::int;
+
 -- name: see_schedules
 -- Records which schedules live workers have in their code, and which no longer: those do not fire. Returns those that it orphaned.
 WITH live AS (

@@ -245,7 +245,7 @@ def _check_schedules(facts: Mapping[str, Any]) -> Iterator[Finding]:
     for name, problem in facts["schedules_stopped"]:
         yield error(
             "schedules_stopped",
-            f"the schedule {name} has no next time: {problem}",
+            f"the schedule {name} makes no jobs: {problem}",
             f"dataloader schedules edit {shlex.quote(name)} changes a field of it; or correct it in the code",
             schedule=name,
         )

@@ -26,7 +26,7 @@ from app.web.options import WebOptions
 from app.web.problems import InvalidRequest, ProblemCode, RequestRejected
 from app.web.schemas import field_errors
 from pipelines.contract import Pipelines
-from pipelines.schedule_definition import ScheduleDefinition, definition_from, scheduled_job
+from pipelines.schedule_definition import ScheduleDefinition, definition_from, problem_of_next_job, scheduled_job
 from pipelines.schedule_times import EPOCH, Timing
 from pipelines.schedules import check_schedule_name
 from pipelines.task import DEFAULT_QUEUE
@@ -238,15 +238,16 @@ class ScheduleEditor:
     def _require_job(self, name: str, definition: ScheduleDefinition) -> None:
         """Raises InvalidRequest if the next time makes no job."""
         current_actor().require_trigger(definition.task, definition.queue or self._queue_of(definition.task))
-        now = datetime.now(UTC)
-        fire_at = _next(definition, now) or now
-        if definition.slices is not None and definition.slices.last_ended(fire_at) is None:
-            return
-        try:
-            self.job(name, UUID(int=0), definition, fire_at)
-        except (ValueError, TypeError) as error:
-            field, _, message = str(error).partition(": ")
-            raise InvalidRequest([FieldError(field if message else "args", message or field)]) from None
+        problem = problem_of_next_job(
+            name,
+            definition,
+            self._pipelines.get(definition.task),
+            now=datetime.now(UTC),
+            default_lease_sec=self._options.default_lease_ttl_sec,
+        )
+        if problem is not None:
+            field, _, message = problem.partition(": ")
+            raise InvalidRequest([FieldError(field if message else "args", message or field)])
 
     def _queue_of(self, task: str) -> str:
         known = self._pipelines.get(task)

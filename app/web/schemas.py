@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 from typing import Annotated, Any, TypeVar
@@ -209,14 +209,19 @@ _ERROR_MESSAGES = {"missing": "is required", "extra_forbidden": "is no field of 
 def field_errors(error: ValidationError) -> tuple[FieldError, ...]:
     """Convert pydantic's errors, without the caller's values, which may be secrets.
 
-    A validator of a whole model names the field to change as `field` in the context of its error.
+    A validator of a whole model names the field to change as `field` in the context of its error. One of a field that
+    is made from others gives the `errors` of these.
     """
-    errors = []
+    errors: list[FieldError] = []
     for detail in error.errors(include_input=False, include_url=False):
         context = detail.get("ctx") or {}
+        if causes := context.get("errors"):
+            parent = reduce(join_path, detail["loc"][:-1], "")
+            errors += [replace(cause, field=f"{parent}.{cause.field}" if parent else cause.field) for cause in causes]
+            continue
         path = reduce(join_path, (*detail["loc"], *([context["field"]] if "field" in context else [])), "")
         errors.append(FieldError(path or "body", _ERROR_MESSAGES.get(detail["type"], detail["msg"])))
-    return tuple(errors)
+    return tuple(dict.fromkeys(errors))
 
 
 @dataclass(frozen=True)

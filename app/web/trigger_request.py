@@ -37,8 +37,17 @@ from app.web.schemas import (
     signable_webhook,
 )
 from pipelines.contract import Args, Pipelines, Task
-from pipelines.job_args import RESULT_KEY, ArgError, BadReference, find_references, parent_of
+from pipelines.job_args import (
+    RESULT_KEY,
+    ArgError,
+    ArgumentError,
+    BadReference,
+    find_references,
+    format_path,
+    parent_of,
+)
 from pipelines.limits import check_limits
+from pipelines.schedule_definition import slice_live_key, slice_of_args
 
 
 @dataclass(frozen=True)
@@ -46,10 +55,14 @@ class _DefaultFailed:
     """Placeholder for a default of the task that could not be made from the args."""
 
     reason: str
+    errors: list[ArgError]
 
 
-def apply_task_defaults(pipelines: Pipelines) -> Callable[[Any], Any]:
-    """Return a function that fills in the task's defaults before a request is validated."""
+def apply_task_defaults(pipelines: Pipelines, zone: str, *, has_slices: bool = True) -> Callable[[Any], Any]:
+    """Return a function that fills in the task's defaults before a request is validated.
+
+    Also the slice, if the args are those of one; `zone` is that of slices that name none.
+    """
 
     def with_defaults(request: Any) -> Any:
         name = request.get("task") if isinstance(request, dict) else None
@@ -60,9 +73,11 @@ def apply_task_defaults(pipelines: Pipelines) -> Callable[[Any], Any]:
         if "queue" not in request and task.options.queue is not None:
             known["queue"] = task.options.queue
         if "lock_key" not in request and task.options.lock_key is not None:
-            known["lock_key"] = _from_args(task.fill_lock_key, request.get("args", {}))
+            known["lock_key"] = _from_args(task, task.fill_lock_key, request.get("args", {}))
         if request.get("limits") is None and task.options.limits:
-            known["limits"] = _from_args(task.fill_limits, request.get("args", {}))
+            known["limits"] = _from_args(task, task.fill_limits, request.get("args", {}))
+        if has_slices and task.options.partitions is not None:
+            known |= _slice_fields(task, request, zone)
         if (
             task.options.start_within is not None
             and request.get("expires_at") is request.get("start_within_sec") is None
@@ -73,17 +88,44 @@ def apply_task_defaults(pipelines: Pipelines) -> Callable[[Any], Any]:
     return with_defaults
 
 
-def _from_args(fill: Callable[[Args], Any], args: Any) -> Any:
+_NOT_OF_SLICES = ("live_key", "debounce", "throttle", "after", "logical_at", "interval_start", "interval_end")
+
+
+def _slice_fields(task: Task, request: dict[str, Any], zone: str) -> dict[str, Any]:
+    """Return the fields by which the job counts as the load of a slice, if its args are those of one."""
+    args = request.get("args", {})
+    if not isinstance(args, dict) or any(request.get(name) is not None for name in _NOT_OF_SLICES):
+        return {}
+    times = slice_of_args(task, args, zone=zone)
+    if times is None or times.partition is None or request.get("partition_key") not in (None, "", times.partition):
+        return {}
+    fields: dict[str, Any] = {
+        "partition_key": times.partition,
+        "live_key": slice_live_key(task.name, times.partition),
+        "logical_at": times.logical_at.isoformat(),
+    }
+    if times.interval is not None:
+        fields |= {"interval_start": times.interval.start.isoformat(), "interval_end": times.interval.end.isoformat()}
+    return fields
+
+
+def _from_args(task: Task, fill: Callable[[Args], Any], args: Any) -> Any:
+    args = args if isinstance(args, dict) else {}
     try:
-        return fill(args if isinstance(args, dict) else {})
+        return fill(args)
+    except ArgumentError as error:
+        return _DefaultFailed(str(error), task.check_args(args) or [(format_path([error.name]), error.message)])
     except ValueError as error:
-        return _DefaultFailed(str(error))
+        return _DefaultFailed(str(error), [])
 
 
 def resolve_default(value: Any) -> Any:
     """Return the value, or raise if it is a default that could not be made from the args."""
     if isinstance(value, _DefaultFailed):
-        raise PydanticCustomError("task_default", "cannot be made from the args: {reason}", {"reason": value.reason})
+        errors = [FieldError(_args_path(path), message) for path, message in value.errors]
+        raise PydanticCustomError(
+            "task_default", "cannot be made from the args: {reason}", {"reason": value.reason, "errors": errors}
+        )
     return value
 
 
@@ -291,10 +333,15 @@ class TriggerRequest(BodyModel):
         return NewJob(**{**self.__dict__, **rules, "webhook": hook, "traceparent": traceparent, "after": parents})
 
 
-def trigger_request_model(options: WebOptions, pipelines: Pipelines) -> type[TriggerRequest]:
-    """Return the model with the limits and defaults of the settings and of the task."""
+def trigger_request_model(
+    options: WebOptions, pipelines: Pipelines, *, has_slices: bool = True
+) -> type[TriggerRequest]:
+    """Return the model with the limits and defaults of the settings and of the task; without `has_slices` no job counts
+    as the load of a slice."""
     return _make_model(
         pipelines,
+        zone=options.timezone,
+        has_slices=has_slices,
         min_lease_sec=options.min_lease_ttl_sec,
         default_lease_sec=options.default_lease_ttl_sec,
         allowed_hosts=options.webhook_allowed_hosts,
@@ -306,6 +353,8 @@ def trigger_request_model(options: WebOptions, pipelines: Pipelines) -> type[Tri
 def _make_model(
     pipelines: Pipelines,
     *,
+    zone: str,
+    has_slices: bool,
     min_lease_sec: int,
     default_lease_sec: int,
     allowed_hosts: tuple[str, ...],
@@ -323,7 +372,7 @@ def _make_model(
     class Described(TriggerRequest):
         model_config = ConfigDict(json_schema_extra=_require_without_task_default(pipelines))
 
-    fill: Any = model_validator(mode="before")(apply_task_defaults(pipelines))
+    fill: Any = model_validator(mode="before")(apply_task_defaults(pipelines, zone, has_slices=has_slices))
     return create_model(
         "TriggerRequest",
         __base__=Described,

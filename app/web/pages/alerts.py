@@ -254,7 +254,7 @@ def describe_rule(rule: AlertRule, formatter: Formatter) -> str:
         RuleKind.STALLED: f"a running job's progress has not changed for {time}",
         RuleKind.BREAKER_OPEN: "a circuit breaker opens" if not rule.threshold else f"a breaker is open for {time}",
         RuleKind.LIMIT_STARVED: f"a job has waited for a limit for {time}",
-        RuleKind.SCHEDULE_LATE: f"a schedule is {time} late, was refused or has stopped",
+        RuleKind.SCHEDULE_LATE: f"a schedule is {time} late, was refused or makes no jobs",
         RuleKind.SCHEDULE_BEHIND: f"of a schedule more jobs than {number} have not ended",
         RuleKind.CHECK_FAILED: f"a data check failed more often than {number} within {window}",
         RuleKind.STALE_DATASET: f"the dataset has not been updated for {time}{deadline}",

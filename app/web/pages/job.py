@@ -161,7 +161,10 @@ def create_job_page(queue: JobQueue, options: WebOptions) -> ApiBlueprint:
 def create_job_forms(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("job_forms", options)
     reader, editor = JobReader(queue.executor), JobEditor(queue.executor)
-    request_model, apply_defaults = trigger_request_model(options, pipelines), apply_task_defaults(pipelines)
+    request_model, apply_defaults = (
+        trigger_request_model(options, pipelines),
+        apply_task_defaults(pipelines, options.timezone),
+    )
 
     @pages.page("/jobs/<job:job_id>/edit", standby=False, problems=_NOT_FOUND, scope=Scope.OPERATE)
     def show_edit_form(job_id: str) -> Response:

@@ -370,7 +370,7 @@ def _schedule_problem(schedule: Schedule) -> Problem:
         kind, state, since = "orphaned", "warning", schedule.orphaned_at
         text = " is in the code of no live worker and does not fire"
     elif schedule.error is not None:
-        kind, text, since = "stopped", f" has stopped: {schedule.error}", schedule.changed_at
+        kind, text, since = "stopped", f" makes no jobs: {schedule.error}", schedule.changed_at
     return Problem(
         kind=kind,
         subject=("schedule", schedule.name),

@@ -65,7 +65,10 @@ class StartForms:
 
     def __init__(self, pipelines: Pipelines, options: WebOptions) -> None:
         self._pipelines, self._options = pipelines, options
-        self._model, self._apply_defaults = trigger_request_model(options, pipelines), apply_task_defaults(pipelines)
+        self._model, self._apply_defaults = (
+            trigger_request_model(options, pipelines),
+            apply_task_defaults(pipelines, options.timezone),
+        )
 
     def inputs(
         self, name: str, *, zone: str, queue: str = "", job: Job | None = None, as_json: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
 from typing import Literal
 
 import pytest
@@ -11,7 +12,9 @@ from app.web import WebOptions, create_app
 from app.web.schemas import RETRY_POLICY_KINDS
 from pipelines.contract import Pipelines, read_policy
 from pipelines.noop import NoopArguments
+from pipelines.partitions import Daily
 from pipelines.retry import Exponential
+from pipelines.schedules import schedule
 from tests.support.queue_fixture import list_jobs
 
 TRIGGER = "/api/v1/jobs/trigger"
@@ -92,8 +95,90 @@ def test_null_is_no_way_to_leave_them_out(client, null):
 def test_missing_arg_of_a_lock_key_is_a_field_error(client, args):
     response = client.post(TRIGGER, json={"task": "rates", "args": args})
 
-    assert "'day'" in faults(response)["lock_key"]
+    assert "args.day" in faults(response)
+    assert "lock_key" not in faults(response)
     assert "s3cret" not in response.text
+
+
+def test_misspelt_arg_of_a_lock_key_is_named_with_its_name(client, pipelines):
+    pipelines.register("orders", queue="q", lock_key="orders:{day}")(lambda args: None)
+
+    refused = client.post(TRIGGER, json={"task": "orders", "args": {"dya": "2026-01-31"}})
+    batch = client.post("/api/v1/jobs/batch", json={"jobs": [{"task": "orders", "args": {}}]})
+
+    assert faults(refused) == {"args.day": "is missing, which 'orders:{day}' needs; is 'dya' misspelt?"}
+    (item,) = batch.json["items"]
+    assert [error["field"] for error in item["problem"]["errors"]] == ["args.day"]
+
+
+def test_lock_key_and_limits_have_the_defaults_of_the_args(client, queue, pipelines):
+    class Load(BaseModel):
+        day: date
+        source: str = "shop"
+
+    options = {"queue": "q", "lock_key": "{source}:{day}", "limits": {"source:{source}": 1}}
+    schema = {"type": "object", "properties": {"day": {}, "source": {"default": "shop"}}}
+    pipelines.register("by model", args=Load, **options)(lambda args: None)
+    pipelines.register("by schema", args=schema, **options)(lambda args: None)
+    pipelines.register("by signature", spread=True, **options)(lambda day, source="shop": None)
+
+    for name in ("by model", "by schema", "by signature"):
+        response = client.post(TRIGGER, json={"task": name, "args": {"day": "2026-01-31"}})
+        assert response.status_code == 200, response.text
+
+    found = [(job.lock_key, job.limits, job.args) for job in list_jobs(queue)]
+    assert found == [("shop:2026-01-31", {"source:shop": 1}, {"day": "2026-01-31"})] * 3
+
+
+@pytest.fixture
+def daily(pipelines):
+    @pipelines.register("daily", queue="q", lock_key="daily:{day}", partitions=Daily("2026-01-01", zone="UTC"))
+    @schedule("0 6 * * *", zone="UTC", args={"day": "{partition}", "kind": "all"})
+    def load(args): ...
+
+
+OF_A_SLICE = {"task": "daily", "args": {"day": "2026-01-31", "kind": "all"}}
+
+
+@pytest.mark.usefixtures("daily")
+def test_job_with_the_args_of_a_slice_is_that_slice(client, queue):
+    first = client.post(TRIGGER, json=OF_A_SLICE).json["job_id"]
+    again = client.post(TRIGGER, json=OF_A_SLICE | {"idempotency_key": "another"}).json["job_id"]
+    batch = client.post("/api/v1/jobs/batch", json={"jobs": [OF_A_SLICE]}).json["items"]
+
+    (job,) = list_jobs(queue)
+    assert (job.partition_key, job.live_key) == ("2026-01-31", "slice:daily:2026-01-31")
+    assert job.interval_start == datetime(2026, 1, 31, tzinfo=UTC)
+    assert (again, batch[0]["job_id"]) == (first, first)
+
+
+@pytest.mark.usefixtures("daily")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"args": {"day": "2026-01-31", "kind": "some"}},  # less than the slice
+        {"args": {"day": "2025-12-31", "kind": "all"}},  # before the first one
+        {"args": {"day": "soon", "kind": "all"}},
+        {"live_key": "mine"},
+        {"partition_key": "mine"},
+        {"throttle": {"key": "k", "per_sec": 60}},
+    ],
+)
+def test_job_with_other_args_or_keys_is_no_slice(client, queue, changes):
+    response = client.post(TRIGGER, json=OF_A_SLICE | changes)
+
+    assert response.status_code == 200, response.text
+    (job,) = list_jobs(queue)
+    assert not (job.live_key or "").startswith("slice:")
+
+
+@pytest.mark.usefixtures("daily")
+def test_job_of_a_graph_is_no_slice(client, queue):
+    response = client.post("/api/v1/graphs", json={"jobs": [{"key": "a", **OF_A_SLICE}]})
+
+    assert response.status_code == 200, response.text
+    (job,) = list_jobs(queue)
+    assert (job.partition_key, job.live_key) == ("", None)
 
 
 def test_lock_key_made_of_args_is_validated(client):
@@ -125,7 +210,7 @@ def test_limits_default_to_those_of_the_task(client, queue, pipelines, own, limi
 def test_missing_arg_of_a_limit_is_a_field_error(client, pipelines):
     pipelines.register("limited", queue="q", lock_key="k", limits={"day:{day}": 1})(lambda args: None)
 
-    assert "'day'" in faults(client.post(TRIGGER, json={"task": "limited"}))["limits"]
+    assert "'day:{day}'" in faults(client.post(TRIGGER, json={"task": "limited"}))["args.day"]
 
 
 @pytest.mark.parametrize("task", [7, None, ["rates"]])
