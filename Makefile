@@ -28,7 +28,7 @@ help:
 	@echo 'make engines the contract and the scenarios of offloads on two versions of Ray and Dask, which it installs (1.4 GB of memory)'
 	@echo 'make lint    ruff and mypy only;  make format  ruff fixes what it can'
 	@echo 'make docs    the documentation as a site, in build/site; fails on a dead link'
-	@echo 'make screenshots  pictures of each page by a browser, in test-results; renews those of docs/images'
+	@echo 'make screenshots  pictures of each page by a browser, in test-results; renews those of docs/images, which show the loads of a small company'
 	@echo 'make chaos   ten minutes of faults against a service under load, from a seed: make chaos SEED=1'
 	@echo 'make lock    write the lock files from requirements.txt and pyproject.toml'
 	@echo 'make clean   remove everything that make created; jobs in .data stay'
@@ -67,6 +67,7 @@ CHAOS = $(BIN)/python -m tests.chaos
 
 screenshots: $(VENV)/.installed-dev
 	DL_TEST_SCREENSHOTS=test-results/screenshots $(VENV)/bin/python -m pytest -q tests/browser/test_pages.py -k every_page
+	DL_TEST_SCREENSHOTS=test-results/screenshots $(VENV)/bin/python -m pytest -q tests/browser/test_pictures.py
 	for image in docs/images/*.png; do cp "test-results/screenshots/$$(basename "$$image")" "$$image"; done
 
 chaos: $(VENV)/.installed-dev
