@@ -29,7 +29,7 @@ def checkout(databases: Databases) -> Iterator[Checkout]:
 def commands_of_banner(service: Process) -> list[str]:
     """The indented commands, which a backslash continues."""
     text = service.text[service.text.index("Try a first job") :].replace("\\\n", "")
-    return re.findall(r"^  (\S.*(?:trigger|curl).*)$", text, re.MULTILINE)
+    return re.findall(r"^  ((?:curl|\S*dataloader) .*)$", text, re.MULTILINE)
 
 
 def test_commands_of_readme_and_banner_do_what_they_say(checkout: Checkout):
@@ -51,9 +51,9 @@ def test_commands_of_readme_and_banner_do_what_they_say(checkout: Checkout):
         assert "done: 31 succeeded" in checkout.shell(activate + backfill)
         assert "load.invoices" in checkout.shell(f"{activate}DL_PIPELINES=my_etl dataloader tasks")
 
-        by_command, *by_curl = commands_of_banner(service)
+        by_command, trigger, status, cancel = commands_of_banner(service)
         assert "succeeded" in checkout.shell(by_command)
-        (second,) = re.findall(r'"job_id": ?"([^"]+)"', checkout.shell(by_curl[0]))
-        for command in by_curl[1:]:
+        (second,) = re.findall(r'"job_id": ?"([^"]+)"', checkout.shell(trigger))
+        for command in (status, cancel):
             assert second in checkout.shell(command.replace("JOB_ID", second))
         wait_until_canceled(second)
