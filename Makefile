@@ -15,7 +15,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-strip-extras --python-ver
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: engines hostile help run test test-full coverage check lint format docs screenshots chaos chaos-short chaos-mutants lock clean
+.PHONY: engines field hostile help run test test-full coverage check lint format docs screenshots chaos chaos-short chaos-mutants lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo 'make check   what must pass before a push: lint, types, tests'
 	@echo 'make hostile hostile requests, rows, reports, sources and overload at full length (about 15 minutes)'
 	@echo 'make engines the contract and the scenarios of offloads on two versions of Ray and Dask, which it installs (1.4 GB of memory)'
+	@echo 'make field   the first hour on each kind of database, account and host: make field PLACES="owner roles"'
 	@echo 'make lint    ruff and mypy only;  make format  ruff fixes what it can'
 	@echo 'make docs    the documentation as a site, in build/site; fails on a dead link'
 	@echo 'make screenshots  pictures of each page by a browser, in test-results; renews those of docs/images, which show the loads of a small company'
@@ -36,7 +37,8 @@ help:
 run: $(VENV)/.installed
 	@exec $(BIN)/python -m app serve
 
-test: SELECTION := -m 'not full and not engines'
+test: SELECTION := -m 'not full and not engines and not field'
+test-full: SELECTION := -m 'not field'
 test test-full: $(VENV)/.installed-dev
 	@exec $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(SELECTION) $(COVERAGE) $(TESTS)
 
@@ -46,6 +48,11 @@ coverage: test-full
 
 hostile: $(VENV)/.installed-dev
 	@DL_HOSTILE=long $(BIN)/python -m pytest --timeout 1800 $(or $(TESTS),tests/hostile)
+
+# The first hour in each place; PLACES names some, or `ci` for those of each push. Its end is the table that docs/field-matrix.md keeps.
+field: $(VENV)/.installed-dev
+	@rm -rf build/field; code=0; PLACES='$(PLACES)' $(BIN)/python -m pytest -n 2 --dist worksteal tests/field || code=$$?; \
+	echo; $(BIN)/python -m tests.field.table; exit $$code
 
 check: lint test
 
