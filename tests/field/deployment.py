@@ -40,6 +40,7 @@ class Access:
     schema: str = "public"
     grant_roles: bool = False  # the service has the rights of `migrate --roles` and no others
     owner_dsn: str = ""  # for psql
+    owner_role: str = ""
 
 
 @dataclass(frozen=True)

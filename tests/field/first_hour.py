@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg2
-from psycopg2.sql import SQL, Identifier
+from psycopg2.sql import SQL, Composable, Identifier, Literal
 
 from tests.field.deployment import Access, Deployment
 from tests.field.ground import Wheels
@@ -168,9 +168,10 @@ class FirstHour:
         jobs = fill_former_release(self.deployment, access, self.wheels.former())
         upgraded = self.deployment.with_access(access)
         migrate(upgraded, access)
-        with closing(psycopg2.connect(access.observer_dsn)) as connection, connection.cursor() as cursor:
-            cursor.execute(SQL("SELECT job_id, status::text FROM {}.dl_jobs").format(Identifier(access.schema)))
-            assert dict(cursor.fetchall()) == {jobs["ended"]: "succeeded", jobs["waiting"]: "queued"}
+        rows = execute(
+            access.observer_dsn, SQL("SELECT job_id, status::text FROM {}.dl_jobs").format(Identifier(access.schema))
+        )
+        assert dict(rows) == {jobs["ended"]: "succeeded", jobs["waiting"]: "queued"}
         hour = FirstHour(upgraded, self.wheels)
         hour.finish_with_worker(jobs["waiting"])
 
@@ -213,10 +214,9 @@ class FirstHour:
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Look at the tables from outside, or change a row as time would."""
         access = self.deployment.access
-        with closing(psycopg2.connect(access.observer_dsn)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute(SQL("SET search_path = {}").format(Identifier(access.schema)))
-            cursor.execute(statement)
-            return cursor.fetchall() if cursor.description else []
+        return execute(
+            access.observer_dsn, SQL("SET search_path = {}").format(Identifier(access.schema)), SQL(statement)
+        )
 
     def hanging_statements(self) -> int:
         statement = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)' AND state = 'active'"
@@ -239,6 +239,13 @@ STEPS: tuple[tuple[str, Callable[[FirstHour], None], bool], ...] = (
 )
 
 
+def execute(dsn: str, *statements: Composable) -> list[tuple[Any, ...]]:
+    with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+
 def migrate(deployment: Deployment, access: Access) -> None:
     """Create or upgrade the tables as their owner, and give the service its rights if it has an account of its own."""
     deployment = deployment.with_access(access)
@@ -254,7 +261,11 @@ def fill_former_release(deployment: Deployment, access: Access, programs: Path) 
         [programs / "dataloader"], programs / "python", deployment.folder, access, prefix=deployment.prefix,
         settings={"DL_PIPELINES": "pipelines", "DL_TASKS": "{}"},
     )  # fmt: skip
+    # Release 0.2.0 could be installed by a superuser only, or with this right, which the upgrade does not need.
+    right = SQL('{} SET ON PARAMETER "dl.ours" {} {}')
+    execute(access.observer_dsn, right.format(SQL("GRANT"), SQL("TO"), Identifier(access.owner_role)))
     former.run("migrate", owner=True)
+    execute(access.observer_dsn, right.format(SQL("REVOKE"), SQL("FROM"), Identifier(access.owner_role)))
     with former.start("serve") as serving:
         serving.wait_for_line("is ready")
         serving.wait_for_port(former.port)
@@ -262,7 +273,6 @@ def fill_former_release(deployment: Deployment, access: Access, programs: Path) 
         waiting = former.run_json("trigger", "noop", "--available-at", "in 1h")["job_id"]
         serving.signal(signal.SIGTERM)
         assert serving.wait() == 0, serving.text
-    with closing(psycopg2.connect(access.observer_dsn)) as connection, connection, connection.cursor() as cursor:
-        jobs = SQL("{}.dl_jobs").format(Identifier(access.schema))
-        cursor.execute(SQL("UPDATE {} SET available_at = now() WHERE job_id = %s").format(jobs), (waiting,))
+    due = SQL("UPDATE {}.dl_jobs SET available_at = now() WHERE job_id = {}")
+    execute(access.observer_dsn, due.format(Identifier(access.schema), Literal(waiting)))
     return {"ended": ended, "waiting": waiting}

@@ -218,7 +218,7 @@ class Ground:
         database = server.create_database(self.name("etl"), role, options)
         dsn = server.url(role, database)
         settings = {"DL_DB_DSN": dsn}
-        return Access(settings, settings, dsn, server.observer_dsn(database), owner_dsn=dsn)
+        return Access(settings, settings, dsn, server.observer_dsn(database), owner_dsn=dsn, owner_role=role)
 
     def folder(self, base: Path | None = None) -> Path:
         """An empty folder of a place, which holds the user's project only."""
