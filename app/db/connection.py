@@ -95,11 +95,20 @@ LOST_SERVER_CODES = ("25006", "57P", "08")
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; "
 READ_COMMITTED_SESSION = "SET default_transaction_isolation = 'read committed'; "
 
+# A role may be read-only by default, against mistakes of people; the queue has to write. The default of a database or a
+# server holds: it is the operator's, or that of a server without room.
+READ_WRITE_SESSION = (
+    "SELECT set_config('default_transaction_read_only', 'off', false) FROM pg_settings"
+    " WHERE name = 'default_transaction_read_only' AND source IN ('user', 'database user'); "
+)
+
 # Prepared statements keep one generic plan: a plan for each length of an array costs more than running the statement.
 # A plan made while a table was small would scan it when it has grown, so only index access is left to choose.
 # Compiling a statement (jit) costs more than running any of ours.
 _SESSION_SETTINGS = (
-    f"{READ_COMMITTED_SESSION}"
+    f"{READ_COMMITTED_SESSION}{READ_WRITE_SESSION}"
+    # A statement waits for a row as long as it may run: a role may have a shorter limit of its own.
+    "SET lock_timeout = 0; "
     "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off;"
     " SET enable_mergejoin = off; SET jit = off; SET client_min_messages = error; SET timezone = 'UTC';"
     # With `off`, which a role may have, NULL in an array of parameters would be a text.

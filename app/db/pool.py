@@ -18,6 +18,7 @@ from psycopg2_pool import ThreadSafeConnectionPool
 from app.db.connection import (
     READ_COMMITTED,
     READ_COMMITTED_SESSION,
+    READ_WRITE_SESSION,
     STALE_PLAN_CODES,
     AsyncConnection,
     Row,
@@ -94,7 +95,9 @@ class Pool:
         self._command_timeout_sec, self._max_wait_sec = command_timeout_sec, wait_sec
         self._statements = statements(schema)
         timeout_ms = int(command_timeout_sec * 1000)
-        settings = {"statement_timeout": timeout_ms, "client_min_messages": "error", "jit": "off"}
+        settings: dict[str, str | int] = {
+            "statement_timeout": timeout_ms, "lock_timeout": 0, "client_min_messages": "error", "jit": "off",
+        }  # fmt: skip
         settings["array_nulls"] = "on"  # with `off`, which a role may have, NULL in an array would be a text
         # Where the network fails within a transaction, the server would keep its locks for two hours.
         settings["idle_in_transaction_session_timeout"] = timeout_ms
@@ -106,8 +109,10 @@ class Pool:
             )
         else:
             settings["plan_cache_mode"] = "force_generic_plan"
-            self._session_settings = READ_COMMITTED_SESSION + "".join(
-                f"SET {key} = {value};" for key, value in settings.items()
+            self._session_settings = (
+                READ_COMMITTED_SESSION
+                + READ_WRITE_SESSION
+                + "".join(f"SET {key} = {value};" for key, value in settings.items())
             )
             self._transaction_settings = ""
         self._dsn, self._application_name = dsn, application_name

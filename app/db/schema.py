@@ -18,7 +18,7 @@ import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import ISOLATION_LEVEL_READ_COMMITTED
 
-from app.db.connection import connect_any_host, translate_errors
+from app.db.connection import READ_WRITE_SESSION, connect_any_host, translate_errors
 from app.db.repair import Repair, schema_statements
 from app.db.statements import statements
 from app.errors import SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
@@ -27,6 +27,10 @@ SCHEMA_VERSION = 8  # grows with each migration
 COMPATIBLE_FROM = 4  # the oldest version whose processes work on these tables
 
 _MIGRATION_LOCK = 1684828528  # advisory lock: two migrations of one database
+# A role may have shorter limits for its sessions than a migration takes, and be read-only by default.
+_MIGRATION_SETTINGS = (
+    f"{READ_WRITE_SESSION} SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0"
+)
 _MIN_SERVER_VERSION = 150000
 _INSUFFICIENT_PRIVILEGE = "42501"
 # Classes of SQLSTATE: not supported, data, constraints, dependent objects, names and kinds of objects.
@@ -225,7 +229,7 @@ def require_compatible(recorded: SchemaVersion | None, schema: str, *, has_table
 @contextmanager
 def _migration(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_sec: float) -> Iterator[Any]:
     """A transaction under the lock of migrations, with the schema, which is created, as its search path."""
-    with translate_errors(), _cursor(dsn, connect_timeout_sec) as cursor:
+    with translate_errors(), _cursor(dsn, connect_timeout_sec, session_settings=_MIGRATION_SETTINGS) as cursor:
         number = cursor.connection.server_version
         if number < _MIN_SERVER_VERSION:
             raise SchemaOutdated(f"the server is PostgreSQL {number // 10000}; dataloader needs 15 or newer")
@@ -240,12 +244,17 @@ def _migration(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_s
 
 
 @contextmanager
-def _cursor(dsn: str, connect_timeout_sec: float) -> Iterator[Any]:
+def _cursor(dsn: str, connect_timeout_sec: float, *, session_settings: str = "") -> Iterator[Any]:
     timeout_sec = max(2, int(connect_timeout_sec))
     connection = connect_any_host(
         dsn, lambda host: psycopg2.connect(host, connect_timeout=timeout_sec, application_name="dataloader-migrate")
     )
     try:
+        if session_settings:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(session_settings)
+            connection.autocommit = False
         connection.isolation_level = ISOLATION_LEVEL_READ_COMMITTED  # it sees what a migration before it has committed
         with connection, connection.cursor() as cursor:
             yield cursor

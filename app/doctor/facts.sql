@@ -64,7 +64,7 @@ SELECT jsonb_build_object(
            'frozen_age', (SELECT age(datfrozenxid) FROM pg_database WHERE datname = current_database()),
            'database_bytes', CASE WHEN has_database_privilege(current_database(), 'CONNECT') THEN pg_database_size(current_database()) END,
            'notification_queue_usage', pg_notification_queue_usage(),
-           'settings', (SELECT jsonb_object_agg(name, CASE source WHEN 'session' THEN reset_val ELSE setting END) FROM pg_settings WHERE name = ANY (%(names)s::text[])))::text;
+           'settings', (SELECT jsonb_object_agg(name, CASE WHEN source = 'session' AND name <> 'default_transaction_read_only' THEN reset_val ELSE setting END) FROM pg_settings WHERE name = ANY (%(names)s::text[])))::text;
 
 -- name: doctor_rights
 -- The missing privileges on the given tables, the schema and its sequences.

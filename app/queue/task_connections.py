@@ -18,7 +18,7 @@ from uuid import UUID
 import psycopg2
 from psycopg2 import extensions as ext
 
-from app.db.connection import connect, connect_any_host
+from app.db.connection import READ_WRITE_SESSION, connect, connect_any_host
 from app.db.encoding import array, sanitize_json
 from app.db.pool import BorrowedConnection
 from app.errors import AttemptLost, DataloaderError, SessionsRefused, UnknownTarget
@@ -277,6 +277,8 @@ class TaskConnections:
         opened.connection.autocommit = True
         with opened.connection.cursor() as cursor:
             cursor.execute(_SET_KEEPALIVES)
+            if isinstance(opened.connection, FencedConnection):
+                cursor.execute(READ_WRITE_SESSION)  # it commits nothing without a look at the job's row, under a lock
             try:
                 cursor.execute(_SET_CLIENT_CHECK)
             except psycopg2.Error as error:

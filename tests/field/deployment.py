@@ -38,9 +38,9 @@ class Access:
     job_dsn: str  # by which a job's own code connects
     observer_dsn: str
     schema: str = "public"
-    grant_roles: bool = False  # the service has the rights of `migrate --roles` and no others
-    owner_dsn: str = ""  # for psql
     owner_role: str = ""
+    granted_role: str = ""  # the account of the service, which has the rights of `migrate --roles` and no others
+    owner_dsn: str = ""  # with it, for psql
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from tests.support.waiting import eventually
 FORBIDDEN_IN_LOG = ("Traceback", "permission denied", "InternalError", '"level": "CRITICAL"')
 
 MAX_ERROR_LENGTH = 3000
+# Release 0.2.0 cannot work for a role that is read-only, or has such timeouts.
+FORMER_OPTIONS = "-c default_transaction_read_only=off -c statement_timeout=0 -c lock_timeout=0"
 
 
 @dataclass
@@ -250,16 +252,18 @@ def migrate(deployment: Deployment, access: Access) -> None:
     """Create or upgrade the tables as their owner, and give the service its rights if it has an account of its own."""
     deployment = deployment.with_access(access)
     deployment.run("migrate", owner=True)
-    if access.grant_roles:
+    if access.granted_role:
         roles = deployment.run("migrate", "--roles", owner=True)
+        roles += f"GRANT dataloader_service TO {access.granted_role};"
         subprocess.run(["psql", "-qX", "-v", "ON_ERROR_STOP=1", access.owner_dsn], input=roles, text=True, check=True)
 
 
 def fill_former_release(deployment: Deployment, access: Access, programs: Path) -> dict[str, str]:
     """Create the tables of the former release and jobs in them: one that has ended, and one that waits."""
+    as_owner = replace(access, service=access.owner)
     former = Deployment(
-        [programs / "dataloader"], programs / "python", deployment.folder, access, prefix=deployment.prefix,
-        settings={"DL_PIPELINES": "pipelines", "DL_TASKS": "{}"},
+        [programs / "dataloader"], programs / "python", deployment.folder, as_owner, prefix=deployment.prefix,
+        settings={"DL_PIPELINES": "pipelines", "DL_TASKS": "{}", "PGOPTIONS": FORMER_OPTIONS},
     )  # fmt: skip
     # Release 0.2.0 could be installed by a superuser only, or with this right, which the upgrade does not need.
     right = SQL('{} SET ON PARAMETER "dl.ours" {} {}')

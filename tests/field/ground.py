@@ -29,7 +29,7 @@ from tests.field.places import Unavailable
 from tests.support.processes import ROOT, clean_environment
 
 FORMER_RELEASE = "c6cb74f"  # 0.2.0
-PASSWORD = "a password"
+PASSWORD = "a-password"
 INSTALL_TIMEOUT_SEC = 300
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from app.errors import DatabaseUnavailable
 from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
 from app.postgres.cluster import PORT
+from tests.support.certificates import make_certificates
 from tests.support.private_server import copy_data_dir
 
 pytestmark = pytest.mark.skipif(
@@ -27,23 +27,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def certificates(folder: Path) -> None:
-    """An authority of our own, a certificate of it for localhost, and an authority that nobody knows."""
-    (folder / "names").write_text("subjectAltName=DNS:localhost\n")
-    for command in (
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test-ca -keyout ca.key -out ca.crt",
-        "req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr",
-        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile names -out server.crt",
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=other-ca -keyout other.key -out other.crt",
-    ):
-        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
-
-
 @pytest.fixture
 def tls_dsn(run_folder: Path, ready_made: Path, postgres_binaries: Choice) -> Iterator[tuple[str, Path]]:
     """A server that takes TCP over TLS alone, and the folder with the certificates."""
     folder = copy_data_dir(ready_made, Path(tempfile.mkdtemp(prefix="tls-", dir=run_folder)))
-    certificates(folder)
+    make_certificates(folder)
     account = (folder / "cluster").stat()
     (folder / "server.key").chmod(0o600)
     os.chown(folder / "server.key", account.st_uid, account.st_gid)

@@ -14,6 +14,7 @@ import psycopg2
 from dataloader import Context, Daily, register
 
 HANGING_SQL = "SELECT pg_sleep(600)"
+NO_TIMEOUT = "SET statement_timeout = 0"  # of the account, whose own statements it ends too
 
 
 @register("field.thread")
@@ -46,6 +47,7 @@ def multiply(one: int, other: int) -> int:
 @register("field.hang_in_thread")
 def hang_in_thread(args: dict[str, Any], ctx: Context) -> None:
     with ctx.connect("warehouse") as connection, connection.cursor() as cursor:
+        cursor.execute(NO_TIMEOUT)
         cursor.execute(HANGING_SQL)
 
 
@@ -53,6 +55,7 @@ def hang_in_thread(args: dict[str, Any], ctx: Context) -> None:
 def hang_in_process(args: dict[str, Any], ctx: Context) -> None:
     """Hang in a statement of a connection that dataloader knows nothing of."""
     with psycopg2.connect(os.environ["FIELD_DSN"]) as connection, connection.cursor() as cursor:
+        cursor.execute(NO_TIMEOUT)
         cursor.execute(HANGING_SQL)
 
 
