@@ -54,14 +54,14 @@ def superuser(ground: Ground) -> Iterator[Deployment]:
     yield ground.deployment(ground.owned_database(role=role), ground.owned_database(role=role))
 
 
-@place("schema-owner", "owner of one schema only, in a database of others", in_ci=True)
+@place("schema-owner", "owner of one schema only, in a database of others")
 def owner_of_schema(ground: Ground) -> Iterator[Deployment]:
     server, database = ground.server(), shared_database(ground)
     role = server.create_role(ground.name("team"))
     yield ground.deployment(*(owned_schema(ground, database, role) for _ in range(2)))
 
 
-@place("roles", "a service with the rights of `migrate --roles` and no others", in_ci=True)
+@place("roles", "a service with the rights of `migrate --roles` and no others")
 def granted_roles(ground: Ground) -> Iterator[Deployment]:
     server = ground.server()
     owner = server.create_role(ground.name("owner"), options="CREATEROLE")
@@ -83,7 +83,7 @@ def role_with_settings(ground: Ground) -> Iterator[Deployment]:
     yield ground.deployment(ground.owned_database(role=role), ground.owned_database(role=role))
 
 
-@place("managed", "a managed service's profile: a schema, and nothing that such services forbid", in_ci=True)
+@place("managed", "a managed service's profile: a schema, and nothing that such services forbid")
 def managed_service(ground: Ground) -> Iterator[Deployment]:
     with running_server(ground.run_folder, "auto") as server:
         database = shared_database(ground, server)
@@ -115,7 +115,7 @@ def pgbouncer_session(ground: Ground) -> Iterator[Deployment]:
     yield from behind_pgbouncer(ground, "session")
 
 
-@place("pgbouncer-transaction", "the API behind PgBouncer in transaction mode", in_ci=True)
+@place("pgbouncer-transaction", "the API behind PgBouncer in transaction mode")
 def pgbouncer_transaction(ground: Ground) -> Iterator[Deployment]:
     yield from behind_pgbouncer(ground, "transaction")
 

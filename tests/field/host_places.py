@@ -36,7 +36,7 @@ def python_3_14(ground: Ground) -> Iterator[Deployment]:
     yield ground.deployment(ground.owned_database(), ground.owned_database(), version="3.14")
 
 
-@place("empty-folder", "the wheel in an empty folder, with the embedded PostgreSQL", in_ci=True)
+@place("empty-folder", "the wheel in an empty folder, with the embedded PostgreSQL")
 def wheel_in_empty_folder(ground: Ground) -> Iterator[Deployment]:
     deployment = ground.deployment(Access({}, {}, "", ""))
     first = _embedded(deployment.folder / ".data")
@@ -82,7 +82,7 @@ def home_unset(ground: Ground) -> Iterator[Deployment]:
     yield _with_prefix(ground, ["env", "-u", "HOME"])
 
 
-@place("no-run-user", "/run/user forbidden, as by ProtectHome", in_ci=True)
+@place("no-run-user", "/run/user forbidden, as by ProtectHome")
 def run_user_forbidden(ground: Ground) -> Iterator[Deployment]:
     needs_root("forbid /run/user")
     yield _in_namespace(ground, "mount -t tmpfs -o mode=000 tmpfs /run/user")
