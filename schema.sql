@@ -2768,7 +2768,7 @@ CREATE TABLE dl_bulk (
     action           text        NOT NULL CHECK (action IN ('cancel', 'retry', 'redrive', 'delete', 'reprioritise')),
     filter           jsonb       NOT NULL,
     priority         int         CHECK (priority >= 0),  -- what reprioritise sets
-    expected         bigint      NOT NULL,               -- no more jobs than that are changed
+    expected         bigint      NOT NULL,               -- counted before the request: bounds how many are changed
     state            text        NOT NULL DEFAULT 'waiting'
                                  CHECK (state IN ('waiting', 'running', 'done', 'canceled', 'stopped', 'failed')),
     cancel_requested bool        NOT NULL DEFAULT false,

@@ -42,7 +42,7 @@ DataloaderError
 ├── WorkerNotFound            no worker process has this id
 ├── NameNotFound              no queue or task has this name
 ├── BulkNotFound              no bulk operation has this id
-├── BulkMismatch              not as many jobs fit as the caller expects
+├── BulkMismatch              far more jobs match than the caller expects
 ├── InvalidJob                the database refuses a value of the request
 └── IdempotencyConflict       the key belongs to another request
 """
@@ -320,10 +320,10 @@ class BulkNotFound(DataloaderError):
 
 
 class BulkMismatch(DataloaderError):
-    def __init__(self, expected: int, actual: int) -> None:
+    def __init__(self, expected: int, actual: int, max_jobs: int) -> None:
         super().__init__(
-            f"found {actual} job{'' if actual == 1 else 's'}, expected {expected}; nothing was changed: count again "
-            "with a dry run, and pass that number as expected"
+            f"found {actual} job{'' if actual == 1 else 's'}, expected {expected} and at most {max_jobs}; nothing was "
+            "changed: count again with a dry run, and pass that number as expected"
         )
         self.actual = actual
 

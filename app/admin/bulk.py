@@ -21,6 +21,7 @@ _SCAN_BUDGET_SEC = 0.3  # to find the jobs of one batch
 MAX_PER_MINUTE = 60_000  # of a redrive
 MAX_ARGS_CHECKED = 20  # jobs, when a redrive with changed args starts
 _STEPS_PER_MINUTE = 60
+_EXPECTED_FACTOR, _EXPECTED_SLACK = 2, 100  # how many more may match than were counted: see max_matching
 _MIN_STEP_PAUSE_SEC = 0.05  # while the row of a due step is locked
 
 
@@ -126,12 +127,13 @@ class BulkOperations:
     ) -> BulkOperation:
         """Start an operation; `redrive` needs its rate. Jobs created later are not affected.
 
-        Raises BulkMismatch if the number of matching jobs is not the expected one. If there are too many to count, the
-        operation stops once it finds more.
+        Raises BulkMismatch if more jobs match than `max_matching` allows. If there are too many to count, the operation
+        stops once it finds more than that.
         """
         count = self.count(action, job_filter)
-        if count.exact and count.jobs != expected:
-            raise BulkMismatch(expected, count.jobs)
+        max_jobs = max_matching(action, expected)
+        if count.exact and count.jobs > max_jobs:
+            raise BulkMismatch(expected, count.jobs, max_jobs)
         parameters = {
             "action": action.value,
             "filter": restrict_to_action(action, job_filter).to_json(),
@@ -208,8 +210,9 @@ class BulkOperations:
         if len(page.jobs) > limit:
             next_start = last
         problem = None
-        if operation.matched + len(jobs) > operation.expected:
-            problem = f"more jobs match than the {operation.expected} expected"
+        max_jobs = max_matching(operation.action, operation.expected)
+        if operation.matched + len(jobs) > max_jobs:
+            problem = f"more than {max_jobs} jobs match, expected {operation.expected}"
         elif is_redrive and (tasks := self._open_breakers(jobs)):
             problem = f"the circuit breaker of {tasks[0]} is open"
         if problem is not None:
@@ -243,6 +246,19 @@ def restrict_to_action(action: BulkAction, job_filter: Filter) -> Filter:
     """The filter without the statuses that do not allow the action."""
     statuses = frozenset(Status) if job_filter.status is None else job_filter.status
     return replace(job_filter, status=_APPLICABLE_STATUSES[action] & statuses)
+
+
+def max_matching(action: BulkAction, expected: int) -> int:
+    """Return how many matching jobs an operation accepts when its caller has counted `expected`.
+
+    Fewer always do: jobs end while the caller decides. More do if they may have been added since the count: a queue
+    that is being filled holds less than twice as many by then, if the caller takes less time to decide than the queue
+    has been filled for, and small numbers vary by chance. A filter that matches the wrong jobs is still refused. A
+    delete cannot be undone, so it takes no more than were counted.
+    """
+    if action is BulkAction.DELETE:
+        return expected
+    return _EXPECTED_FACTOR * expected + _EXPECTED_SLACK
 
 
 def redrive_step(per_minute: int) -> tuple[int, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -25,6 +26,9 @@ from app.cli.service_options import RemoteService, create_option, remote_command
 from app.cli.tables import Table
 from app.queue.labels import format_labels
 from app.wording import format_count
+
+_WAIT_FOR_END_SEC = 3.0  # of a bulk cancel, which takes one as a rule
+_POLL_INTERVAL_SEC = 0.1
 
 _BULK_OPERATIONS = Table(
     "operation=bulk_id, action, state, jobs, created=created_at",
@@ -135,7 +139,7 @@ def watch(service: RemoteService, *, queue: str | None, kind: str | None) -> Non
 @click.option("--per-minute", type=POSITIVE, help="How many jobs a minute to retry at most, for redrive.")
 @click.option("--args-patch", type=OBJECT, help="A JSON object to merge into the args of each job, for redrive.")
 @click.option("--max-jobs", type=POSITIVE, help="How many jobs to retry at most, for redrive.")
-@click.option("--expected", type=NOT_NEGATIVE, help="The expected number of jobs; counted if not given.")
+@click.option("--expected", type=NOT_NEGATIVE, help="About how many jobs match; counted if not given.")
 @click.option("--dry-run", is_flag=True, help="Only count the jobs.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options: Any) -> None:
@@ -147,7 +151,8 @@ def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options
     \b
       dataloader bulk redrive --per-minute 60 --status failed,lost --fingerprint 'KeyError sales.py:load'
 
-    Without --expected the jobs are counted, and the command asks for confirmation, unless --yes is given.
+    Without --expected the jobs are counted, and the command asks for confirmation, unless --yes is given. Nothing is
+    done if by then more than twice as many and a hundred more match; of delete, if any more match.
     """
     if action == "list":
         service.print_list(service.get("/api/v1/bulk"), "operations", _BULK_OPERATIONS)
@@ -186,12 +191,25 @@ def _start_bulk(
         bound = "" if max_jobs is None else f"at most {max_jobs} of "
         if not yes:
             click.confirm(f"{action} {bound}{jobs}?", abort=True, err=True)
-        expected = count["jobs"] if count["exact"] else 2 * count["jobs"]
+        expected = count["jobs"]
     body |= without_none({"priority": priority, "per_minute": per_minute, "args_patch": args_patch, "max": max_jobs})
-    started = service.post("/api/v1/bulk", {**body, "expected": expected})
-    service.print_payload(
-        started, f"{started['bulk_id']} is {started['state']}; `dataloader bulk list` shows its progress."
-    )
+    operation = service.post("/api/v1/bulk", {**body, "expected": expected})
+    if action == "cancel":
+        operation = _wait_for_end(service, operation)
+    if operation["finished_at"] is None:
+        progress = "`dataloader bulk list` shows its progress."
+    else:
+        progress = f"{format_count(operation['matched'], 'job')} matched, {operation['changed']} changed."
+    service.print_payload(operation, f"{operation['bulk_id']} is {operation['state']}; {progress}")
+
+
+def _wait_for_end(service: RemoteService, operation: text.Payload) -> text.Payload:
+    """Return the operation once it has ended, or as it is after some seconds."""
+    deadline = time.monotonic() + _WAIT_FOR_END_SEC
+    while operation["finished_at"] is None and time.monotonic() < deadline:
+        time.sleep(_POLL_INTERVAL_SEC)
+        operation = service.get(f"/api/v1/bulk/{operation['bulk_id']}")
+    return operation
 
 
 @remote_command(short_help="List the queues.")

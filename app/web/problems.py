@@ -113,7 +113,7 @@ class ProblemCode(Enum):
     )
     BULK_MISMATCH = (
         409,
-        "The number of matching jobs is not the expected one",
+        "Far more jobs match than expected",
         "Nothing was changed; `matching_count` is the actual number.",
     )
     CHANGED = (412, "The resource has changed", "Get it again, and send its new `ETag` as `If-Match`.")

@@ -85,8 +85,9 @@ def test_times_flags_and_filters_reach_the_service(client, queue):
     assert [job["job_id"] for job in page["jobs"]] == [str(job_id)]
     assert (page["count"]["jobs"], page["count"]["exact"]) == (1, True)
     assert [job["job_id"] for job in client.jobs(queue="q & a", limit=5)] == [str(job_id)]
-    with pytest.raises(Conflict, match="expected 9"):
-        client.request("POST", "/api/v1/bulk", body={"action": "cancel", "filter": {}, "expected": 9})
+    client.request("POST", f"/api/v1/jobs/{job_id}/cancel")
+    with pytest.raises(Conflict, match="expected 0"):
+        client.request("POST", "/api/v1/bulk", body={"action": "delete", "filter": {}, "expected": 0})
 
 
 def test_batch_reports_an_outcome_for_each_job(client):

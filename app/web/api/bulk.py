@@ -56,8 +56,9 @@ class BulkRequest(BulkCountRequest):
     """An action, the jobs to apply it to, and the number of jobs that the caller expects."""
 
     expected: Annotated[int, Field(ge=0, le=_MAX_EXPECTED)] = Field(
-        description="The number of matching jobs, from the dry run. With another number nothing is changed; if there "
-        "are too many to count, the operation stops once it finds more."
+        description="The number of matching jobs, from the dry run. Fewer may match by now, and up to twice as many "
+        "and a hundred more (of delete: none more). With more nothing is changed; if there are too many to count, the "
+        "operation stops once it finds more."
     )
     priority: Annotated[int, Field(ge=0, le=INT4_MAX)] | None = Field(
         None, description="The new priority; required for reprioritise, and only for it."

@@ -98,22 +98,50 @@ def test_bulk_deletes_finished_and_reprioritises_queued_jobs(queue_db, bulk):
     queue_db.check_invariants()
 
 
-def test_another_number_than_expected_changes_nothing(queue_db, bulk):
-    queue_db.enqueue("a")
-    with pytest.raises(BulkMismatch, match="found 1 job, expected 2"):
+def test_cancel_accepts_fewer_jobs_and_some_more(queue_db, bulk):
+    """Jobs end, and others arrive, between the count and the request."""
+    for n in range(3):
+        queue_db.enqueue(f"k{n}")
+
+    fewer = done(bulk, bulk.start(BulkAction.CANCEL, ALL, expected=50))
+    for n in range(3):
+        queue_db.enqueue(f"k{n}")
+    more = done(bulk, bulk.start(BulkAction.CANCEL, ALL, expected=1))
+
+    assert [(over.state, over.matched, over.changed) for over in (fewer, more)] == [(BulkState.DONE, 3, 3)] * 2
+
+
+def test_far_more_than_expected_changes_nothing(queue_db, bulk, monkeypatch):
+    monkeypatch.setattr(module, "_EXPECTED_SLACK", 1)
+    for n in range(6):
+        queue_db.enqueue(f"k{n}")
+
+    with pytest.raises(BulkMismatch, match="found 6 jobs, expected 2 and at most 5"):
         bulk.start(BulkAction.CANCEL, ALL, expected=2)
+
     assert bulk.list() == []
+
+
+def test_delete_accepts_fewer_than_expected_and_none_more(queue_db, bulk):
+    for key in "ab":
+        queue_db.settle(queue_db.enqueue_and_claim(key))
+
+    with pytest.raises(BulkMismatch, match="found 2 jobs, expected 1 and at most 1"):
+        bulk.start(BulkAction.DELETE, ALL, expected=1)
+
+    assert done(bulk, bulk.start(BulkAction.DELETE, ALL, expected=3)).changed == 2
 
 
 def test_bulk_stops_at_expected_number_when_count_is_estimated(queue_db, bulk, monkeypatch):
     job_ids = [queue_db.enqueue(f"k{n}") for n in range(9)]
-    monkeypatch.setattr(job_search.JobSearch, "count", lambda *_, **__: MatchCount(5, False, 5))
+    monkeypatch.setattr(job_search.JobSearch, "count", lambda *_, **__: MatchCount(2, False, 2))
+    monkeypatch.setattr(module, "_EXPECTED_SLACK", 1)
 
-    over = done(bulk, bulk.start(BulkAction.CANCEL, ALL, expected=5))
+    over = done(bulk, bulk.start(BulkAction.CANCEL, ALL, expected=2))
 
     assert over.state is BulkState.STOPPED
     assert over.error is not None
-    assert "more jobs match than the 5 expected" in over.error
+    assert "more than 5 jobs match, expected 2" in over.error
     assert statuses(queue_db, *job_ids).count(Status.CANCELED) == over.changed == 3
 
 

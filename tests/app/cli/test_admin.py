@@ -166,7 +166,9 @@ def test_bulk_counts_confirms_lists_and_stops(run, queue_db):
     assert "0 of 2" in run("bulk", "list").output
     assert run("bulk", "stop").exit_code == ExitCode.USAGE
     assert "0 jobs changed" in run("bulk", "stop", bulk_id).output
-    assert run("bulk", "cancel", "--expected", 5).exit_code == ExitCode.REFUSED
+    assert run("bulk", "retry", "--expected", 0).exit_code == ExitCode.OK
+    run("cancel", queue_db.enqueue("c"))
+    assert run("bulk", "delete", "--expected", 0).exit_code == ExitCode.REFUSED
 
 
 def test_queues_and_workers_are_shown_and_ruled(run, queue_db):
