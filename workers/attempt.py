@@ -287,7 +287,8 @@ class Attempt(JobContext):
 
     def _run_task(self, task: Task, args: dict[str, Any]) -> Outcome:
         try:
-            with _command_line(task, args):
+            self.owns_connections = task.options.connection_check
+            with _command_line(task, args), self.owning_connections():
                 result = run_task(task, args, self)
         except BaseException as error:
             return self._outcome_of_error(error, task)

@@ -16,10 +16,11 @@ from app import log
 from app.admin.limits import seconds_to_wait
 from app.db.encoding import from_row
 from app.errors import AttemptLost, SessionsRefused
-from app.queue.attempt_sessions import ConnectionSettings
+from app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
 from app.queue.graphs import ParentJob
 from app.queue.job import ClaimedJob, Settlement, Status
 from app.queue.jobs import settle_parameters
+from app.queue.own_connections import OwnSession, owned_by
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
 from pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
 from pipelines.contract import Fail, Stop, StopReason, Wait
@@ -63,6 +64,7 @@ class JobContext:
     refuses_sessions = False  # set once, under the lock
     has_offloads = False  # set once; read by the thread that ends the attempt
     _offload_calls: OffloadCalls | None = None  # under the lock
+    owns_connections = True  # that its task opens by itself; not after its end
 
     def __init__(self, job: ClaimedJob, settings: ContextSettings) -> None:
         self.job, self.settings = job, settings
@@ -348,6 +350,36 @@ class JobContext:
             connection.close()
             self.check()
         return connection
+
+    # ── of the connections that the task opens by itself ────────────────────────────────────────────────────────
+
+    @contextmanager
+    def owning_connections(self) -> Iterator[None]:
+        try:
+            with owned_by(self):
+                yield
+        finally:
+            self.owns_connections = False
+
+    def own_application_name(self) -> str | None:
+        if not self.owns_connections or self.settings.connection_settings is None:
+            return None
+        if self.refuses_sessions or not self._is_lease_trusted():
+            raise self._stop_or(SessionsRefused(self.job_id))
+        return attempt_application_name(self.job_id, self.job.run_id)
+
+    def adopt(self, session: OwnSession) -> None:
+        try:
+            self._require_connections().adopt(session)
+        except SessionsRefused as error:
+            raise self._stop_or(error) from error
+
+    def drop(self, session: OwnSession) -> None:
+        if self.connections is not None:
+            self.connections.drop(session)
+
+    def report_unchecked(self, target: str, error: str) -> None:
+        _log_unchecked_target(target, error)
 
     def _stop_or(self, error: SessionsRefused) -> BaseException:
         return error if self.stop_reason is None else Stop(self.stop_reason)

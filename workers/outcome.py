@@ -152,7 +152,8 @@ def caused_by_stop(error: BaseException) -> bool:
     pending: list[BaseException | None] = [error]
     while pending:
         cause = pending.pop()
-        if isinstance(cause, Stop) or getattr(cause, "pgcode", None) in _CANCELLATION_SQLSTATES:
+        sqlstate = getattr(cause, "pgcode", None) or getattr(cause, "sqlstate", None)  # of psycopg2, psycopg 3
+        if isinstance(cause, Stop) or sqlstate in _CANCELLATION_SQLSTATES:
             return True
         if cause is not None and id(cause) not in seen:
             seen.add(id(cause))

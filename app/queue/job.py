@@ -120,7 +120,7 @@ class Job:
     lease_expires_at: datetime | None
     heartbeat_at: datetime | None
     cancel_requested: bool
-    progress: dict[str, Any]
+    progress: Any  # an object, unless another service has written it
     error: str | None
     producer: str | None
     consumer_group: str | None

@@ -1,4 +1,4 @@
-"""A run's own connections: what a pipeline writes through them is fenced, and another thread can stop them.
+"""A run's connections: what a pipeline writes through them is fenced, and another thread can stop them.
 
 They are blocking psycopg2 connections, because pipelines are ordinary code. Their `application_name` has the job's id
 and the start of the run's, so ending one run's sessions spares its successor's. A transaction in the queue's own
@@ -32,9 +32,11 @@ from app.queue.attempt_sessions import (
 from app.queue.graphs import Graphs
 from app.queue.job import Enqueued, NewJob
 from app.queue.jobs import JobQueue
+from app.queue.own_connections import OwnSession
 
 MAX_CHECKPOINT_BYTES = 1_000_000  # bytes of JSON
 _SIGNAL_TIMEOUT_SEC = 5.0  # to connect, and again for the statement
+_LOSSES = {(driver, name) for driver in ("psycopg2", "psycopg") for name in ("OperationalError", "InterfaceError")}
 _CANCEL_BACKENDS = "SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) FROM unnest(%(pids)s::int[]) AS p (pid)"
 
 # Make a server notice that its client is gone: the first after a silent network, the second after the socket was closed
@@ -109,7 +111,8 @@ class TaskConnections:
         self._on_check_refused = on_check_refused
         self._application_name = attempt_application_name(job_id, run_id)
         self._lock = threading.Lock()
-        self._open_connections: dict[int, OpenConnection] = {}  # by the object's id; under the lock, as the next two
+        self._open_connections: dict[int, OpenConnection] = {}  # by the object's id; under the lock, as the next three
+        self._own_sessions: set[OwnSession] = set()  # that the pipeline opened without this class
         # By DSN, the targets on whose server a statement may still run although its connection is gone.
         self._broken_servers: dict[str, str] = {}
         self._connections_refused = False
@@ -292,12 +295,28 @@ class TaskConnections:
         if self._connections_refused:
             raise SessionsRefused(self._job_id)
 
+    def adopt(self, session: OwnSession) -> None:
+        """Stop a connection of the pipeline's own with the run."""
+        with self._lock:
+            self._require_open()
+            self._discard_closed()
+            self._own_sessions.add(session)
+
+    def drop(self, session: OwnSession) -> None:
+        """Another run uses it now."""
+        with self._lock:
+            self._own_sessions.discard(session)
+
     def _discard_closed(self) -> None:
         for key, opened in list(self._open_connections.items()):
             if opened.connection.closed:
                 if opened.connection.is_broken or opened.connection.closed > 1:
                     self._broken_servers[opened.dsn] = opened.target
                 del self._open_connections[key]
+        for session in [session for session in self._own_sessions if session.is_closed]:
+            if session.may_execute:
+                self._broken_servers[session.dsn] = session.target
+            self._own_sessions.discard(session)
 
     def close(self) -> SessionsEnded:
         """Roll back and close what the pipeline left open. Where a statement may still run, because an abandoned thread
@@ -307,24 +326,35 @@ class TaskConnections:
             self._discard_closed()
             open_connections, self._open_connections = list(self._open_connections.values()), {}
             servers, self._broken_servers = self._broken_servers, {}
+            own_sessions, self._own_sessions = self._own_sessions, set()
             self._queue_connection = None
         for opened in open_connections:
             if not _close_cleanly(opened.connection):
                 servers[opened.dsn] = opened.target
+        # Those that are idle may be in a pool, which another run uses.
+        for session in own_sessions:
+            session.owner = None
+            if session.may_execute:
+                servers[session.dsn] = session.target
         return self._end_sessions_on(servers)
 
     def _end_sessions_on(self, servers: Mapping[str, str]) -> SessionsEnded:
         targets = list(servers.values())
         hosts = {dsn: ext.parse_dsn(dsn).get("host", "its address") for dsn in servers}
         labels = {dsn: name if targets.count(name) == 1 else f"{name} at {hosts[dsn]}" for dsn, name in servers.items()}
-        return end_sessions({labels[dsn]: dsn for dsn in servers}, [self._application_name])
+        labeled: dict[str, str] = {}
+        for dsn, label in labels.items():
+            labeled[label if label not in labeled else f"{label} ({len(labeled) + 1})"] = dsn
+        return end_sessions(labeled, [self._application_name])
 
     # Called by other threads
 
     @property
     def in_use(self) -> bool:
         with self._lock:
-            return any(not opened.connection.closed for opened in self._open_connections.values())
+            return any(not opened.connection.closed for opened in self._open_connections.values()) or any(
+                session.is_executing for session in self._own_sessions
+            )
 
     def refuse_connections(self) -> None:
         self._connections_refused = True
@@ -336,13 +366,15 @@ class TaskConnections:
         """
         with self._lock:
             servers = {opened.dsn for opened in self._open_connections.values()}
-        return sum(self._cancel_backends(dsn) for dsn in servers)
+            own_sessions = list(self._own_sessions)
+        return sum(session.cancel() for session in own_sessions) + sum(map(self._cancel_backends, servers))
 
     def terminate(self) -> SessionsEnded:
         """End the sessions, open no more, and wait until they are gone."""
         self.refuse_connections()
         with self._lock:
             servers = self._broken_servers | {opened.dsn: opened.target for opened in self._open_connections.values()}
+            servers |= {session.dsn: session.target for session in self._own_sessions if not session.is_closed}
         return self._end_sessions_on(servers)
 
     def _cancel_backends(self, dsn: str) -> int:
@@ -372,5 +404,8 @@ def _close_cleanly(connection: Any) -> bool:
 
 
 def is_connection_loss(error: BaseException) -> bool:
-    """Whether a connection broke during a statement, without an error from the server."""
-    return isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError) and error.pgcode is None
+    """Whether a connection of either driver broke during a statement, without an error from the server."""
+    cause = getattr(error, "orig", error)  # SQLAlchemy's has it
+    sqlstate = getattr(cause, "pgcode", None) or getattr(cause, "sqlstate", None)
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(cause).__mro__}
+    return sqlstate is None and not kinds.isdisjoint(_LOSSES)

@@ -28,6 +28,7 @@ from app.doctor.examine import Connections, run_checks
 from app.doctor.facts import DatabaseFacts, detect_pooler
 from app.errors import ConfigError, DatabaseUnavailable, EmbeddedServerError, SchemaError, SettingError
 from app.queue.jobs import JobQueue
+from app.queue.own_connections import wrap_drivers
 from app.runtime.database import Database
 from app.runtime.pool_settings import pool_options, retention_periods
 from app.runtime.remote_cells import remote_cells
@@ -102,6 +103,8 @@ class Service:
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.append(here)  # packages of the settings may be in the working directory
+        if self._runs_workers:
+            wrap_drivers()
         places.configure(*self.settings.pipeline_connections(), fallback_dsn=self._worker_dsn)
         failures = contract.load_tasks(self.settings.pipelines, self.settings.tasks)
         if broken := [name for name in self.settings.pipelines if name in failures]:

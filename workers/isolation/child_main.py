@@ -20,6 +20,7 @@ from typing import Any
 from app.db.encoding import sanitize_json, sanitize_text
 from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.job import ClaimedJob
+from app.queue.own_connections import wrap_drivers
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES
 from pipelines import contract, targets
 from pipelines.contract import Stop, StopReason, Wait, registry
@@ -115,7 +116,10 @@ def main(descriptor: int) -> None:
     done = threading.Event()
     reporter = threading.Thread(target=_report_progress, args=(parent, context, done), daemon=True)
     reporter.start()
-    result = _run_task(spec, context)
+    context.owns_connections = spec["connection_check"]
+    wrap_drivers()
+    with context.owning_connections():
+        result = _run_task(spec, context)
     if context.connections is not None:
         context.connections.close()
     done.set()

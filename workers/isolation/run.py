@@ -99,6 +99,7 @@ def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, A
         "memory_mb": task.options.memory_mb,
         "cpu_sec": task.options.cpu_sec,
         "parent_pid": parent_pid,
+        "connection_check": task.options.connection_check,
     }
 
 
