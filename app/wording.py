@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 _NUMBER_PATTERN = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _DURATION_PATTERN = re.compile(r"(?:\d{1,9}\s*[smhdw]\s*){1,10}", re.IGNORECASE)
 _UNIT_SEC = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _UTC_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
+_CALENDAR = (datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC) - timedelta(seconds=1))
 
 
 def format_count(count: int, noun: str, plural: str | None = None) -> str:
@@ -28,9 +29,23 @@ def parse_duration(text: str) -> float:
     return float(sum(int(count) * _UNIT_SEC[unit] for count, unit in parts))
 
 
+def is_outside_calendar(moment: datetime) -> bool:
+    """Whether the database has `infinity` there, or a time beyond the years 1 to 9999: what is read then is an end of
+    Python's calendar."""
+    return not _CALENDAR[0] < moment < _CALENDAR[1]
+
+
+def format_outside_calendar(moment: datetime) -> str:
+    return "never" if moment >= _CALENDAR[1] else "long ago"
+
+
 def format_utc(moment: datetime | None) -> str:
     """A time within a sentence, such as `2026-11-24 12:05:01 UTC`: pages and commands replace it by their zone's."""
-    return "an unknown time" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    if moment is None:
+        return "an unknown time"
+    if is_outside_calendar(moment):
+        return format_outside_calendar(moment)
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def replace_utc_times(sentence: str, format_time: Callable[[datetime], str]) -> str:

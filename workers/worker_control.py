@@ -135,6 +135,7 @@ def _summary_of(attempt: Attempt, now: float, is_memory_high: bool) -> Mapping[s
         "progress_age_sec": round(now - attempt.reported.progress_at, 1),
         "stop_reason": None if attempt.stop_reason is None else attempt.stop_reason.value,
         "stop_step": attempt.stop_signal.step,
+        "stop_age_sec": None if (at := attempt.stop_signal.requested_at) is None else round(now - at, 1),
         "memory_high": is_memory_high,  # of the process: it matters only while an attempt runs
     }
 

@@ -110,7 +110,7 @@ WITH RECURSIVE rules AS MATERIALIZED (
                 WHERE j.status = 'queued' AND j.wait_state = 'ready' AND (j.queue, j.priority) > (heads.queue, heads.priority)
                 ORDER BY j.queue, j.priority LIMIT 1) next
 ), waits AS MATERIALIZED (
-    SELECT heads.queue, extract(epoch FROM clock_timestamp() - min(first.since))::float8 AS sec
+    SELECT heads.queue, extract(epoch FROM clock_timestamp() - min(first.since) FILTER (WHERE isfinite(first.since)))::float8 AS sec
       FROM heads CROSS JOIN LATERAL (
                SELECT greatest(j.created_at, j.available_at) AS since
                  FROM dl_jobs j
@@ -184,7 +184,7 @@ WITH RECURSIVE rules AS MATERIALIZED (
     SELECT r.rule_id, r.kind, r.name, l.name, r.queue, NULL, l.sec,
            'a job has waited for the limit ' || l.name || ' for ' || round(l.sec) || ' s'
       FROM rules r CROSS JOIN LATERAL (
-               SELECT n.name, extract(epoch FROM clock_timestamp() - min(first.since))::float8 AS sec
+               SELECT n.name, extract(epoch FROM clock_timestamp() - min(first.since) FILTER (WHERE isfinite(first.since)))::float8 AS sec
                  FROM (SELECT name FROM limit_names WHERE name IS NOT NULL LIMIT 1000) n CROSS JOIN LATERAL (
                           SELECT greatest(j.created_at, j.available_at) AS since
                             FROM dl_jobs j

@@ -112,10 +112,13 @@ SELECT job.fair, job.fair_key,
 -- name: running_facts
 SELECT clock_timestamp() AS now, j.task, j.attempt, j.max_attempts, j.worker, j.heartbeat_at, j.lease_expires_at, j.cancel_requested,
        (SELECT max(e.ts) FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked') AS started_at,
-       (SELECT min(e.ts) FROM dl_job_events e
-         WHERE e.job_id = j.job_id AND e.kind = 'cancel_requested'
-           AND e.event_id > (SELECT max(p.event_id) FROM dl_job_events p
-                              WHERE p.job_id = j.job_id AND p.kind = 'picked')) AS stop_requested_at,
+       coalesce((SELECT min(e.ts) FROM dl_job_events e
+                  WHERE e.job_id = j.job_id AND e.kind = 'cancel_requested'
+                    AND e.event_id > (SELECT max(p.event_id) FROM dl_job_events p
+                                       WHERE p.job_id = j.job_id AND p.kind = 'picked')),
+                (SELECT w.seen_at - make_interval(secs => (report ->> 'stop_age_sec')::float8)  -- no event: a time limit
+                   FROM jsonb_array_elements(w.running_attempts) report
+                  WHERE report ->> 'run_id' = j.run_id::text)) AS stop_requested_at,
        w.worker_id, w.seen_at, w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AS alive,
        (SELECT report ->> 'stop_step' FROM jsonb_array_elements(w.running_attempts) report WHERE report ->> 'run_id' = j.run_id::text) AS stop_step,
        (SELECT report ->> 'stop_reason' FROM jsonb_array_elements(w.running_attempts) report WHERE report ->> 'run_id' = j.run_id::text) AS stopping,

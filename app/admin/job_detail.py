@@ -167,9 +167,9 @@ def _duration_ms(attempts: Sequence[AttemptRecord]) -> int | None:
     return max(0, round((end - attempts[-1].started_at).total_seconds() * 1000))
 
 
-def _links_in(progress: dict[str, Any]) -> dict[str, str]:
+def _links_in(progress: Any) -> dict[str, str]:
     """The links that a job reported. Others write progress too: only web addresses may become links of a page."""
-    links = progress.get("links")
+    links = progress.get("links") if isinstance(progress, dict) else None
     if not isinstance(links, dict):
         return {}
     return {

@@ -123,7 +123,7 @@ class JobSummary:
     heartbeat_at: datetime | None
     finished_at: datetime | None
     error: str | None
-    progress: dict[str, Any]
+    progress: Any  # an object, unless another service has written it
     producer: str | None
     consumer_group: str | None
     worker: str | None

@@ -437,7 +437,7 @@ WITH RECURSIVE heads AS (
              WHERE status = 'queued' AND wait_state = 'scheduled' AND available_at <= (SELECT clock_timestamp())
              ORDER BY available_at LIMIT 1000) not_promoted
 )
-SELECT queue, extract(epoch FROM clock_timestamp() - min(at))::float8 FROM due GROUP BY queue;
+SELECT queue, extract(epoch FROM clock_timestamp() - min(at))::float8 FROM due WHERE isfinite(at) GROUP BY queue;
 
 -- name: database_metrics
 -- Dead and live rows of the queue's tables, the oldest transaction and snapshot, the use of the notification queue, and the

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from app.wording import replace_utc_times
+from app.wording import format_outside_calendar, is_outside_calendar, replace_utc_times
 
 Payload = Mapping[str, Any]
 
@@ -37,18 +37,20 @@ def json_line(value: Any) -> str:
     return json_text(value, indent=None)
 
 
-def parse_amount(progress: Payload) -> tuple[float, float | None, str] | None:
+def parse_amount(progress: Any) -> tuple[float, float | None, str] | None:
     """How much of a job is done, of how much, and the unit; None for a progress without numbers."""
+    if not isinstance(progress, dict):
+        return None
     done, unit = _parse_number(progress.get("processed", progress.get("done"))), progress.get("unit")
     if done is None:
         return None
     return done, _parse_number(progress.get("total")) or None, one_line(unit) if isinstance(unit, str) else ""
 
 
-def format_progress(progress: Payload) -> str:
+def format_progress(progress: Any) -> str:
     amount = parse_amount(progress)
     if amount is None:
-        return one_line(json.dumps(progress, ensure_ascii=False)) if progress else ""
+        return "" if progress in (None, {}) else one_line(json.dumps(progress, ensure_ascii=False))
     done, total, unit = amount
     of_total, share = ("", "") if total is None else (f" of {_format_number(total)}", f" ({done / total:.0%})")
     return f"{_format_number(done)}{of_total}{f' {unit}' if unit else ''}{share}"
@@ -60,6 +62,8 @@ def format_time(at: datetime | str | None) -> str:
     if at is None:
         return ""
     moment = datetime.fromisoformat(at) if isinstance(at, str) else at
+    if is_outside_calendar(moment):
+        return format_outside_calendar(moment)
     return moment.astimezone().isoformat(sep=" ", timespec="seconds")
 
 

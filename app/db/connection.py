@@ -127,15 +127,20 @@ _SESSION_SETTINGS = (
 _PLAN_LIFETIME_SEC, _IDLE_PLAN_LIFETIME_SEC = 60.0, 600.0
 _FEW_EXECUTIONS = 60
 
-_MIN_TIME, _MAX_TIME = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+# A day within Python's calendar, so that a time can be shown in any zone.
+_MIN_TIME, _MAX_TIME = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 
 def _parse_timestamp(text: str | bytes | None, cursor: Any) -> datetime | None:
-    """Parse a timestamp. One outside Python's calendar becomes its nearest end: a claim must not fail on it."""
+    """Parse a timestamp. One outside Python's calendar becomes its nearest end: neither a claim nor a page may fail on
+    it."""
+    if text is None:
+        return None
     try:
-        return cast("datetime | None", ext.PYDATETIMETZ(text, cursor))
-    except (ValueError, OverflowError):
-        return _MIN_TIME if str(text).endswith("BC") else _MAX_TIME
+        moment = cast("datetime", ext.PYDATETIMETZ(text, cursor))
+        return moment if _MIN_TIME < moment < _MAX_TIME else min(max(moment, _MIN_TIME), _MAX_TIME)
+    except (ValueError, OverflowError, TypeError):
+        return _MIN_TIME if str(text).endswith("BC") or str(text) == "-infinity" else _MAX_TIME
 
 
 _TIMESTAMPTZ = ext.new_type((1184,), "TIMES", _parse_timestamp)

@@ -343,7 +343,7 @@ def parse_json_object(name: str, text: str, max_depth: int) -> tuple[dict[str, A
 
 
 def progress_summary(
-    progress: Mapping[str, Any],
+    progress: Any,
     started_at: datetime | None,
     *,
     finished_at: datetime | None = None,
@@ -353,6 +353,8 @@ def progress_summary(
 
     `stalled_sec` is the time since the last change when that is long; then the remaining time is unknown.
     """
+    if not isinstance(progress, Mapping):
+        return None
     done, total = _parse_count(progress.get("processed")), _parse_count(progress.get("total")) or None
     if done is None:
         return None

@@ -11,7 +11,13 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from app.queue.labels import Labels, format_labels
-from app.wording import format_count, format_utc, replace_utc_times
+from app.wording import (
+    format_count,
+    format_outside_calendar,
+    format_utc,
+    is_outside_calendar,
+    replace_utc_times,
+)
 
 _UUID_PATTERN = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _SECONDS_PATTERN = re.compile(r"\b(\d+(?:\.\d+)?) s\b")
@@ -41,9 +47,11 @@ class Formatter:
         return datetime.now(self._zone).isoformat()[-6:]
 
     def time(self, moment: datetime | None) -> str:
-        return "" if moment is None else moment.astimezone(self._zone).strftime("%Y-%m-%d %H:%M:%S")
+        return "" if moment is None else self.pattern(moment, "%Y-%m-%d %H:%M:%S")
 
     def pattern(self, moment: datetime, pattern: str) -> str:
+        if is_outside_calendar(moment):
+            return format_outside_calendar(moment)
         return moment.astimezone(self._zone).strftime(pattern)
 
     @staticmethod
@@ -55,25 +63,24 @@ class Formatter:
         """The time of day, with the date before it unless that is today."""
         if moment is None:
             return ""
-        local = moment.astimezone(self._zone)
         today = datetime.now(self._zone).date()
-        return local.strftime("%H:%M:%S" if local.date() == today else "%d %b %H:%M:%S")
+        is_today = moment.astimezone(self._zone).date() == today
+        return self.pattern(moment, "%H:%M:%S" if is_today else "%d %b %H:%M:%S")
 
     def utc(self, moment: datetime | None) -> str:
         return "" if moment is None else format_utc(moment)
 
     def exact(self, moment: datetime | None) -> str:
         """The time with its date and zone: `2026-11-24 16:42:10 MSK`."""
-        return "" if moment is None else f"{moment.astimezone(self._zone):%Y-%m-%d %H:%M:%S %Z}"
+        return "" if moment is None else self.pattern(moment, "%Y-%m-%d %H:%M:%S %Z")
 
     def time_of_day(self, moment: datetime) -> str:
         """Hours and minutes, with the date before them unless that is today."""
-        local = moment.astimezone(self._zone)
-        is_today = local.date() == datetime.now(self._zone).date()
-        return local.strftime("%H:%M" if is_today else "%d %b %H:%M")
+        is_today = moment.astimezone(self._zone).date() == datetime.now(self._zone).date()
+        return self.pattern(moment, "%H:%M" if is_today else "%d %b %H:%M")
 
     def hour_of_day(self, moment: datetime) -> str:
-        return f"{moment.astimezone(self._zone):%H:%M}"
+        return self.pattern(moment, "%H:%M")
 
     def localize_times(self, sentence: str) -> str:
         """Replace times in UTC within a sentence by times in the zone of the pages."""
@@ -82,6 +89,8 @@ class Formatter:
     def time_ago(self, moment: datetime | None) -> str:
         if moment is None:
             return ""
+        if is_outside_calendar(moment):
+            return format_outside_calendar(moment)
         age_sec = round((datetime.now(UTC) - moment).total_seconds())
         if age_sec == 0:
             return "now"
@@ -92,6 +101,8 @@ class Formatter:
         """How long it is until then; empty when it is over."""
         if moment is None:
             return ""
+        if is_outside_calendar(moment):
+            return format_outside_calendar(moment)
         left_sec = (moment - datetime.now(UTC)).total_seconds()
         return self.duration(left_sec) if left_sec >= 1 else "now"
 

@@ -242,6 +242,20 @@ def test_running_job_is_explained_with_worker_stop_and_durations(queue_db, why):
     assert codes(why.explain(run.id))[0] == "lease_expired"
 
 
+def test_stop_at_a_time_limit_says_since_when(queue_db, why):
+    """No event records it: the worker reports it."""
+    worker(queue_db)
+    run = queue_db.enqueue_and_claim("k")
+    doing = f'[{{"run_id": "{run.run_id}", "stop_reason": "time_limit", "stop_step": "pending", "stop_age_sec": 5400}}]'
+    queue_db.sql("UPDATE dl_workers SET running_attempts = %s", doing)
+
+    message = why.explain(run.id).reasons[0].message
+
+    assert message.startswith(
+        ("Its stop (time_limit) was requested 1.5 h", "Its stop (time_limit) was requested 1 h 30")
+    )
+
+
 def test_finished_job_shows_how_it_ended(queue_db, why):
     succeeded, failed, lost = (
         queue_db.enqueue_and_claim("a"),
