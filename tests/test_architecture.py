@@ -248,6 +248,19 @@ def test_nothing_begins_at_import():
     assert begun == []
 
 
+def test_a_look_at_the_host_survives_a_refusal():
+    """Path.exists and its like raise PermissionError below a folder that may not be entered; os.path's return False."""
+    looks = [
+        f"{module}:{node.lineno}"
+        for module in SOURCES
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr in ("exists", "is_dir", "is_file") and ast.unparse(node.func.value) not in ("os.path", "info")
+    ]
+
+    assert looks == [], "use os.path"
+
+
 def test_no_file_is_too_long():
     paths = [*SOURCES.values(), *(ROOT / "tests").rglob("*.py")]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}

@@ -6,6 +6,7 @@ may be set on an outer cgroup: the one with the least room counts. Without a lim
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -71,7 +72,7 @@ class MemoryReader:
             if ".." in relative.parts:  # outside of this container's view
                 relative = PurePosixPath()
             for part in (relative, *relative.parents):
-                if (root / part).is_dir():
+                if os.path.isdir(root / part):
                     yield root / part
 
     def _pressure(self, level: Path | None, resource: str) -> float | None:

@@ -231,10 +231,14 @@ def probe_lock(path: Path, worker_id: UUID) -> LockState:
 
 def _candidate_folders() -> Iterator[Path]:
     user = os.getuid()
-    if Path(f"/run/user/{user}").is_dir():
+    if os.path.isdir(f"/run/user/{user}"):
         yield Path(f"/run/user/{user}/dataloader")
     yield Path("/run/dataloader")
-    yield Path(tempfile.gettempdir()) / f"dataloader-{user}"
+    try:
+        temp = tempfile.gettempdir()
+    except OSError:  # none can be written to
+        return
+    yield Path(temp) / f"dataloader-{user}"
 
 
 def find_runtime_folder() -> Path | None:

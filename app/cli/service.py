@@ -11,7 +11,6 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,6 +34,7 @@ from app.cli.parsing import (
 )
 from app.cli.tables import Table
 from app.queue.labels import format_labels
+from app.runtime.announcement import announce
 from app.wording import format_count
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def serve(*, host: str | None, port: int | None, no_workers: bool) -> None:
 
     settings, workers = _load_settings(loads_pipelines=True, app_host=host, app_port=port), not no_workers
     code = commands.serve(
-        settings, workers=workers, banner=lambda startup: click.echo(serve_banner(settings, startup, workers=workers))
+        settings,
+        workers=workers,
+        banner=lambda startup: announce(settings, startup, serve_banner(settings, startup, workers=workers)),
     )
     click.get_current_context().exit(code)
 
@@ -153,7 +155,9 @@ def worker(
         notice=notice,
     )
     code = commands.run_worker(
-        settings, banner=lambda startup: click.echo(worker_banner(settings, startup)), lifetime=lifetime
+        settings,
+        banner=lambda startup: announce(settings, startup, worker_banner(settings, startup)),
+        lifetime=lifetime,
     )
     click.get_current_context().exit(code)
 
@@ -288,10 +292,11 @@ def tasks(*, as_json: bool) -> None:
 
     It lists the code of this machine, not of a running service.
     """
+    from app.config.checks import working_folder
     from pipelines import contract
 
     settings = _load_settings()
-    sys.path.append(str(Path.cwd()))  # as for the service: the packages may be in the working directory
+    sys.path += working_folder()  # as for the service: the packages may be in the working directory
     failures = contract.load_tasks(settings.pipelines, settings.tasks)
     items = [
         {

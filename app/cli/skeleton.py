@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import keyword
+import os
 import re
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def new_pipeline(*, name: str, folder: Path | None) -> None:
     folder = folder or Path(_SHIPPED_PACKAGE if _is_checkout() else _DEFAULT_PACKAGE)
     function = name.replace(".", "_")
     module, test = folder / f"{function}.py", Path("tests") / folder / f"test_{function}.py"
-    if existing := [str(path) for path in (module, test) if path.exists()]:
+    if existing := [str(path) for path in (module, test) if os.path.exists(path)]:
         exist = "exist" if len(existing) > 1 else "exists"
         raise click.UsageError(f"{' and '.join(existing)} {exist} already; choose another name, or remove it first")
     case, dotted = "".join(part.title() for part in function.split("_")) + "Test", ".".join((*folder.parts, function))
@@ -116,7 +117,7 @@ def new_pipeline(*, name: str, folder: Path | None) -> None:
         module: _MODULE_TEMPLATE.format(task=name, function=function),
         test: _TEST_TEMPLATE.format(path=test, module=dotted, function=function, case=case),
     }
-    if not (folder / "__init__.py").exists():
+    if not os.path.exists(folder / "__init__.py"):
         contents = {folder / "__init__.py": '"""Pipelines of our own."""\n', **contents}
     for path, content in contents.items():
         path.parent.mkdir(parents=True, exist_ok=True)

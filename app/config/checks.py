@@ -93,13 +93,22 @@ def check_packages(packages: Iterable[str]) -> Iterator[SettingError]:
     """Yield an error for each package or module that does not exist. Nothing is imported, as that may have effects."""
     for name in packages:
         if not _module_exists(name):
-            remedy = f"a package on the path of Python, or in {str(Path.cwd())!r}, would do"
+            here = "".join(f", or in {folder!r}" for folder in working_folder())
+            remedy = f"a package on the path of Python{here}, would do"
             yield SettingError("DL_PIPELINES", f"{name!r}, which cannot be imported: there is no such module", remedy)
+
+
+def working_folder() -> list[str]:
+    """Return the working directory; nothing where it was removed or may not be looked into."""
+    try:
+        return [os.getcwd()]
+    except OSError:
+        return []
 
 
 def _module_exists(name: str) -> bool:
     top, *below = name.split(".")
-    full, path = top, [*sys.path, str(Path.cwd())]
+    full, path = top, [*sys.path, *working_folder()]
     try:
         spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, path)
         for part in below:

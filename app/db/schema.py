@@ -8,6 +8,7 @@ tables, types and rows.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class Migration:
 def schema_text() -> str:
     here = Path(__file__).resolve()
     for path in (here.parents[2] / "schema.sql", here.parent / "schema.sql"):
-        if path.exists():
+        if os.path.exists(path):
             return path.read_text(encoding="utf-8")
     raise FileNotFoundError("schema.sql is missing from this installation")
 

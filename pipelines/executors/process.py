@@ -100,7 +100,7 @@ class ProcessExecutor:
         if code == 0:
             return RemoteStatus(RemoteState.SUCCEEDED)
         error = child.file("error")
-        if error.exists():
+        if os.path.exists(error):
             kind, detail, raised = pickle.loads(error.read_bytes())  # noqa: S301 - our own child wrote it
             with suppress(Exception):
                 return RemoteStatus(RemoteState.FAILED, FailureKind(kind), detail, raised and pickle.loads(raised))  # noqa: S301

@@ -6,6 +6,7 @@ for path in extract(archive, folder, bounds=Bounds(expanded_bytes=10**9)):
 
 from __future__ import annotations
 
+import os
 import stat
 import tarfile
 import zipfile
@@ -72,7 +73,7 @@ def _target_path(folder: Path, name: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise UnsafePath(f"{name[:80]!r} in the archive lies below a name that is a file already") from None
-    if path.exists() or path.is_symlink():
+    if os.path.lexists(path):
         raise UnsafePath(f"{name[:80]!r} is there already, or comes twice in the archive")
     return path
 
