@@ -344,8 +344,9 @@ def test_compose_file_uses_existing_commands_and_settings():
     assert {service["command"][0] for service in ours} == {"migrate", "serve", "worker"}
     for service in ours:
         cli.make_context("dataloader", [*service["command"], "--help"], resilient_parsing=True)
-        assert set(service["environment"]) <= set(Settings.fields_by_variable())
-        load_settings({name: str(value) for name, value in service["environment"].items()}, dotenv=None)
+        settings = {name.removesuffix("_FILE"): str(value) for name, value in service["environment"].items()}
+        assert set(settings) <= set(Settings.fields_by_variable())
+        load_settings(settings, dotenv=None)
 
 
 def test_the_image_copies_what_there_is_and_what_is_not_ignored():

@@ -9,10 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
 
-from app.config.settings import SettingInfo, Settings
+from app.config.settings import SettingInfo, Settings, is_secret
 from app.errors import ConfigError
 
 _EXIT_CODE = ConfigError.exit_code
+_SECRETS = ", ".join(f"`{name}`" for name, field in Settings.fields_by_variable().items() if is_secret(field))
 _INTRODUCTION = f"""# Configuration
 
 Every setting is an environment variable. A file `.env` in the working folder is read as well; what the environment
@@ -26,6 +27,11 @@ variables with such a name cause a warning. Passwords are never shown, neither a
 **Passwords in a connection string.** Within `postgresql://…` write `%` as `%25`, `@` as `%40`, `:` as `%3A` and `/` as
 `%2F`. Within `host=… password=…` put a value with blanks between `'` and `'`. What libpq cannot read, in `DL_DB_DSN`,
 `DL_WORKER_DSN` or `DL_TARGETS`, is a fault like any other.
+
+**Secrets by file.** A container gets its secrets as files. {_SECRETS}
+may each be given by a variable with `_FILE` at its end, which names a file with the value:
+`PG_PASSWORD_FILE=/run/secrets/database_password`. Line ends after the value do not count; both variables of a setting
+are a fault. The secrets that args refer to are files in `DL_SECRETS_DIR`.
 
 **Which database.** `DL_DB_DSN` if given; else the server that `PG_HOST` names; else an embedded PostgreSQL with its
 data in `DL_DATA_DIR`. `PG_PORT`, `PG_USER`, `PG_PASSWORD` or `PG_DATABASE` without a server is a fault. libpq's own

@@ -34,6 +34,7 @@ REMOVED = frozenset({
     "DL_WEBHOOK_TIMEOUT_SEC",
 })  # fmt: skip
 _MAX_SHOWN_LENGTH = 80
+FILE_SUFFIX = "_FILE"
 
 
 def load_settings(
@@ -50,9 +51,12 @@ def load_settings(
     Raises ConfigError with every error that could be found.
     """
     environment = {**(os.environ if environ is None else environ), **(overrides or {})}
+    for name in overrides or ():
+        environment.pop(name + FILE_SUFFIX, None)
     file, errors = _read_dotenv(dotenv)
     variables = {name: text for name, text in (file | environment).items() if text.strip()}
     sources = {name: "environment" if name in environment else ".env" for name in variables}
+    errors += _read_secret_files(variables, sources)
     renames = _follow_renames(variables, sources)
     merges, merge_errors = _merge_retention(variables, sources)
     warnings = [*renames, *merges]
@@ -70,6 +74,32 @@ def load_settings(
         raise ConfigError(errors)
     named_secrets = {name: text for name, text in variables.items() if name.startswith(SECRET_PREFIX)}
     return settings.loaded_from(sources, (*warnings, *unknown, *checks.overridden(settings)), named_secrets)
+
+
+def _read_secret_files(variables: dict[str, str], sources: dict[str, str]) -> list[SettingError]:
+    """Give each hidden setting the content of the file that its variable with _FILE names, as orchestrators mount
+    secrets. Return an error for each that cannot be read."""
+    errors = []
+    for name in (name for name, field in Settings.fields_by_variable().items() if is_secret(field)):
+        variable = name + FILE_SUFFIX
+        if variable not in variables:
+            continue
+        path = variables.pop(variable)
+        del sources[variable]
+        try:
+            if name in variables:
+                raise ValueError(f"{name} is given too: one of the two would do")
+            text = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+            if not text.strip():
+                raise ValueError("the file is empty: one with the value alone would do")
+        except UnicodeDecodeError:
+            errors.append(SettingError(variable, _shorten(path), "a file in UTF-8 would do"))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            errors.append(SettingError(variable, _shorten(path), reason or "it cannot be read"))
+        else:
+            variables[name], sources[name] = text, variable
+    return errors
 
 
 def _follow_renames(variables: dict[str, str], sources: dict[str, str]) -> list[str]:

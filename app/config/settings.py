@@ -34,7 +34,7 @@ class SettingInfo:
 
     variable: str
     value: str  # as it would be written in the environment; masked when secret
-    source: str  # environment | .env | default
+    source: str  # environment | .env | default | the variable that names a file
     default: str
     meaning: str
     accepts: str

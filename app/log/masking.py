@@ -21,6 +21,12 @@ MASK = "***"
 # Masking a shorter value would mask parts of many lines.
 _MIN_SECRET_LENGTH = 4
 _MIN_SECRET_LINE_LENGTH = 8  # of one line of a secret
+# Words of our own lines, paths and names. A setting that holds one as a secret does not mask it there; in a URL or
+# under a secret's name it is masked all the same.
+_OWN_WORDS = frozenset({
+    "dataloader", "pipelines", "worker", "workers", "postgres", "postgresql", "database", "public", "default",
+    "localhost", "development", "production",
+})  # fmt: skip
 _MAX_DEPTH = 12
 _MAX_INT = 2**63  # JSON readers, and Python's own int-to-text limit, end somewhere beyond
 
@@ -150,7 +156,8 @@ class Masker:
 
     def __init__(self, secrets: Iterable[str] = (), names: Iterable[str] = ()) -> None:
         self._extra_names = tuple(names)  # more words that mark a name as a secret's
-        known = {form for secret in secrets if len(secret) >= _MIN_SECRET_LENGTH for form in secret_forms(secret)}
+        values = [secret for secret in secrets if len(secret) >= _MIN_SECRET_LENGTH and secret not in _OWN_WORDS]
+        known = {form for secret in values for form in secret_forms(secret)}
         # The longest first: one secret may be a part of another.
         self._known_forms = sorted(known, key=len, reverse=True)
 

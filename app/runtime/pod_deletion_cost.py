@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ from urllib.error import HTTPError
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 from app import log
+from pipelines.executors.cluster_tls import cluster_tls_context
 
 _log = log.get(__name__)
 ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
@@ -40,7 +41,7 @@ class Pod:
         """Return None outside Kubernetes, and where the pod has no token."""
         try:
             namespace = (folder / "namespace").read_text(encoding="utf-8").strip()
-            has_token = (folder / "token").exists()
+            has_token = os.path.exists(folder / "token")
         except OSError:
             return None
         return cls(namespace, socket.gethostname(), folder, address) if has_token and namespace else None
@@ -56,7 +57,7 @@ class Pod:
         )
         handlers: list[ProxyHandler | HTTPSHandler] = [ProxyHandler({})]
         if self.address.startswith("https:"):
-            handlers.append(HTTPSHandler(context=ssl.create_default_context(cafile=str(self.folder / "ca.crt"))))
+            handlers.append(HTTPSHandler(context=cluster_tls_context(self.folder / "ca.crt")))
         with build_opener(*handlers).open(request, timeout=_REQUEST_TIMEOUT_SEC) as response:
             response.read()
 

@@ -21,7 +21,13 @@ from app.runtime.shutdown import STOP_MARGIN_SEC
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
-OPTIONAL = {"keda.yaml", "scaled-job.yaml", "hpa.yaml", "deletion-cost.yaml"}  # they need what not every cluster has
+OPTIONAL = {
+    "keda.yaml",
+    "scaled-job.yaml",
+    "hpa.yaml",
+    "deletion-cost.yaml",
+    "first-key.yaml",
+}  # not every cluster has what they need, or once
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
 VARIABLES = {knob.variable for knob in load_settings({}).describe()}
 
@@ -167,7 +173,7 @@ def test_every_setting_in_them_is_one_of_ours():
     units = "".join(file.read_text(encoding="utf-8") for file in [*UNITS, ROOT / "deploy/systemd/environment.example"])
     named = {*compose, *settings(), *secret, *re.findall(r"^(?:Environment=)?([A-Z][A-Z_]+)=", units, re.MULTILINE)}
 
-    assert named <= VARIABLES
+    assert {name.removesuffix("_FILE") for name in named} - {"HOME"} <= VARIABLES
     for given in (compose, settings()):
         assert json.loads(given["WORKERS_JSON"])
 
@@ -186,11 +192,64 @@ def test_probes_ask_for_what_there_is():
     assert asked <= set(described)
 
 
-def test_pods_are_unprivileged():
-    pods = [*deployments().values(), *(it["spec"] for it in documents() if it["kind"] == "Job")]
-    pods += [it["spec"]["jobTargetRef"] for it in documents() if it["kind"] == "ScaledJob"]
+def pods() -> list[dict[str, Any]]:
+    owners = [*deployments().values(), *(it["spec"] for it in documents() if it["kind"] == "Job")]
+    owners += [it["spec"]["jobTargetRef"] for it in documents() if it["kind"] == "ScaledJob"]
+    return [spec["template"]["spec"] for spec in owners]
 
-    for pod in (spec["template"]["spec"] for spec in pods):
+
+def restricted_violations(pod: dict[str, Any]) -> list[str]:
+    """What the Pod Security standard `restricted` refuses; https://kubernetes.io/docs/concepts/security/pod-security-standards"""
+    context = pod.get("securityContext", {})
+    found = [name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name)]
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    found += [f"volume {it['name']}" for it in pod.get("volumes", []) if not (it.keys() - {"name"}) <= allowed]
+    for container in [*pod["containers"], *pod.get("initContainers", [])]:
+        own = {**context, **container.get("securityContext", {})}
+        capabilities = own.get("capabilities", {})
+        rules = {
+            "privileged": not own.get("privileged", False),
+            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
+            "capabilities": capabilities.get("drop") == ["ALL"]
+            and set(capabilities.get("add", [])) <= {"NET_BIND_SERVICE"},
+            "runAsNonRoot": own.get("runAsNonRoot") is True and own.get("runAsUser") != 0,
+            "seccompProfile": own.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
+            "hostPort": not any("hostPort" in port for port in container.get("ports", [])),
+            "procMount": own.get("procMount", "Default") == "Default",
+            "sysctls": not own.get("sysctls"),
+        }
+        found += [name for name, is_kept in rules.items() if not is_kept]
+    return found
+
+
+def test_namespace_and_pods_are_restricted():
+    (namespace,) = (it for it in documents() if it["kind"] == "Namespace")
+
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert [restricted_violations(pod) for pod in pods()] == [[]] * len(pods())
+    assert len(restricted_violations({"containers": [{"image": "dataloader"}]})) >= 4, "the pod of `kubectl run`"
+
+
+def test_page_of_the_first_key_names_a_job_that_creates_one():
+    (job,) = (it for it in documents() if it.get("metadata", {}).get("name") == "dataloader-first-key")
+    page = (ROOT / "docs/deploying.md").read_text(encoding="utf-8").split("## The first key")[1].split("\n## ")[0]
+
+    assert job["spec"]["template"]["spec"]["containers"][0]["args"][:2] == ["keys", "create"]
+    assert "deploy/kubernetes/first-key.yaml" in page
+    assert "kubectl -n dataloader run" not in page
+
+
+def test_pods_are_unprivileged():
+    for pod in pods():
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["automountServiceAccountToken"] is False
         for container in pod["containers"]:

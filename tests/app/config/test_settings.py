@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.config import QueueWorkers, Settings, load_settings
+from app.config.dsn import parse_dsn
 from app.config.loading import MERGED, REMOVED, RENAMED
 from app.errors import ConfigError
 
@@ -93,6 +94,43 @@ def test_a_dotenv_file_that_cannot_be_read_is_a_fault(tmp_path, monkeypatch):
     monkeypatch.setattr("app.config.loading.DotEnvSettingsSource", refuse)
     with pytest.raises(ConfigError, match=r"cannot be read \(Permission denied\)"):
         load_settings({}, dotenv=dotenv)
+
+
+def test_secret_is_read_from_the_file_of_its_variable(tmp_path):
+    password, dsn = tmp_path / "password", tmp_path / "dsn"
+    password.write_text("p@ss word\n")
+    dsn.write_text("postgresql://etl:other-secret@db/etl\r\n")
+
+    parts = load_settings({"PG_HOST": "db", "PG_PASSWORD_FILE": str(password)}, dotenv=None)
+    whole = load_settings({"DL_DB_DSN_FILE": str(dsn)}, dotenv=None)
+
+    assert parts.dsn is not None
+    assert parse_dsn(parts.dsn.get_secret_value())["password"] == "p@ss word"
+    assert {"p@ss word", "other-secret"} <= {*parts.secrets, *whole.secrets}
+    assert not [*parts.warnings, *whole.warnings]
+    assert {knob.variable: knob.source for knob in whole.describe()}["DL_DB_DSN"] == "DL_DB_DSN_FILE"
+
+
+def test_file_of_a_secret_that_cannot_be_used_is_an_error(tmp_path):
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "good").write_text("secret")
+
+    result = faults(
+        PG_PASSWORD="given", PG_PASSWORD_FILE=str(tmp_path / "good"), DL_TOKENS_FILE=str(tmp_path / "empty"),
+        DL_DB_DSN_FILE=str(tmp_path / "missing"), DL_TARGETS_FILE=str(tmp_path / "binary"), PG_HOST="db",
+    )  # fmt: skip
+
+    assert set(result) == {"PG_PASSWORD_FILE", "DL_TOKENS_FILE", "DL_DB_DSN_FILE", "DL_TARGETS_FILE"}
+
+
+def test_override_counts_instead_of_the_file(tmp_path):
+    environment = {"DL_DB_DSN_FILE": str(tmp_path / "missing")}
+
+    settings = load_settings(environment, dotenv=None, overrides={"DL_DB_DSN": "host=other"})
+
+    assert settings.dsn is not None
+    assert settings.dsn.get_secret_value() == "host=other"
 
 
 def test_all_errors_are_reported_at_once_by_variable():

@@ -310,3 +310,13 @@ def test_field_name_is_masked_once_it_is_a_secret():
     register_secret(["seen as a name"])
 
     assert masker.mask_fields({"seen as a name": 1}) == {"***": 1}
+
+
+def test_secret_that_is_a_word_of_ours_is_masked_only_as_a_secret():
+    masker = Masker(["dataloader", "hunter2-long"])
+
+    assert masker.mask_text("/opt/dataloader/bin/dataloader: hunter2-long") == "/opt/dataloader/bin/dataloader: ***"
+    assert masker.mask_text("postgresql://etl:dataloader@db/jobs") == "postgresql://etl:***@db/jobs"
+    assert masker.mask_value({"password": "dataloader", "name": "dataloader"}) == {
+        "password": "***", "name": "dataloader",
+    }  # fmt: skip
