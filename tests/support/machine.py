@@ -37,8 +37,8 @@ exec systemd-nspawn --quiet --directory="$root" --register=no --keep-unit --link
 class Machine:
     """The booted machine. `run` runs a command in it as root."""
 
-    def __init__(self, init: int, nspawn: Process) -> None:
-        self._init, self._nspawn = init, nspawn
+    def __init__(self, init: int) -> None:
+        self._init = init
 
     def run(self, *command: str | Path, check: bool = True, text_input: str | None = None) -> str:
         """Return its standard output; AssertionError with the errors if it fails."""
@@ -97,9 +97,9 @@ def booted_machine(folder: Path) -> Iterator[Machine]:
         f"--bind-ro={libraries}:{LIBRARIES}",
         f"--bind-ro={wheels}:{WHEELS}",
     ]
-    command = ["unshare", "--mount", "--propagation=private", "sh", "-c", _BOOT, "sh", folder, *binds]
+    command: list[str | Path] = ["unshare", "--mount", "--propagation=private", "sh", "-c", _BOOT, "sh", folder, *binds]
     with Process(command, output=folder / "console.log") as nspawn:
-        machine = Machine(eventually(lambda: _find_init(nspawn), 30, lambda: nspawn.text), nspawn)
+        machine = Machine(eventually(lambda: _find_init(nspawn) or 0, 30, lambda: nspawn.text))
         eventually(lambda: _has_booted(machine, nspawn), 60, lambda: nspawn.text, interval_sec=0.1)
         # A Python that was built with a shared library looks for it where it was installed, and then finds Debian's.
         machine.write("/etc/ld.so.conf.d/python.conf", f"{PYTHON}/lib\n")
