@@ -64,6 +64,9 @@ SELECT jsonb_build_object(
            'frozen_age', (SELECT age(datfrozenxid) FROM pg_database WHERE datname = current_database()),
            'database_bytes', CASE WHEN has_database_privilege(current_database(), 'CONNECT') THEN pg_database_size(current_database()) END,
            'notification_queue_usage', pg_notification_queue_usage(),
+           'standby_names', current_setting('synchronous_standby_names'),
+           'waiting_commits', (SELECT count(*) FROM pg_stat_activity
+                                WHERE wait_event = 'SyncRep' AND query_start < clock_timestamp() - interval '5 seconds'),
            'settings', (SELECT jsonb_object_agg(name, CASE WHEN source = 'session' AND name <> 'default_transaction_read_only' THEN reset_val ELSE setting END) FROM pg_settings WHERE name = ANY (%(names)s::text[])))::text;
 
 -- name: doctor_rights

@@ -42,6 +42,7 @@ def check_server(server: Mapping[str, Any], ahead_sec: float, budget: Connection
     yield from _check_durability(server, settings)
     yield from _check_vacuum(server, settings)
     yield _check_writable(server, settings)
+    yield _check_standby(server)
     yield _check_connections(server, settings, budget)
     yield from _check_logging(server, settings)
     yield from _check_timeouts(server, settings)
@@ -112,6 +113,18 @@ def _check_writable(server: Mapping[str, Any], settings: Mapping[str, str]) -> F
             f"ALTER ROLE {quote_identifier(server['user'])} SET default_transaction_read_only = off",
         )
     return ok("writable", "the server takes writes")
+
+
+def _check_standby(server: Mapping[str, Any]) -> Finding:
+    if server["waiting_commits"]:
+        return error(
+            "synchronous_standby",
+            f"commits wait for a standby that is not there: {server['waiting_commits']} for more than 5 seconds "
+            f"(synchronous_standby_names is {server['standby_names']!r})",
+            f"ALTER SYSTEM SET synchronous_standby_names = ''; {_RELOAD_SQL}; as a superuser, or start that standby",
+            standby_names=server["standby_names"],
+        )
+    return ok("synchronous_standby", "no commit waits for a standby")
 
 
 def _check_connections(server: Mapping[str, Any], settings: Mapping[str, str], budget: ConnectionBudget) -> Finding:

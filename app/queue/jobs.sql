@@ -832,6 +832,12 @@ SELECT complete, log_id, attempt, ts, level, stream, line
 -- name: ping
 SELECT 1;
 
+-- name: is_commit_waiting
+-- Whether commits wait for a synchronous standby that is not there. Sessions of other roles may not be seen.
+SELECT EXISTS (SELECT FROM pg_stat_activity
+                WHERE wait_event = 'SyncRep' AND query_start < clock_timestamp() - interval '5 seconds')
+ WHERE current_setting('synchronous_standby_names') <> '';
+
 -- name: schema_version
 -- Read as JSON: tables of an older version have no column `serves_from`.
 SELECT version, fingerprint, (to_jsonb(recorded) ->> 'serves_from')::int AS serves_from

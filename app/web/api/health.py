@@ -202,6 +202,9 @@ def _check_database(queue: JobQueue, pool: Pool | None) -> tuple[DatabaseStatus,
     database, version = DatabaseStatus(True, None, round(queue.ping() * 1000, 2)), None
     if pool is None:
         return database, None
+    if any(is_waiting for (is_waiting,) in pool.execute("is_commit_waiting")):
+        reason = "commits wait for a standby that is not there; docs/backup.md, step 3 of a failover"
+        database = DatabaseStatus(False, reason, database.round_trip_ms)
     try:
         rows = pool.execute("schema_version")
         version = rows[0][0] if rows else None

@@ -5,21 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg2.extras
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from app.db.known_servers import KNOWN_TIMELINES
+from app.db.pool import Pool
 from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
+from app.queue.jobs import JobQueue
+from app.web import WebOptions, create_app
+from pipelines.contract import Pipelines
 from tests.support.databases import execute_sql
 from tests.support.private_server import copy_data_dir
 from tests.support.remedies import find_finding, find_problems, is_gone, run_remedy
+from tests.support.standby import primary_and_standby
 from tests.support.waiting import eventually
 
 
@@ -103,6 +110,38 @@ def test_remedy_of_max_connections_is_a_statement(bare_server):
     run_remedy(bare_server, finding.remedy)
 
     execute_sql(bare_server, "ALTER SYSTEM RESET max_connections")
+
+
+def read_status(dsn: str) -> dict[str, Any]:
+    pool = Pool(dsn)
+    try:
+        client: Any = create_app(JobQueue(pool), Pipelines(), WebOptions(version="1"), pool=pool).test_client()
+        status: dict[str, Any] = client.get("/status").json
+    finally:
+        pool.close()
+    return status
+
+
+def test_remedy_of_commits_without_standby_lets_them_through(run_folder, postgres_binaries):
+    """A promoted standby keeps `synchronous_standby_names` of its primary."""
+    with primary_and_standby(run_folder, postgres_binaries) as pair:
+        pair.primary.kill()
+        pair.standby.promote()
+        pair.standby.query("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        pair.standby.query("SELECT pg_reload_conf()")
+        dsn = pair.standby.dsn
+        writer = threading.Thread(target=execute_sql, args=(dsn, "INSERT INTO dl_queues (queue) VALUES ('etl.new')"))
+        writer.start()
+        found = eventually(lambda: [f for f in find_problems(dsn) if f.check == "synchronous_standby"])
+
+        finding = find_finding(found, "error synchronous_standby", "commits wait for a standby that is not there")
+        status = read_status(dsn)
+        assert not status["ready"]
+        assert "commits wait for a standby" in status["database"]["detail"]
+        run_remedy(dsn, finding.remedy)
+        writer.join(30)
+        assert is_gone(dsn, "synchronous_standby")
+        assert read_status(dsn)["ready"]
 
 
 def test_remedy_of_standby_promotes_it(run_folder, ready_made, postgres_binaries, monkeypatch):
