@@ -286,8 +286,11 @@ def _check_executors(executors: Mapping[str, Mapping[str, Any]]) -> Mapping[str,
         if name == "process":
             raise ValueError("the engine 'process' exists already, and has no settings")
         for key, value in values.items():
-            if re.search(r"token|password|secret|api_?key", key, re.IGNORECASE) and not isinstance(value, Mapping):
+            is_secret = re.search(r"(token|password|secret|api_?key)(?!\w*_file$)", key, re.IGNORECASE)
+            if is_secret and not isinstance(value, Mapping):
                 raise ValueError(f'{name}.{key} is a reference such as {{"$secret": "name"}}')
+            if key.endswith("_file") and not (isinstance(value, str) and value.startswith("/")):
+                raise ValueError(f"{name}.{key} is the absolute path of a file")
             if isinstance(value, str) and "@" in urlsplit(value).netloc:
                 raise ValueError(f"{name}.{key} carries credentials; an engine has them as a secret of its own")
     return executors

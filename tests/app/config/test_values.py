@@ -232,7 +232,15 @@ def test_other_places_of_pipelines_are_refused(variable, text):
 def test_engines_have_their_secrets_by_reference():
     engines = {"ray": {"address": "http://head:8265", "token": {"$secret": "ray"}}}
     assert parse("DL_EXECUTORS", json.dumps(engines)) == engines
-    for values_of_ray in ({"token": "abc"}, {"api_key": "abc"}, {"address": "http://user:pass@head:8265"}):
+    engines["ray"]["token_file"] = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    assert parse("DL_EXECUTORS", json.dumps(engines)) == engines
+    refused_values = (
+        {"token": "abc"},
+        {"api_key": "abc"},
+        {"address": "http://user:pass@head:8265"},
+        {"token_file": "abc"},
+    )
+    for values_of_ray in refused_values:
         with pytest.raises(ConfigError, match="DL_EXECUTORS") as refused:
             parse("DL_EXECUTORS", json.dumps({"ray": values_of_ray}))
         assert not {"abc", "pass@"} & set(str(refused.value).split())
