@@ -26,6 +26,10 @@ class EngineUnavailable(Exception):
     """The engine does not answer, or its answer cannot be read. The work may continue; its name finds it later."""
 
 
+class EngineFull(EngineUnavailable):
+    """The engine answers, and accepts no more work for now: a quota is used up."""
+
+
 class EngineRefused(Exception):
     """The engine does not accept the work; a retry would not help."""
 
@@ -40,6 +44,13 @@ class UnknownEngine(LookupError):
 
 class ResultTooLarge(Exception):
     """A result is kept with the job or sent as a message: a larger one goes to storage, and its address is returned."""
+
+    permanent = True
+
+
+class ResultUnreadable(Exception):
+    """The work succeeded, and the engine cannot send its result. Another attempt would do all of it again, to the same
+    end."""
 
     permanent = True
 
@@ -92,8 +103,9 @@ class RemoteStatus:
 
     state: RemoteState
     kind: FailureKind = FailureKind.ERROR  # of a failure
-    detail: str = ""
+    detail: str = ""  # of a failure, or why the work has not started
     error: BaseException | None = None  # that a function raised, if it could be brought here
+    is_stuck: bool = False  # it has not started for so long that it is to be stopped
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,9 +128,8 @@ class WorkerPool:
             self._webhooks,
             self._worker_control,
             self._maintenance,
-            self._offloads,
         )
-        self._background_threads = [owner.thread for owner in owners]
+        self._background_threads = [*(owner.thread for owner in owners), *self._offloads.threads]
         if self._host_relay is not None:
             self._background_threads.append(self._host_relay.thread)
         self._worker_stopper = WorkerStopper(

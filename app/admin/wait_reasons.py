@@ -208,8 +208,14 @@ def engine_reason(awaited: list[Offload]) -> ExplanationReason:
     more = len(awaited) - MAX_LISTED
     away = next((offload for offload in awaited if offload.unavailable_sec is not None), None)
     outage = "" if away is None else f" The engine {away.engine!r} has not answered for {away.unavailable_sec:.0f} s."
-    message = f"It waits for the end of {shown}{f' and {more} more' if more > 0 else ''}.{outage}"
-    details = {"offloads": [{"name": o.name, "engine": o.engine, "address": o.address} for o in awaited[:MAX_LISTED]]}
+    pending = next((offload for offload in awaited if offload.detail and away is None), None)
+    cause = "" if pending is None else f" {pending.name} has not started: {pending.detail}"
+    message = f"It waits for the end of {shown}{f' and {more} more' if more > 0 else ''}.{outage}{cause}"
+    details = {
+        "offloads": [
+            {"name": o.name, "engine": o.engine, "address": o.address, "detail": o.detail} for o in awaited[:MAX_LISTED]
+        ]
+    }
     return ExplanationReason(ReasonCode.WAITS_FOR_ENGINE, message, details)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,6 +38,7 @@ class Offload:
     has_ended: bool
     outcome: str | None
     is_stop_requested: bool
+    detail: str  # why the work has not started
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,11 @@ class Offloads:
         values = vars(new) | {"job_id": str(new.job_id), "run_id": str(new.run_id)}
         self._execute("intend_offload", values)
 
+    def count_submission(self, name: str) -> int:
+        """Return how often the name was submitted, this time included."""
+        rows = self._execute("count_offload_submission", {"name": name})
+        return int(rows[0][0]) if rows else 0
+
     def request_stop(self, name: str) -> None:
         self._execute("stop_offload", {"name": name})
 
@@ -114,9 +121,16 @@ class Offloads:
         rows = self._execute("claim_offload_polls", {"engines": array(engines), "limit": limit})
         return [from_row(DuePoll, row) for row in rows]
 
-    def record_poll(self, name: str, *, next_sec: float, is_unavailable: bool = False) -> None:
-        values = {"name": name, "next_sec": next_sec, "is_unavailable": is_unavailable}
+    def record_poll(
+        self, name: str, *, next_sec: float, is_unavailable: bool = False, detail: str | None = None
+    ) -> None:
+        """`detail` says why the work has not started; None: as before."""
+        values = {"name": name, "next_sec": next_sec, "is_unavailable": is_unavailable, "detail": detail}
         self._execute("record_offload_poll", values)
+
+    def record_progress(self, job_id: UUID, fields: Mapping[str, Any]) -> None:
+        """Add to the progress of a job that waits."""
+        self._execute("record_offload_progress", {"job_id": str(job_id), "progress": json.dumps(fields)})
 
     def wake_job(self, job_id: UUID, name: str) -> None:
         """Make the job ready, unless it waits for others too."""

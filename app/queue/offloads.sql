@@ -5,7 +5,7 @@
 SELECT name, job_id, run_id, call, number, engine, address, fingerprint, fence_token,
        extract(epoch FROM deadline_at - clock_timestamp())::float8, engine_timeout_sec, grace_sec, stop_on_shutdown, is_abandoned,
        is_awaited, log_position, extract(epoch FROM clock_timestamp() - unavailable_since)::float8, ended_at IS NOT NULL, outcome,
-       stop_requested_at IS NOT NULL
+       stop_requested_at IS NOT NULL, detail
   FROM dl_offloads
  WHERE job_id = %(job_id)s::uuid AND (%(call)s::text IS NULL OR call = %(call)s::text)
  ORDER BY created_at, number;
@@ -15,7 +15,7 @@ SELECT name, job_id, run_id, call, number, engine, address, fingerprint, fence_t
 SELECT name, job_id, run_id, call, number, engine, address, fingerprint, fence_token,
        extract(epoch FROM deadline_at - clock_timestamp())::float8, engine_timeout_sec, grace_sec, stop_on_shutdown, is_abandoned,
        is_awaited, log_position, extract(epoch FROM clock_timestamp() - unavailable_since)::float8, ended_at IS NOT NULL, outcome,
-       stop_requested_at IS NOT NULL
+       stop_requested_at IS NOT NULL, detail
   FROM dl_offloads
  WHERE job_id = %(job_id)s::uuid AND ended_at IS NULL
    AND EXISTS (SELECT FROM dl_jobs j
@@ -29,6 +29,10 @@ INSERT INTO dl_offloads (name, job_id, run_id, call, number, engine, address, fi
 VALUES (%(name)s::text, %(job_id)s::uuid, %(run_id)s::uuid, %(call)s::text, %(number)s::int, %(engine)s::text, %(address)s::text,
         %(fingerprint)s::text, %(fence_token)s::text, clock_timestamp() + make_interval(secs => %(timeout_sec)s::float8),
         %(engine_timeout_sec)s::float8, %(grace_sec)s::float8, %(stop_on_shutdown)s::bool, %(is_abandoned)s::bool);
+
+-- name: count_offload_submission
+-- Before each submission of the name, by any attempt.
+UPDATE dl_offloads SET submitted = submitted + 1, detail = '' WHERE name = %(name)s::text AND ended_at IS NULL RETURNING submitted;
 
 -- name: stop_offload
 -- From here on the fence of the remote code refuses its commits.
@@ -66,8 +70,15 @@ RETURNING o.name, o.job_id, due.run_id, o.engine, coalesce(due.task, ''),
 -- name: record_offload_poll
 UPDATE dl_offloads
    SET next_poll_at = clock_timestamp() + make_interval(secs => %(next_sec)s::float8),
-       unavailable_since = CASE WHEN %(is_unavailable)s::bool THEN coalesce(unavailable_since, clock_timestamp()) END
+       unavailable_since = CASE WHEN %(is_unavailable)s::bool THEN coalesce(unavailable_since, clock_timestamp()) END,
+       detail = coalesce(%(detail)s::text, detail)
  WHERE name = %(name)s::text AND ended_at IS NULL;
+
+-- name: record_offload_progress
+-- queued -> queued: what the work of a job that waits without a thread has printed.
+UPDATE dl_jobs
+   SET progress = CASE WHEN jsonb_typeof(progress) = 'object' THEN progress ELSE '{}' END || %(progress)s::jsonb
+ WHERE job_id = %(job_id)s::uuid AND status::text = 'queued' AND wait_state::text = 'waiting';
 
 -- name: wake_offload_job
 -- queued -> queued: what the job waited for is over. Its row is locked first: of two that end at once the second sees the first.

@@ -5,14 +5,28 @@ The state is polled, never watched: a watch that hangs looks like work that runs
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pipelines.executors import check_settings
-from pipelines.executors.http import BAD_REQUEST, CONFLICT, NOT_FOUND, OK, SERVER_ERROR, Answer, HttpApi, LogPieces
+from pipelines.executors.http import (
+    BAD_REQUEST,
+    CONFLICT,
+    FORBIDDEN,
+    LOG_TIMEOUT_SEC,
+    NOT_FOUND,
+    OK,
+    SERVER_ERROR,
+    Answer,
+    HttpApi,
+)
+from pipelines.executors.kubernetes_log import Position, find_result, read_lines
+from pipelines.executors.kubernetes_manifest import CONTAINER, check_templates, make_manifest
 from pipelines.offload import (
+    EngineFull,
     EngineRefused,
     EngineUnavailable,
     FailureKind,
@@ -20,14 +34,17 @@ from pipelines.offload import (
     OffloadSpec,
     RemoteState,
     RemoteStatus,
-    result_of_text,
 )
 
-_KEYS = ("address", "namespace", "image", "token", "token_file", "ca_file", "service_account", "pod")
-_CONTAINER = "main"
-_GRACE_SEC = 60  # beyond the time limit that the job's worker keeps
-_TTL_SEC = 86_400  # after the end
-_MAX_LOG_BYTES = 30_000_000
+_KEYS = (
+    "address", "namespace", "image", "token", "token_file", "ca_file", "service_account", "pod", "container",
+    "start_timeout",
+)  # fmt: skip
+_START_TIMEOUT_SEC = 1_800.0
+_TAIL_LINES, _MAX_TAIL_BYTES = 10, 100_000
+_MAX_DETAIL_LENGTH = 500
+_STARTING = ("ContainerCreating", "PodInitializing")
+_LOST_REASONS = ("Evicted", "NodeLost", "Shutdown", "NodeShutdown")
 
 
 class KubernetesExecutor:
@@ -38,69 +55,37 @@ class KubernetesExecutor:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         check_settings("kubernetes", settings, required="address", known=_KEYS)
+        check_templates(settings)
         self._settings = dict(settings)
         self._namespace = str(settings.get("namespace", "default"))
-        self._logs = LogPieces()
+        self._start_timeout_sec = float(settings.get("start_timeout", _START_TIMEOUT_SEC))
         self.address = str(settings["address"]).rstrip("/")
 
-    def _send(self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] | None = None) -> Answer:
-        token = self._settings.get("token")
-        if "token_file" in self._settings:  # read each time: a pod's token is replaced while it is in use
+    def _api(self) -> _Api:
+        token, is_file = self._settings.get("token"), "token_file" in self._settings
+        if is_file:  # read each time: a pod's token is replaced while it is in use
             try:
                 token = Path(self._settings["token_file"]).read_text(encoding="utf-8").strip()
             except OSError as error:
                 raise EngineUnavailable(f"the token cannot be read: {error}") from error
-        api = HttpApi(self.address, token=token, verify=self._settings.get("ca_file", True))
-        return api.send(method, path, body=body, query=query)
+        return _Api(self.address, token=token, verify=self._settings.get("ca_file", True), token_is_file=is_file)
+
+    def _send(self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] | None = None) -> Answer:
+        return self._api().send(method, path, body=body, query=query)
 
     def _job_path(self, name: str = "") -> str:
         return f"/apis/batch/v1/namespaces/{self._namespace}/jobs" + (f"/{name}" if name else "")
 
+    # ── submit and status ───────────────────────────────────────────────────────────────────────────────────────
+
     def submit(self, name: str, spec: OffloadSpec) -> None:
-        answer = self._send("POST", self._job_path(), body=self.manifest(name, spec))
+        manifest = make_manifest(name, spec, self._settings, self._namespace)
+        answer = self._send("POST", self._job_path(), body=manifest)
         if answer.code >= SERVER_ERROR:
             raise EngineUnavailable(_describe(answer))
         if answer.code >= BAD_REQUEST and answer.code != CONFLICT:
             answer.json()  # raises EngineUnavailable for the answer of a proxy
             raise EngineRefused(_describe(answer))
-
-    def manifest(self, name: str, spec: OffloadSpec) -> dict[str, Any]:
-        """One pod, that neither Kubernetes nor its kubelet starts a second time."""
-        resources = dict(spec.resources)
-        image = resources.pop("image", self._settings.get("image"))
-        if not image:
-            raise EngineRefused('a Kubernetes Job needs an image: in the settings, or as resources={"image": …}')
-        amounts = {key: str(value) for key, value in resources.items()}
-        labels = {"app.kubernetes.io/managed-by": "dataloader"}
-        labels |= {f"dataloader/{key.replace('_', '-')}": _label(value) for key, value in spec.labels.items()}
-        container = {
-            "name": _CONTAINER,
-            "image": image,
-            "command": ["/bin/sh", "-c", spec.entrypoint],
-            "env": [{"name": key, "value": str(value)} for key, value in spec.env.items()],
-            "resources": {"requests": amounts, "limits": amounts},
-        }
-        pod = {**self._settings.get("pod", {}), "restartPolicy": "Never", "containers": [container]}
-        if "service_account" in self._settings:
-            pod["serviceAccountName"] = self._settings["service_account"]
-        job: dict[str, Any] = {
-            "backoffLimit": 0,
-            "completions": 1,
-            "parallelism": 1,
-            "ttlSecondsAfterFinished": _TTL_SEC,
-            "podFailurePolicy": {  # shows an eviction as another end than a failure of the program
-                "rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
-            },
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        }
-        if spec.time_limit_sec is not None:
-            job["activeDeadlineSeconds"] = int(spec.time_limit_sec) + _GRACE_SEC
-        return {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": {"name": name, "namespace": self._namespace, "labels": labels},
-            "spec": job,
-        }
 
     def status(self, name: str) -> RemoteStatus:
         answer = self._send("GET", self._job_path(name))
@@ -114,12 +99,12 @@ class KubernetesExecutor:
         if "deletionTimestamp" in job.get("metadata", {}):
             return RemoteStatus(RemoteState.RUNNING, detail="it is being deleted")
         if "Complete" in conditions:
-            self._logs.record_state(name, RemoteState.SUCCEEDED)
             return RemoteStatus(RemoteState.SUCCEEDED)
         if "Failed" in conditions:
-            self._logs.record_state(name, RemoteState.FAILED)
             return self._failure(name, conditions["Failed"])
-        return RemoteStatus(RemoteState.RUNNING if status.get("ready") else RemoteState.PENDING)
+        if "Suspended" in conditions:
+            return RemoteStatus(RemoteState.PENDING, detail="the Job is suspended")
+        return RemoteStatus(RemoteState.RUNNING) if status.get("ready") else self._pending(name, answer)
 
     def _failure(self, name: str, condition: Mapping[str, Any]) -> RemoteStatus:
         detail = f"{condition.get('reason', '')}: {condition.get('message', '')}"
@@ -127,7 +112,7 @@ class KubernetesExecutor:
             return RemoteStatus(RemoteState.FAILED, FailureKind.WORKER_LOST, detail)
         for pod in self._pods(name):
             state = pod.get("status") or {}
-            if state.get("reason") in ("Evicted", "NodeLost", "Shutdown", "NodeShutdown"):
+            if state.get("reason") in _LOST_REASONS:
                 return RemoteStatus(RemoteState.FAILED, FailureKind.WORKER_LOST, f"{state['reason']}: {detail}")
             for container in state.get("containerStatuses") or []:
                 ended = (container.get("state") or {}).get("terminated") or {}
@@ -137,6 +122,31 @@ class KubernetesExecutor:
                     detail = f"exit code {ended.get('exitCode')}: {detail}"
         return RemoteStatus(RemoteState.FAILED, FailureKind.ERROR, detail)
 
+    def _pending(self, name: str, answer: Answer) -> RemoteStatus:
+        """Why the pod has not started; since when by the clocks of the cluster alone."""
+        pods = self._pods(name)
+        if any((pod.get("status") or {}).get("phase") == "Running" for pod in pods):
+            return RemoteStatus(RemoteState.RUNNING)
+        detail = (_waiting_reason(pods) or self._warning(name, pods))[:_MAX_DETAIL_LENGTH]
+        if _age_sec(answer) < self._start_timeout_sec:
+            return RemoteStatus(RemoteState.PENDING, detail=detail)
+        bound = f"within {self._start_timeout_sec:g} s (start_timeout): {detail or 'no reason is known'}"
+        return RemoteStatus(RemoteState.PENDING, detail=bound, is_stuck=True)
+
+    def _warning(self, name: str, pods: list[dict[str, Any]]) -> str:
+        """The last warning about the pod, or about the Job if it has none."""
+        subject = pods[0]["metadata"]["name"] if pods else name
+        query = {"fieldSelector": f"involvedObject.name={subject},type=Warning"}
+        path = f"/api/v1/namespaces/{self._namespace}/events"
+        answer = self._api().send("GET", path, query=query, is_checked=False)
+        if answer.code == FORBIDDEN:
+            return "" if pods else 'it has no pod; the account may not "list" the "events" that have the reason'
+        if answer.code != OK:
+            return ""
+        events: list[dict[str, Any]] = answer.json().get("items") or []
+        last = max(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")), default=None)
+        return "" if last is None else f"{last.get('reason', '')}: {last.get('message', '')}"
+
     def _pods(self, name: str) -> list[dict[str, Any]]:
         path, query = f"/api/v1/namespaces/{self._namespace}/pods", {"labelSelector": f"job-name={name}"}
         answer = self._send("GET", path, query=query)
@@ -145,10 +155,16 @@ class KubernetesExecutor:
         pods: list[dict[str, Any]] = answer.json().get("items") or []
         return pods
 
+    # ── stop ────────────────────────────────────────────────────────────────────────────────────────────────────
+
     def stop(self, name: str) -> None:
         """In the foreground: the Job is there until its pods have ended."""
         if not self.status(name).state.is_over:
             self._delete(name, "Foreground")
+
+    def delete(self, name: str) -> None:
+        """Of a Job that has ended; Kubernetes deletes it by itself after a day."""
+        self._delete(name, "Background")
 
     def _delete(self, name: str, propagation: str) -> None:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
@@ -156,46 +172,100 @@ class KubernetesExecutor:
         if answer.code >= BAD_REQUEST and answer.code != NOT_FOUND:
             raise EngineUnavailable(_describe(answer))
 
+    # ── the log ─────────────────────────────────────────────────────────────────────────────────────────────────
+
     def result(self, name: str) -> Any:
-        text = self._read(name)
-        if text is None:
-            raise OffloadFailed(f"the pod of {name} is gone, and with it its result")
-        return result_of_text(text)
+        path = self._log_path(name)
+        if path is not None:
+            with self._api().stream("GET", path, query=_log_query(), timeout_sec=LOG_TIMEOUT_SEC) as response:
+                if response.code == OK:
+                    return find_result(response.pieces)
+                answer = response.read()
+            _check_missing(answer)
+        raise OffloadFailed(f"the pod of {name} is gone, and with it its result")
 
     def logs(self, name: str, after: str) -> tuple[list[str], str]:
-        if not self._logs.is_due(name):
-            return [], after
         is_over = self.status(name).state.is_over  # before the log is read: it is whole then
-        return self._logs.cut(name, self._read(name) or "", after, is_over=is_over)
+        path, position = self._log_path(name), Position.parse(after)
+        if path is None:
+            return [], after
+        query = _log_query(timestamps="true", sinceTime=position.since)
+        with self._api().stream("GET", path, query=query, timeout_sec=LOG_TIMEOUT_SEC) as response:
+            if response.code == OK:
+                lines, position = read_lines(response.pieces, position, is_over=is_over)
+                return lines, str(position)
+            answer = response.read()
+        _check_missing(answer)
+        return [], after
 
-    def _read(self, name: str) -> str | None:
-        """The whole log; None if there is none."""
+    def last_lines(self, name: str) -> list[str]:
+        path = self._log_path(name)
+        if path is None:
+            return []
+        answer = self._send("GET", path, query=_log_query(tailLines=_TAIL_LINES, limitBytes=_MAX_TAIL_BYTES))
+        return answer.text.splitlines()[-_TAIL_LINES:] if answer.code == OK else []
+
+    def _log_path(self, name: str) -> str | None:
+        """None: it has no pod."""
         pods = self._pods(name)
         if not pods:
             return None
-        pod = pods[0]["metadata"]["name"]
-        answer = self._send(
-            "GET",
-            f"/api/v1/namespaces/{self._namespace}/pods/{pod}/log",
-            query={"container": _CONTAINER, "limitBytes": _MAX_LOG_BYTES},
-        )
-        if answer.code in (NOT_FOUND, BAD_REQUEST):  # its container has not started, or is gone
-            answer.json()  # raises EngineUnavailable for the answer of a proxy
-            return None
-        if answer.code != OK:
-            raise EngineUnavailable(_describe(answer))
-        return answer.text
-
-    def delete(self, name: str) -> None:
-        """Of a Job that has ended; Kubernetes deletes it by itself after a day."""
-        self._delete(name, "Background")
+        return f"/api/v1/namespaces/{self._namespace}/pods/{pods[0]['metadata']['name']}/log"
 
 
-def _label(value: str) -> str:
-    """At most 63 characters that a label may have."""
-    text = re.sub(r"[^A-Za-z0-9_.-]", "-", value)
-    return text[:63].strip("-_.")
+class _Api(HttpApi):
+    """Kubernetes answers 403 for a right that the account lacks, a quota that is used up, and a manifest that a policy
+    of the cluster forbids."""
+
+    def check(self, answer: Answer) -> None:
+        if answer.code != FORBIDDEN:
+            super().check(answer)
+            return
+        message = _describe(answer)
+        if "exceeded quota" in message:
+            raise EngineFull(message)
+        if "cannot" in message and "resource" in message:
+            raise EngineUnavailable(f"the account lacks a right: {message}")
+        raise EngineRefused(message)
+
+
+def _log_query(**more: Any) -> dict[str, Any]:
+    return {"container": CONTAINER, **more}
+
+
+def _check_missing(answer: Answer) -> None:
+    """Raise EngineUnavailable, unless the container has not started or is gone."""
+    if answer.code not in (NOT_FOUND, BAD_REQUEST):
+        raise EngineUnavailable(_describe(answer))
+    answer.json()  # raises EngineUnavailable for the answer of a proxy
+
+
+def _waiting_reason(pods: list[dict[str, Any]]) -> str:
+    for pod in pods:
+        status = pod.get("status") or {}
+        for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            if waiting and waiting.get("reason") not in _STARTING:
+                return f"{waiting.get('reason')}: {waiting.get('message', '')}"
+        for condition in status.get("conditions") or []:
+            if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+                return f"{condition.get('reason')}: {condition.get('message', '')}"
+    return ""
+
+
+def _age_sec(answer: Answer) -> float:
+    """Of the Job in an answer, when it was sent."""
+    try:
+        created_at = datetime.fromisoformat(answer.json()["metadata"]["creationTimestamp"])
+        return (parsedate_to_datetime(answer.date) - created_at).total_seconds()
+    except (KeyError, TypeError, ValueError):
+        return 0.0
 
 
 def _describe(answer: Answer) -> str:
-    return f"Kubernetes answered {answer.code}: {answer.text[:500]}"
+    """The message of a Status, else the beginning of the answer."""
+    try:
+        message = str(answer.json().get("message") or answer.json().get("reason") or "")
+    except EngineUnavailable:
+        message = ""
+    return f"Kubernetes answered {answer.code}: {(message or answer.text)[:_MAX_DETAIL_LENGTH]}"

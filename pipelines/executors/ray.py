@@ -8,7 +8,17 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import quote
 
 from pipelines.executors import check_settings
-from pipelines.executors.http import NOT_FOUND, OK, SERVER_ERROR, Answer, HttpApi, LogPieces
+from pipelines.executors.http import (
+    LOG_TIMEOUT_SEC,
+    MAX_LOG_BYTES,
+    NOT_FOUND,
+    OK,
+    SERVER_ERROR,
+    Answer,
+    AnswerTooLarge,
+    HttpApi,
+    LogPieces,
+)
 from pipelines.offload import (
     EngineRefused,
     EngineUnavailable,
@@ -17,6 +27,7 @@ from pipelines.offload import (
     OffloadSpec,
     RemoteState,
     RemoteStatus,
+    ResultUnreadable,
     result_of_text,
 )
 
@@ -29,7 +40,16 @@ _STATES = {
 }
 _RESOURCES = {"cpu": "entrypoint_num_cpus", "gpu": "entrypoint_num_gpus", "memory": "entrypoint_memory"}
 _LOST_TYPES = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE")
-_MAX_DETAIL_LENGTH = 2_000
+_MAX_DETAIL_LENGTH = 500
+_TAIL_LINES = 10
+_LOG_IN_MESSAGE = ", last available logs"  # before the end of the log, which is shown by itself
+_KILL = "sleep $((${RAY_JOB_STOP_WAIT_TIME_S:-3} - 1)); kill -KILL 0"
+_TRAP = f'trap "" TERM INT; c=$!; [ "$c" ] || exit 143; ({_KILL}) & wait $c; kill -KILL 0'
+_WRAPPER, _WRAPPER_END = f"trap '{_TRAP}' TERM INT; eval ", " & wait $!"
+
+
+class UnreadableLog(OffloadFailed):
+    """Ray has a log that it cannot send."""
 
 
 class RayExecutor:
@@ -61,7 +81,7 @@ class RayExecutor:
         if answer.code == OK:
             return
         if self.status(name).state is RemoteState.UNKNOWN:  # else it exists already, or was made all the same
-            message = f"Ray answered {answer.code}: {answer.text[-_MAX_DETAIL_LENGTH:]}"
+            message = f"Ray answered {answer.code}: {_reason(answer)}"
             raise EngineUnavailable(message) if answer.code >= SERVER_ERROR else EngineRefused(message)
 
     def status(self, name: str) -> RemoteStatus:
@@ -73,8 +93,9 @@ class RayExecutor:
         details = answer.json()
         state = _STATES.get(str(details.get("status")), RemoteState.RUNNING)
         self._logs.record_state(name, state)
-        message = str(details.get("message") or "")[:_MAX_DETAIL_LENGTH]
-        return RemoteStatus(state, _failure_kind(str(details.get("error_type") or ""), message), message)
+        message = str(details.get("message") or "")
+        kind = _failure_kind(str(details.get("error_type") or ""), message)
+        return RemoteStatus(state, kind, _unwrap(message.partition(_LOG_IN_MESSAGE)[0])[:_MAX_DETAIL_LENGTH])
 
     def stop(self, name: str) -> None:
         answer = self._api.send("POST", f"{_path(name)}/stop")
@@ -82,7 +103,17 @@ class RayExecutor:
             raise EngineUnavailable(f"Ray answered {answer.code}: {answer.text[:200]}")
 
     def result(self, name: str) -> Any:
-        text = self._read(name)
+        try:
+            text = self._read(name)
+        except AnswerTooLarge:
+            raise ResultUnreadable(
+                f"the Ray job {name} succeeded, and its result is lost: its log has more than {MAX_LOG_BYTES:,} bytes, "
+                "and Ray sends a log only as a whole. Print less, or write the log to a file"
+            ) from None
+        except UnreadableLog:
+            raise ResultUnreadable(
+                f"the Ray job {name} succeeded, and its result is lost: Ray cannot send a log that is not UTF-8"
+            ) from None
         if not text:  # Ray writes lines of its own into each log
             raise OffloadFailed(f"Ray does not have the log of {name} any more, and so not its result")
         return result_of_text(text)
@@ -91,14 +122,22 @@ class RayExecutor:
         if not self._logs.is_due(name):
             return [], after
         is_over = self.status(name).state.is_over  # before the log is read: it is whole then
-        return self._logs.cut(name, self._read(name), after, is_over=is_over)
+        lines, position = self._logs.read(name, after, lambda: self._read(name), is_over=is_over)
+        return [_unwrap(line) for line in lines], position
+
+    def last_lines(self, name: str) -> list[str]:
+        try:
+            return [_unwrap(line) for line in self._read(name).splitlines()[-_TAIL_LINES:]]
+        except OffloadFailed:
+            return []
 
     def _read(self, name: str) -> str:
-        answer = self._api.send("GET", f"{_path(name)}/logs")
+        path = f"{_path(name)}/logs"
+        answer = self._api.send("GET", path, max_bytes=MAX_LOG_BYTES, timeout_sec=LOG_TIMEOUT_SEC)
         if _is_unknown(answer, name):
             return ""
         if answer.code >= SERVER_ERROR and "UnicodeDecodeError" in answer.text:
-            raise OffloadFailed("Ray cannot read a log that is not UTF-8")
+            raise UnreadableLog("Ray cannot send a log that is not UTF-8")
         if answer.code != OK:
             raise EngineUnavailable(f"Ray answered {answer.code}: {answer.text[:200]}")
         return str(answer.json().get("logs") or "")
@@ -116,9 +155,24 @@ def stoppable(entrypoint: str) -> str:
     Ray sends SIGTERM to the shell and the child processes that it finds; a child that starts at that moment would
     continue. The shell waits for it, and kills its process group before Ray kills the shell.
     """
-    kill = "sleep $((${RAY_JOB_STOP_WAIT_TIME_S:-3} - 1)); kill -KILL 0"
-    trap = f'trap "" TERM INT; c=$!; [ "$c" ] || exit 143; ({kill}) & wait $c; kill -KILL 0'
-    return f"trap '{trap}' TERM INT; eval {shlex.quote(entrypoint)} & wait $!"
+    return f"{_WRAPPER}{shlex.quote(entrypoint)}{_WRAPPER_END}"
+
+
+def _unwrap(line: str) -> str:
+    """A line in which Ray shows a command line, without what `stoppable` has added."""
+    before, wrapper, after = line.partition(_WRAPPER)
+    if not wrapper:
+        return line
+    quoted, _, rest = after.partition(_WRAPPER_END)
+    try:
+        return f"{before}{' '.join(shlex.split(quoted))}{rest}"
+    except ValueError:  # it continues on the next line
+        return f"{before}{quoted}{rest}"
+
+
+def _reason(answer: Answer) -> str:
+    """Of a refusal: the last lines of Ray's traceback say what is wrong."""
+    return answer.text.strip()[-_MAX_DETAIL_LENGTH:]
 
 
 def _is_unknown(answer: Answer, name: str) -> bool:

@@ -101,7 +101,7 @@ class OffloadCalls:
         handle = self._handle(work)
         status = self._calls.ask(work.engine, work.engine_timeout_sec, lambda: work.executor.status(work.name))
         if status.state is not RemoteState.UNKNOWN:
-            handle.last_state = status.state
+            handle.last_status = status
             _log.info("offload.attached", offload=work.name, engine=work.engine, state=status.state)
         elif row.has_ended:
             return None

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from app.queue.job import ClaimedJob
 from app.queue.offloads import Outcome
-from pipelines.offload import EngineUnavailable, Executor, OffloadFailed
+from pipelines.offload import EngineFull, EngineUnavailable, Executor, OffloadFailed
 from workers.offloads.poller import MAX_POLL_SEC, MIN_POLL_SEC
 from workers.offloads.remote_stop import RemoteStop
 from workers.threads import clock
@@ -59,8 +59,14 @@ class EngineCalls:
 
     def show_outage(self, engine: str, error: EngineUnavailable) -> None:
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        self._context.record_progress({"engine": f"unavailable since {since}"})
-        self._context.write_lines("note", [f"the engine {engine!r} does not answer: {error}"])
+        is_full = isinstance(error, EngineFull)
+        self._context.record_progress({"engine": f"{'full' if is_full else 'unavailable'} since {since}"})
+        what = "accepts no more work for now" if is_full else "does not answer"
+        self._context.write_lines("note", [f"the engine {engine!r} {what}: {error}"])
+
+    def show_pending(self, name: str, detail: str) -> None:
+        self._context.record_progress({"engine": f"pending: {detail}"})
+        self._context.write_lines("note", [f"{name} has not started: {detail}"])
 
     def show_recovery(self) -> None:
         self._context.record_progress({"engine": "available"})

@@ -24,6 +24,7 @@ from pipelines.offload import (
     RemoteTraceback,
     RemoteWorkerLost,
     ResultTooLarge,
+    ResultUnreadable,
     parse_progress,
 )
 from workers.offloads.engine_calls import EngineCalls, OffloadContext
@@ -76,15 +77,16 @@ class RemoteHandle(Handle):
         self._deadline = None if work.left_sec is None else clock() + work.left_sec
         self._log_position = work.log_position
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._submission_count = 0
+        self._shown_detail = ""  # why the work has not started
         self._is_stop_requested = False  # because it is late
         self._end: tuple[Any, BaseException | None] | None = None
-        self.last_state = RemoteState.PENDING
+        self.last_status = RemoteStatus(RemoteState.PENDING)
 
     @property
     def done(self) -> bool:
-        """True after the deadline too: a job that waits must start again, so that `result` stops the work."""
-        return self._end is not None or self.last_state.is_over or self.is_late
+        """True after the deadline too, and for work that cannot start: a job that waits must start again, so that
+        `result` stops the work."""
+        return self._end is not None or self.last_status.state.is_over or self.last_status.is_stuck or self.is_late
 
     @property
     def is_late(self) -> bool:
@@ -103,13 +105,15 @@ class RemoteHandle(Handle):
             time_limit_sec=work.options.timeout,
             labels={"job_id": str(job.id), "attempt": str(job.attempt), "task": job.task},
         )
-        self._submission_count += 1
+        if self._offloads.count_submission(work.name) > _MAX_SUBMISSIONS:
+            self._offloads.end(work.name, "failed")
+            raise EngineUnavailable(f"the engine {work.engine!r} has forgotten {work.name} {_MAX_SUBMISSIONS} times")
         try:
             self._calls.ask(work.engine, work.engine_timeout_sec, lambda: work.executor.submit(work.name, spec))
         except EngineRefused:
             self._offloads.end(work.name, "failed")
             raise
-        self.last_state = RemoteState.PENDING
+        self.last_status = RemoteStatus(RemoteState.PENDING)
         _log.info("offload.submitted", offload=work.name, engine=work.engine)
 
     def result(self) -> Any:
@@ -139,15 +143,17 @@ class RemoteHandle(Handle):
         try:
             status = self._wait_for_status(watch)
         finally:
-            self._service.poller.unwatch(watch)
-            self._log_position = watch.position
-        self.last_state = status.state
+            self._log_position = self._service.poller.unwatch(watch)
+        self.last_status = status
         return self._take(status)
 
     def _wait_for_status(self, watch: Watch) -> RemoteStatus:
-        is_shown = False
+        is_shown = is_log_error_shown = False
         while True:
             self._context.check()
+            if watch.log_error is not None and not is_log_error_shown:
+                self._context.write_lines("note", [f"the log of {self.name} cannot be read: {watch.log_error}"])
+                is_log_error_shown = True
             if watch.unavailable_since is not None:
                 error = watch.error or EngineUnavailable("no answer")
                 if not is_shown:
@@ -159,6 +165,7 @@ class RemoteHandle(Handle):
                 if is_shown:
                     self._calls.show_recovery()
                     is_shown = False
+                self._show_start(watch.status)
                 if watch.status.state in _ENDED:
                     return watch.status
                 if watch.status.state is RemoteState.UNKNOWN and not self.is_late:
@@ -170,15 +177,25 @@ class RemoteHandle(Handle):
 
     def _submit_again(self, watch: Watch) -> None:
         """The engine has no such name: it was restarted, or the work never arrived."""
-        if self._submission_count >= _MAX_SUBMISSIONS:
-            raise EngineUnavailable(f"the engine {self.engine!r} has forgotten {self.name} {_MAX_SUBMISSIONS} times")
         self._context.write_lines("note", [f"the engine {self.engine!r} has lost {self.name}; it is submitted again"])
         watch.status = None
         self.submit()
 
+    def _show_start(self, status: RemoteStatus) -> None:
+        """Why the work has not started; stop it where it will not."""
+        if status.is_stuck:
+            self.stop()
+            raise OffloadFailed(f"{self.engine} {self.name} has not started, and was stopped: {status.detail}")
+        detail = status.detail if status.state is RemoteState.PENDING else ""
+        if detail and detail != self._shown_detail:
+            self._calls.show_pending(self.name, detail)
+        elif self._shown_detail and status.state is RemoteState.RUNNING:
+            self._calls.show_recovery()
+        self._shown_detail = detail
+
     def _check_deadline(self, watch: Watch) -> None:
         """Stop work that is late. While the engine does not answer, the wait continues until its own time limit."""
-        state = self.last_state if watch.status is None else watch.status.state
+        state = self.last_status.state if watch.status is None else watch.status.state
         if not self.is_late or state in _ENDED:
             return
         limit = f"{self._work.options.timeout:g} s" if self._work.options.timeout is not None else "its timeout"
@@ -192,7 +209,7 @@ class RemoteHandle(Handle):
             self._context.write_lines("note", [f"{message}; it is stopped when the engine answers"])
 
     def _write_lines(self, lines: Sequence[str], position: str) -> None:
-        """Called by the poller."""
+        """Called by the thread that reads logs, and at the end."""
         self._tail.extend(line[:_MAX_TAIL_LINE_LENGTH] for line in lines[-_TAIL_LINES:])
         for line in lines:
             if (progress := parse_progress(line)) is not None:
@@ -210,7 +227,7 @@ class RemoteHandle(Handle):
         if status.state is RemoteState.SUCCEEDED:
             try:
                 value = self._ask(lambda: self._work.executor.result(self.name))
-            except (ResultTooLarge, OffloadFailed) as raised:
+            except (ResultTooLarge, ResultUnreadable, OffloadFailed) as raised:
                 error = raised
         else:
             error = self._failure(status)
@@ -234,10 +251,21 @@ class RemoteHandle(Handle):
             status.error.__cause__ = RemoteTraceback(status.detail)
             return status.error
         what = "was stopped on the engine" if status.state is RemoteState.STOPPED else f"failed: {status.detail}"
-        tail = "" if self._work.spec.entrypoint is None else "".join(f"\n{line}" for line in self._tail)
+        tail = "" if self._work.spec.entrypoint is None else "".join(f"\n{line}" for line in self._last_lines())
         message = f"{self.engine} {self.name} {what}{tail}"
         classes = {FailureKind.OOM: RemoteOutOfMemory, FailureKind.WORKER_LOST: RemoteWorkerLost}
         return classes.get(status.kind, OffloadFailed)(message)
+
+    def _last_lines(self) -> list[str]:
+        """Of the engine's log where this attempt has read none: the lines were read while the job waited."""
+        read = getattr(self._work.executor, "last_lines", None)
+        if self._tail or read is None:
+            return list(self._tail)
+        try:
+            lines: list[str] = self._ask(lambda: read(self.name))
+        except OffloadFailed:
+            return []
+        return [line[:_MAX_TAIL_LINE_LENGTH] for line in lines[-_TAIL_LINES:]]
 
 
 def _outcome_of(status: RemoteStatus) -> Outcome:

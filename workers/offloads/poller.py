@@ -1,4 +1,4 @@
-"""Polls all offloads of this process: one thread, a few requests a second, however many there are.
+"""Polls all offloads of this process: one thread, a few requests a second, however many there are. Another reads logs.
 
 Attempts register what they wait for. Of those for which a job waits without a thread, and those left by jobs that have
 ended, the thread claims the next that are due: any process that knows the engine may poll them.
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from app import log
+from app.errors import DatabaseUnavailable
 from app.queue.offloads import DuePoll, Offloads
 from pipelines.executors import Engines
-from pipelines.offload import EngineUnavailable, Executor, RemoteState, RemoteStatus
+from pipelines.offload import EngineUnavailable, Executor, RemoteState, RemoteStatus, parse_progress
 from workers.logs.writer import JobLogWriter
+from workers.offloads.log_thread import LogThread
 from workers.offloads.remote_log import read_log, write_log
 from workers.offloads.remote_stop import RemoteStop
 from workers.secrets import Redactor, SecretStore, SecretUnavailable
@@ -28,6 +30,11 @@ _MAX_BACKOFF_SEC = 30.0  # of an engine that does not answer
 _CLAIM_INTERVAL_SEC = 2.0
 _MAX_CLAIMED = 10
 _IDLE_SEC = 3600.0
+_CLAIM_SEC = 60.0  # of `claim_offload_polls`: then another process may poll the same
+_MAX_LOG_WAIT_SEC, _MAX_LOG_SEC = 15.0, 50.0  # since the claim, until a log is read, and until its lines are written
+_WITH_LOG = (
+    RemoteState.RUNNING,
+)  # the last lines of work that has ended are read by the attempt that takes its result
 
 WriteLines = Callable[[Sequence[str], str], None]  # lines, and the position behind them
 
@@ -38,21 +45,41 @@ class Watch:
     status: RemoteStatus | None = None  # written by the poller, read by the attempt, as the next two
     unavailable_since: float | None = None  # by `clock`
     error: EngineUnavailable | None = None  # why it is unavailable
+    log_error: Exception | None = None  # written by the thread that reads logs, read by the attempt
 
     def __init__(self, name: str, engine: str, executor: Executor, *, position: str, write_lines: WriteLines) -> None:
         self.name, self.engine, self.executor, self.position = name, engine, executor, position
         self._write_lines = write_lines
-        self.is_removed = False  # set by the attempt: what is read after that is for the next one
+        self._lock = threading.Lock()  # held while lines are written
+        self._is_removed = False  # under the lock: what is read after that is for the next one
         self.changed = threading.Event()
         self.next_poll_at = 0.0  # the poller's, as the next
         self.interval_sec = MIN_POLL_SEC
 
-    def record(self, status: RemoteStatus, lines: Sequence[str], position: str) -> None:
-        if self.is_removed:
+    def remove(self) -> str:
+        """Return the position behind the last lines that were written."""
+        with self._lock:
+            self._is_removed = True
+            return self.position
+
+    def read_log(self) -> None:
+        """Called by the thread that reads logs. What cannot be read now is read at the next poll, or at the end."""
+        try:
+            lines, position = read_log(self.executor, self.name, self.position)
+        except Exception as error:  # another package's executor may raise anything
+            self.log_error = error
+            self.changed.set()
             return
-        if lines:
-            self._write_lines(lines, position)
-        self.position = position
+        self.record_lines(lines, position)
+
+    def record_lines(self, lines: Sequence[str], position: str) -> None:
+        with self._lock:
+            if not self._is_removed:
+                if lines:
+                    self._write_lines(lines, position)
+                self.position = position
+
+    def record(self, status: RemoteStatus) -> None:
         is_new = self.status is None or self.status.state is not status.state
         self.interval_sec = MIN_POLL_SEC if is_new else min(MAX_POLL_SEC, self.interval_sec * _POLL_GROWTH)
         self.next_poll_at = clock() + self.interval_sec
@@ -93,6 +120,7 @@ class OffloadPoller:
         self._backoffs: dict[str, _Backoff] = {}  # by engine; the thread's, as the next
         self._next_request_at = self._next_claim_at = 0.0
         self._claims_all = False  # also what this machine's child processes left
+        self.logs = LogThread(on_crash=on_crash)
         self.thread = BackgroundThread("offloads", self.run_once, on_crash=on_crash)
 
     def watch(self, watch: Watch) -> None:
@@ -101,10 +129,11 @@ class OffloadPoller:
             self._claims_all = True
         self.thread.wake()
 
-    def unwatch(self, watch: Watch) -> None:
+    def unwatch(self, watch: Watch) -> str:
+        """Return the position up to which its log was read."""
         with self._lock:
-            watch.is_removed = True
             self._watches = [other for other in self._watches if other is not watch]
+        return watch.remove()
 
     def run_once(self) -> float:
         """Poll the one that is longest overdue; return the seconds until the next request may be sent."""
@@ -140,17 +169,15 @@ class OffloadPoller:
             return 0
         try:
             status = watch.executor.status(watch.name)
-            lines: list[str] = []
-            position = watch.position
-            if status.state not in (RemoteState.UNKNOWN, RemoteState.PENDING):
-                lines, position = read_log(watch.executor, watch.name, watch.position)
         except Exception as error:
             unavailable = self._record_outage(watch.engine, error)
             watch.record_unavailable(unavailable, self._backoffs[watch.engine].until)
         else:
             self._backoffs.pop(watch.engine, None)
-            watch.record(status, lines, position)
-        return 2
+            watch.record(status)
+            if status.state in _WITH_LOG:
+                self.logs.add(watch.name, watch.read_log)
+        return 1
 
     def _record_outage(self, engine: str, error: Exception) -> EngineUnavailable:
         """Wait longer each time. What an executor should not raise counts as no answer too."""
@@ -175,14 +202,13 @@ class OffloadPoller:
             self._poll_due(self._offloads, poll, logs)
         if len(due) == _MAX_CLAIMED:
             self._next_claim_at = 0.0
-        return 2 * len(due)
+        return len(due)
 
     def _poll_due(self, offloads: Offloads, due: DuePoll, logs: JobLogWriter | None) -> None:
         """Poll the work of a waiting job. Its log is not read while earlier lines cannot be written: `logs` is None."""
+        claimed_at = clock()
         next_sec = min(MAX_POLL_SEC, max(MIN_POLL_SEC, due.waited_sec / 10))
         backoff = self._backoffs.get(due.engine)
-        lines: list[str] = []
-        position = due.log_position
         may_arrive = False
         try:
             if backoff is not None and clock() < backoff.until:
@@ -191,11 +217,10 @@ class OffloadPoller:
             if due.is_orphan:
                 remote_stop = RemoteStop(executor, due.name, asked_sec=due.waited_sec)
                 is_over, may_arrive = remote_stop.has_ended(), remote_stop.may_arrive
+                status = None
             else:
-                state = executor.status(due.name).state
-                is_over = state.is_over
-                if logs is not None and state not in (RemoteState.UNKNOWN, RemoteState.PENDING):
-                    lines, position = self._read_log_of(due, executor)
+                status = executor.status(due.name)
+                is_over = status.state.is_over or status.is_stuck
         except Exception as error:
             if backoff is None or clock() >= backoff.until:
                 self._record_outage(due.engine, error)
@@ -205,10 +230,35 @@ class OffloadPoller:
                 offloads.wake_job(due.job_id, due.name)
             return
         self._backoffs.pop(due.engine, None)
-        if logs is not None and (lines or position != due.log_position):
-            write_log(logs, due, lines, position)
-        offloads.record_poll(due.name, next_sec=next_sec)
+        is_read = logs is not None and status is not None and status.state in _WITH_LOG
+        if is_read and self.logs.add(due.name, lambda: self._read_due_log(offloads, due, executor, logs, claimed_at)):
+            next_sec = _CLAIM_SEC  # the thread sets it again
+        detail = status.detail if status is not None and status.state is RemoteState.PENDING else ""
+        offloads.record_poll(due.name, next_sec=next_sec, detail=detail)
         self._conclude(offloads, due, is_over=is_over, may_arrive=may_arrive)
+
+    def _read_due_log(
+        self, offloads: Offloads, due: DuePoll, executor: Executor, logs: JobLogWriter | None, claimed_at: float
+    ) -> None:
+        """Called by the thread that reads logs. Lines that come after the claim are left to the process that polls
+        next."""
+        try:
+            if logs is None or clock() - claimed_at > _MAX_LOG_WAIT_SEC:
+                return
+            lines, position = self._read_log_of(due, executor)
+            if clock() - claimed_at > _MAX_LOG_SEC:
+                return
+            if lines or position != due.log_position:
+                write_log(logs, due, lines, position)
+            progress = [fields for line in lines if (fields := parse_progress(line)) is not None]
+            if progress:
+                offloads.record_progress(due.job_id, progress[-1])
+        except DatabaseUnavailable:
+            raise
+        except Exception as error:  # another package's executor may raise anything
+            _log.warning("engine.log_unreadable", engine=due.engine, offload=due.name, error=str(error))
+        next_sec = min(MAX_POLL_SEC, max(MIN_POLL_SEC, due.waited_sec / 10))
+        offloads.record_poll(due.name, next_sec=next_sec)
 
     def _read_log_of(self, due: DuePoll, executor: Executor) -> tuple[list[str], str]:
         """Without the values of the job's secrets. If one cannot be read here, the log is left to the next attempt."""

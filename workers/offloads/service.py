@@ -1,8 +1,9 @@
-"""What a process has for offloads: its engines, and the thread that polls them."""
+"""What a process has for offloads: its engines, and the threads that poll them and read their logs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Protocol
 
@@ -26,7 +27,7 @@ def _record_nothing(job: ClaimedJob, *, reason: str, error: str) -> None:
 
 
 class OffloadService:
-    """One a process. A pool starts its thread; elsewhere the first wait does."""
+    """One a process. A pool starts its threads; elsewhere the first wait does."""
 
     def __init__(
         self,
@@ -40,14 +41,13 @@ class OffloadService:
     ) -> None:
         self.engines, self.offloads, self.record_pending = engines, offloads, record_pending
         self.poller = OffloadPoller(engines, offloads=offloads, logs=logs, secret_store=secret_store, on_crash=on_crash)
-        self.thread = self.poller.thread
+        self.threads = (self.poller.thread, self.poller.logs.thread)
 
     def ensure_started(self) -> None:
-        if self.thread.ident is None:
-            try:
-                self.thread.start()
-            except RuntimeError:  # another thread has just started it
-                return
+        for thread in self.threads:
+            if thread.ident is None:
+                with suppress(RuntimeError):  # another thread has just started it
+                    thread.start()
 
 
 @cache

@@ -61,6 +61,8 @@ CREATE TABLE dl_offloads (
     awaited_since       timestamptz,
     next_poll_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     unavailable_since   timestamptz,  -- the engine does not answer
+    detail              text        NOT NULL DEFAULT '',  -- why the work has not started
+    submitted           int         NOT NULL DEFAULT 0,  -- how often this name was submitted
     log_position        text        NOT NULL DEFAULT '',
     stop_requested_at   timestamptz,
     ended_at            timestamptz,

@@ -101,6 +101,17 @@ def test_engine_that_forgets_each_time_is_given_up(offloads: OffloadFixture):
     assert offloads.engine.count_requests("POST") == 4
 
 
+def test_engine_that_forgets_the_work_of_a_waiting_job_is_given_up(offloads: OffloadFixture):
+    offloads.engine.faults["GET"].extend(["unknown"] * 1_000)
+    offloads.start()
+
+    job_id = offloads.add("waiting", "quick", job={"max_attempts": 1})
+
+    assert f"has forgotten {offloads.name(job_id)} 4 times" in (offloads.failed(job_id).error or "")
+    assert offloads.engine.count_requests("POST") == 4
+    assert offloads.rows(job_id) == [(offloads.name(job_id), "failed")], "the next attempt takes another name"
+
+
 def test_lost_and_slow_answers_cost_no_execution(offloads: OffloadFixture):
     offloads.engine.faults["POST"].extend(["lost", "500"])
     offloads.engine.faults["GET"].extend(["500", "slow"])

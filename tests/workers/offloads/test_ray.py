@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.executors.http import Answer, HttpApi
+from pipelines.executors.http import Answer, AnswerTooLarge, HttpApi
 from pipelines.executors.ray import RayExecutor, stoppable
-from pipelines.offload import EngineUnavailable, OffloadFailed, OffloadSpec, RemoteState
+from pipelines.offload import EngineUnavailable, OffloadFailed, OffloadSpec, RemoteState, ResultUnreadable
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import program
 
@@ -73,17 +73,19 @@ def test_command_line_ends_as_it_would_by_itself(start: Start, entrypoint: str, 
 class Head(HttpApi):
     """Answers to every request with the same."""
 
-    def __init__(self, code: int, content: bytes) -> None:
+    def __init__(self, answer: Answer | Exception) -> None:
         super().__init__("http://head")
-        self.answer = Answer(code, content)
+        self.answer = answer
 
-    def send(self, method: str, path: str, *, body: Any = None, query: Any = None) -> Answer:
+    def send(self, method: str, path: str, **options: Any) -> Answer:
+        if isinstance(self.answer, Exception):
+            raise self.answer
         return self.answer
 
 
-def executor(code: int, content: bytes) -> RayExecutor:
+def executor(answer: int | Answer | Exception, content: bytes = b"") -> RayExecutor:
     made = RayExecutor({"address": "http://head"})
-    made._api = Head(code, content)
+    made._api = Head(Answer(answer, content) if isinstance(answer, int) else answer)
     return made
 
 
@@ -112,12 +114,44 @@ def test_unknown_name_is_in_the_answer_of_ray():
     [
         (200, b'{"logs": ""}', "not have the log"),
         (404, b"Job dl-x-1 does not exist", "not have the log"),
-        (500, b"Traceback\nUnicodeDecodeError: 'utf-8' codec", "not UTF-8"),
     ],
 )
 def test_result_that_ray_does_not_have_is_an_error(code: int, content: bytes, words: str):
     with pytest.raises(OffloadFailed, match=words):
         executor(code, content).result("dl-x-1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (AnswerTooLarge("more than 32,000,000 bytes"), "its log has more than 32,000,000 bytes"),
+        (Answer(500, b"Traceback\nUnicodeDecodeError: 'utf-8' codec"), "not UTF-8"),
+    ],
+)
+def test_result_that_ray_cannot_send_is_permanent(answer: Any, words: str):
+    with pytest.raises(ResultUnreadable, match=rf"dl-x-1 succeeded, and its result is lost: .*{words}") as refused:
+        executor(answer).result("dl-x-1")
+
+    assert refused.value.permanent
+
+
+def test_failure_of_ray_begins_with_its_reason():
+    shell = stoppable("python 'load it.py'")
+    message = (
+        "Job entrypoint command failed with exit code 3, last available logs (truncated to 20,000 chars):\n"
+        f"INFO job_supervisor.py -- Running entrypoint for job dl-x-1: {shell}\n" + "x" * 20_000
+    )
+    status = executor(200, json.dumps({"status": "FAILED", "message": message}).encode()).status("dl-x-1")
+
+    assert (status.state, status.detail) == (RemoteState.FAILED, "Job entrypoint command failed with exit code 3")
+
+
+def test_log_of_ray_shows_the_command_line_of_the_job():
+    line = f"INFO -- Running entrypoint for job dl-x-1: {stoppable('python load.py')}"
+    engine = executor(200, json.dumps({"status": "RUNNING", "logs": f"{line}\nbegun\n"}).encode())
+
+    assert engine.logs("dl-x-1", "")[0] == ["INFO -- Running entrypoint for job dl-x-1: python load.py", "begun"]
+    assert engine.last_lines("dl-x-1")[1] == "begun"
 
 
 def test_result_may_have_any_character():
