@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
+from app.doctor.engines import check_engines
 from app.doctor.facts import DatabaseFacts, detect_pooler
 from app.doctor.findings import Finding, error, worst
 from app.doctor.queue import (
@@ -31,6 +32,7 @@ class Connections:
     timeout_sec: float
     api_connections: int
     is_retention_decided: bool = False  # DL_RETENTION_ENABLED is set
+    engine_problems: Mapping[str, str] = field(default_factory=dict)  # of DL_EXECUTORS, by name
 
 
 def run_checks(facts: DatabaseFacts, connections: Connections) -> list[Finding]:
@@ -63,6 +65,7 @@ def run_checks(facts: DatabaseFacts, connections: Connections) -> list[Finding]:
         "retention", lambda: check_retention(facts.is_retention_paused(), is_decided=connections.is_retention_decided)
     )
     run_check("pooler", lambda: _check_poolers(connections))
+    run_check("engine", lambda: check_engines(connections.engine_problems))
     return [
         *check_server(server, clock_offset_sec, ConnectionBudget(live_workers, connections.api_connections)),
         *findings,

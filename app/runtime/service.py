@@ -39,6 +39,7 @@ from app.web.api.metrics import DatabaseCollector
 from app.web.standby_reads import StandbyCollector, StandbyExecutor
 from pipelines import contract
 from pipelines import targets as places
+from pipelines.executors import Engines
 from workers.isolation.interpreter import MIN_VERSION, find_unusable
 from workers.metrics import PoolCollector
 from workers.pool import WorkerPool, exit_on_crash
@@ -381,6 +382,7 @@ def doctor_connections(settings: Settings, api_dsn: str) -> Connections:
         timeout_sec=settings.pg_connect_timeout,
         api_connections=settings.pg_pool_size + settings.pg_max_overflow,
         is_retention_decided=settings.is_retention_decided,
+        engine_problems=Engines(settings.executors).problems(),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pipelines.offload import Executor, UnknownEngine
@@ -59,18 +60,39 @@ class Engines:
         """The settings with their secrets, for a process that cannot read these."""
         return {name: self._resolve(values) for name, values in self._settings.items() if name != PROCESS}
 
+    def problems(self) -> dict[str, str]:
+        """Why an engine of the settings cannot be used here, by its name; empty if it can. Asks no engine."""
+        return {name: self._problem(name) for name in self.remote_names}
+
+    def _problem(self, name: str) -> str:
+        try:
+            factory, settings, kind = self._find(name)
+            if kind in _OURS:  # another package's may ask its engine
+                missing = [module for module in getattr(factory, "modules", ()) if find_spec(module) is None]
+                if missing:
+                    return f"it needs dataloader[{kind}]: there is no module {', '.join(missing)}"
+                factory(settings)
+        except Exception as error:  # another package's module may raise anything
+            return str(error) or type(error).__name__
+        return ""
+
     def _create(self, name: str) -> Executor:
+        factory, settings, _ = self._find(name)
+        executor: Executor = factory(dict(self._resolve(settings)))
+        return executor
+
+    def _find(self, name: str) -> tuple[Callable[[dict[str, Any]], Any], dict[str, Any], str]:
+        """What makes the executor, its settings without `kind`, and the kind."""
         if name not in self._settings:
             known = ", ".join(self.names)
             raise UnknownEngine(f"no engine {name!r} is known among {known}; name it in DL_EXECUTORS")
-        settings = dict(self._resolve(self._settings[name]))
+        settings = dict(self._settings[name])
         kind = str(settings.pop("kind", name))
         factory = find_factory(kind)
         if factory is None:
             kinds = ", ".join(sorted({*_OURS, *(point.name for point in _entry_points())}))
             raise UnknownEngine(f"the engine {name!r} is of kind {kind!r}, which is none of {kinds}")
-        executor: Executor = factory(settings)
-        return executor
+        return factory, settings, kind
 
     def _resolve(self, value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -25,6 +26,7 @@ from pipelines.offload import (
 )
 
 _TIMEOUT_SEC = 10.0
+_ACCEPT_CHECK_SEC = 0.05
 _NOT_STARTED = ("released", "waiting", "no-worker", "queued")
 T = TypeVar("T")
 
@@ -34,6 +36,7 @@ class DaskExecutor:
 
     runs: ClassVar[frozenset[Literal["program", "function"]]] = frozenset({"function"})
     survives: ClassVar[bool] = True
+    modules: ClassVar[tuple[str, ...]] = ("distributed", "cloudpickle")  # of the extra
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         check_settings("dask", settings, required="address", known=("address",))
@@ -93,10 +96,11 @@ class DaskExecutor:
                 return
             _check_pythons(client.run_on_scheduler(dask_remote.worker_pythons))  # workers join and leave
             future = client.submit(
-                dask_remote.call, payload, dict(spec.env), name, MAX_CALL_BYTES,
+                _ByValue(dask_remote.call), payload, dict(spec.env), name, MAX_CALL_BYTES,
                 key=name, retries=0, pure=False, resources=dict(spec.resources) or None,
             )  # fmt: skip
             client.publish_dataset(future, name=name, override=True)
+            _check_accepted(client, future, name)
 
         self._use(request)
 
@@ -158,6 +162,34 @@ class DaskExecutor:
             Variable(_stop_name(name), client=client).delete()
 
         self._use(request)
+
+
+class _ByValue:
+    """A function that is sent as its code. Dask pickles what it submits by reference if it can, and a scheduler without
+    this package drops what it cannot import."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.__name__ = function.__name__
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import cloudpickle  # noqa: PLC0415 - an extra; `_connect` says if it is missing
+
+        return cloudpickle.loads, (cloudpickle.dumps(self._function),)
+
+
+def _check_accepted(client: Any, future: Any, name: str) -> None:
+    """Raise EngineRefused where the scheduler does not know the key: it says only to its own log why."""
+    deadline = time.monotonic() + _TIMEOUT_SEC
+    while client.run_on_scheduler(dask_remote.task_state, name)[1] is None:
+        if future.status in ("error", "cancelled", "lost") or time.monotonic() >= deadline:
+            error = future.exception(timeout=1) if future.status == "error" else "its log has the reason"
+            client.unpublish_dataset(name)
+            raise EngineRefused(f"the scheduler did not accept the call {name}: {error}")
+        time.sleep(_ACCEPT_CHECK_SEC)
 
 
 def _check_pythons(versions: Sequence[str]) -> None:

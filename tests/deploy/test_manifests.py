@@ -27,6 +27,7 @@ OPTIONAL = {
     "hpa.yaml",
     "deletion-cost.yaml",
     "first-key.yaml",
+    "offload.yaml",
 }  # not every cluster has what they need, or once
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
 VARIABLES = {knob.variable for knob in load_settings({}).describe()}

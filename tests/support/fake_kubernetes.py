@@ -1,7 +1,5 @@
 """The part of a Kubernetes cluster that Jobs need: an API server that refuses what the real one does, by its schemas,
 the rules of `kubernetes_rules`, the Roles of deploy/ and a quota; and a node that runs the command and keeps its log.
-
-tests/workers/offloads/test_real_kubernetes.py compares it with a real API server.
 """
 
 from __future__ import annotations

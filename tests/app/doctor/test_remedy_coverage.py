@@ -18,6 +18,7 @@ NOT_RUN = {
     "warning alerts": "an alert ends with its cause, not by a statement",
     "info listeners": "needs dozens of worker processes on one host; its remedy is a setting of theirs",
     "error no_reaper": "its remedy is a setting of worker processes; tests/app/doctor/test_examine.py has the finding",
+    "error engine": "its remedy is a setting or a package of the workers; tests/app/doctor/test_engines.py has it",
     "error cells": "findings of cells are of other services; tests/app/doctor/test_cells.py has them",
     "error cell_available": "the same",
     "error cell_clocks": "the same",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +21,8 @@ class Cluster:
 
     def __init__(self) -> None:
         self.scheduler, self.worker, self.later = OURS, OURS, [OURS]
-        self.task_state = (False, None)
+        self.task_state: tuple[bool, str | None] = (False, None)
+        self.accepts = True  # what is submitted
         self.ran: list[str] = []  # on the scheduler
 
     def get_versions(self) -> dict[str, Any]:
@@ -32,10 +33,16 @@ class Cluster:
         self.ran.append(call.__name__)
         return {"allowed_failures": 0, "task_state": self.task_state, "worker_pythons": self.later}[call.__name__]
 
-    def submit(self, *args: Any, **options: Any) -> None:
+    def submit(self, *args: Any, **options: Any) -> Any:
         self.ran.append("submit")
+        self.task_state = (True, "processing" if self.accepts else None)
+        error = ImportError("no module named acme")
+        return SimpleNamespace(status="pending" if self.accepts else "error", exception=lambda timeout: error)
 
     def publish_dataset(self, future: Any, **options: Any) -> None: ...
+    def unpublish_dataset(self, name: str) -> None:
+        self.ran.append("unpublish")
+
     def close(self, timeout: float) -> None: ...
 
 
@@ -65,11 +72,19 @@ def test_worker_that_joined_with_another_python_is_refused(cluster: Cluster):
     engine.submit("dl-x-1", OffloadSpec(call=print))
     assert cluster.ran[-1] == "submit"
 
-    cluster.later = [OURS, OTHER]
+    cluster.task_state, cluster.later = (False, None), [OURS, OTHER]
 
     with pytest.raises(EngineRefused, match="the cluster has 2.7.18"):
         engine.submit("dl-x-2", OffloadSpec(call=print))
     assert cluster.ran.count("submit") == 1
+
+
+def test_call_that_the_scheduler_does_not_know_is_refused(cluster: Cluster):
+    cluster.accepts = False
+
+    with pytest.raises(EngineRefused, match="did not accept the call dl-x-1: no module named acme"):
+        DaskExecutor({"address": "tcp://x"}).submit("dl-x-1", OffloadSpec(call=print))
+    assert cluster.ran[-1] == "unpublish"
 
 
 @pytest.mark.parametrize("state", [(False, None), (True, "released")])

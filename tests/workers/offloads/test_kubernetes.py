@@ -225,7 +225,7 @@ def test_missing_right_to_read_events_is_the_reason(cluster: FakeKubernetes):
 # ── the log ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_log_is_not_sent_again_from_its_beginning(cluster: FakeKubernetes):
+def test_log_is_not_sent_again_from_its_beginning(cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch):
     engine = executor(cluster)
     engine.submit("dl-j-1", OffloadSpec(entrypoint="echo one"))
     eventually(lambda: engine.status("dl-j-1").state is RemoteState.SUCCEEDED)
@@ -235,7 +235,13 @@ def test_log_is_not_sent_again_from_its_beginning(cluster: FakeKubernetes):
     container.lines += [("2030-01-31T01:00:00.123456789Z", b"same\n")] * 3
     sent: list[int] = []
     whole = container.log
-    container.log = lambda options: sent.append(len(content := whole(options))) or content  # type: ignore[method-assign]
+
+    def count_bytes(options: dict[str, str]) -> bytes:
+        content = whole(options)
+        sent.append(len(content))
+        return content
+
+    monkeypatch.setattr(container, "log", count_bytes)
 
     lines, position = [], ""
     for _ in range(5):

@@ -75,6 +75,19 @@ def test_dask_task_is_found_by_another_client(dask: DaskCluster, tmp_path: Path)
 
 
 @marked(DASK)
+def test_dask_needs_no_package_of_ours(tmp_path: Path):
+    def triple(n: int) -> int:
+        return 3 * n
+
+    with dask_cluster(PYTHONPATH="", PYTHONSAFEPATH="1") as cluster:
+        engine = dask_executor(cluster)
+        engine.submit("dl-alone-1", OffloadSpec(call=triple, args=(14,)))
+
+        eventually(lambda: engine.status("dl-alone-1").state.is_over, interval_sec=0.05)
+        assert engine.result("dl-alone-1") == 42
+
+
+@marked(DASK)
 def test_restarted_dask_has_forgotten_its_names(tmp_path: Path):
     with dask_cluster() as cluster:
         engine = dask_executor(cluster)
