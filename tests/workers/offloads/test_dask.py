@@ -70,7 +70,7 @@ def test_other_python_is_refused_before_any_code_is_sent(cluster: Cluster, machi
 def test_worker_that_joined_with_another_python_is_refused(cluster: Cluster):
     engine = DaskExecutor({"address": "tcp://x"})
     engine.submit("dl-x-1", OffloadSpec(call=print))
-    assert cluster.ran[-1] == "submit"
+    assert "submit" in cluster.ran
 
     cluster.task_state, cluster.later = (False, None), [OURS, OTHER]
 
