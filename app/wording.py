@@ -1,4 +1,4 @@
-"""Numbers, durations and times as people write and read them."""
+"""Counts, durations and times as people write and read them: pages, commands, reasons, alerts and webhooks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+_TIME_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_MIN_WHOLE_SEC = 10  # of a shorter duration the tenth counts
+_SECONDS_PATTERN = re.compile(r"\b(\d+(?:\.\d+)?) s\b")
 _NUMBER_PATTERN = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _DURATION_PATTERN = re.compile(r"(?:\d{1,9}\s*[smhdw]\s*){1,10}", re.IGNORECASE)
 _UNIT_SEC = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -16,6 +19,31 @@ _CALENDAR = (datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC) -
 def format_count(count: int, noun: str, plural: str | None = None) -> str:
     """`1 job`, `2 jobs`, `12,000 jobs`."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def format_duration(seconds: float | timedelta | None) -> str:
+    """At most two units, such as `3 h 20 min`; empty for None."""
+    if seconds is None:
+        return ""
+    exact = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+    if exact <= 0:
+        return "0 s"
+    if exact * 1000 < 999.5:  # noqa: PLR2004 - a second when rounded
+        return f"{exact * 1000:.0f} ms"
+    if exact < _MIN_WHOLE_SEC:
+        return f"{exact:.1f} s".replace(".0 s", " s")
+    whole_sec = round(exact)
+    first = next(n for n, (unit_sec, _) in enumerate(_TIME_UNITS) if whole_sec >= unit_sec)
+    parts = []
+    for unit_sec, unit in _TIME_UNITS[first : first + 2]:
+        parts.append(f"{whole_sec // unit_sec} {unit}")
+        whole_sec %= unit_sec
+    return " ".join(part for part in parts if not part.startswith("0 "))
+
+
+def replace_seconds(sentence: str) -> str:
+    """Write the seconds within a sentence, such as `5561 s`, as durations."""
+    return _SECONDS_PATTERN.sub(lambda match: format_duration(float(match[1])), sentence)
 
 
 def parse_duration(text: str) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -11,6 +12,7 @@ from uuid import UUID
 from app.db.encoding import as_uuid, from_row, validate_texts
 from app.db.statements import Executor
 from app.errors import AlertNotFound, RuleExists, RuleNotFound
+from app.wording import replace_seconds
 
 
 class RuleKind(StrEnum):
@@ -144,7 +146,7 @@ class Alerts:
     def all(self, *, firing: bool = True, before: UUID | None = None, limit: int = 100) -> list[FiredAlert]:
         """List firing alerts, or all, newest first; `before` is the last one of the previous page."""
         parameters = {"firing": firing, "before": before and str(before), "limit": limit}
-        return [from_row(FiredAlert, row) for row in self._execute("alerts", parameters)]
+        return [_fired_alert(row) for row in self._execute("alerts", parameters)]
 
     def acknowledge(self, alert_id: UUID, *, acknowledged_by: str) -> FiredAlert:
         """Note who takes care of a firing alert. Raises AlertNotFound if it does not fire."""
@@ -152,7 +154,7 @@ class Alerts:
         rows = self._execute("acknowledge_alert", parameters)
         if not rows:
             raise AlertNotFound(alert_id)
-        return from_row(FiredAlert, rows[0])
+        return _fired_alert(rows[0])
 
     def unacknowledge(self, alert_id: UUID) -> None:
         """Take an acknowledgement back. Raises AlertNotFound if the alert does not fire."""
@@ -173,3 +175,9 @@ class Alerts:
 
     def prune(self, *, keep_sec: float) -> None:
         self._execute("prune_alerts", {"keep_sec": keep_sec})
+
+
+def _fired_alert(row: Sequence[Any]) -> FiredAlert:
+    """Return the alert with the seconds of its detail as people read them."""
+    alert = from_row(FiredAlert, row)
+    return replace(alert, detail=replace_seconds(alert.detail))

@@ -7,6 +7,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from app.wording import format_duration
+
 MAX_LISTED = 5  # jobs or engines that one message names
 
 
@@ -65,10 +67,3 @@ class ExplanationReason:
 
 def format_elapsed(now: datetime, since: datetime) -> str:
     return format_duration(max(0.0, (now - since).total_seconds()))
-
-
-def format_duration(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"

@@ -9,10 +9,10 @@ from typing import Any
 from uuid import UUID
 
 from app.admin.job_detail import AttemptRecord
-from app.admin.reasons import ExplanationReason, ReasonCode, format_duration, format_elapsed
+from app.admin.reasons import ExplanationReason, ReasonCode, format_elapsed
 from app.admin.statistics import PeriodStatistics
 from app.queue.job import Job, Status
-from app.wording import format_utc
+from app.wording import format_duration, format_utc
 
 _STALLED_AFTER_SEC = 300.0  # without a change of the progress
 _MAX_ERROR_LINE_LENGTH = 300

@@ -11,13 +11,13 @@ from uuid import UUID
 from app.admin.limits import LimitHolder, LimitStatus
 from app.admin.queue_reasons import closed_since, settings_reasons
 from app.admin.queues import QueueSettings, QueueState
-from app.admin.reasons import MAX_LISTED, ExplanationReason, ReasonCode, format_duration, format_elapsed
+from app.admin.reasons import MAX_LISTED, ExplanationReason, ReasonCode, format_elapsed
 from app.admin.statistics import PeriodStatistics
 from app.queue.graphs import ParentJob
 from app.queue.job import Job
 from app.queue.labels import Labels, describe_missing
 from app.queue.offloads import Offload
-from app.wording import format_count, format_utc
+from app.wording import format_count, format_duration, format_utc
 
 MAX_COUNTED_AHEAD = 10_000  # more jobs ahead are not counted
 
@@ -207,7 +207,8 @@ def engine_reason(awaited: list[Offload]) -> ExplanationReason:
     shown = ", ".join(f"{offload.name} on {offload.engine}" for offload in awaited[:MAX_LISTED])
     more = len(awaited) - MAX_LISTED
     away = next((offload for offload in awaited if offload.unavailable_sec is not None), None)
-    outage = "" if away is None else f" The engine {away.engine!r} has not answered for {away.unavailable_sec:.0f} s."
+    silent_for = "" if away is None else format_duration(away.unavailable_sec)
+    outage = "" if away is None else f" The engine {away.engine!r} has not answered for {silent_for}."
     pending = next((offload for offload in awaited if offload.detail and away is None), None)
     cause = "" if pending is None else f" {pending.name} has not started: {pending.detail}"
     message = f"It waits for the end of {shown}{f' and {more} more' if more > 0 else ''}.{outage}{cause}"
@@ -239,7 +240,7 @@ def limit_reason(
         return ExplanationReason(ReasonCode.LIMIT_FULL, message, details)
     if limit.next_start_in_sec is not None:
         starts = f"{limit.rate} in {format_duration(limit.per_sec or 1)}"
-        message = f"The rate of {name} ({starts}) allows the next start in {limit.next_start_in_sec:.1f} s."
+        message = f"The rate of {name} ({starts}) allows the next start in {format_duration(limit.next_start_in_sec)}."
         details |= {"rate": limit.rate, "per_sec": limit.per_sec, "next_start_in_sec": limit.next_start_in_sec}
         return ExplanationReason(ReasonCode.RATE_LIMITED, message, details)
     message = f"It waits for {name}, which has room now; it is woken within a second."
@@ -291,7 +292,7 @@ def start_estimate(waiting: WaitingFacts, typical: PeriodStatistics) -> StartEst
     mean = typical.run_time.mean
     if mean is None:
         return None
-    average = f"jobs of {waiting.task!r} take {mean:.1f} s on average"
+    average = f"jobs of {waiting.task!r} take {format_duration(mean)} on average"
     if waiting.wait_state == "blocked":
         before = waiting.blocked_ahead + 1
         basis = f"{format_count(before, 'job')} of its lock key ahead of it, and {average}"

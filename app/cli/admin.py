@@ -25,7 +25,7 @@ from app.cli.parsing import (
 from app.cli.service_options import RemoteService, create_option, remote_command
 from app.cli.tables import Table
 from app.queue.labels import format_labels
-from app.wording import format_count
+from app.wording import format_count, format_duration
 
 _WAIT_FOR_END_SEC = 3.0  # of a bulk cancel, which takes one as a rule
 _POLL_INTERVAL_SEC = 0.1
@@ -40,10 +40,10 @@ _QUEUES = Table(
     "queue, state, ready, running, oldest, scheduled, blocked, limited, waiting, workers, done/h, failed/h, p95",
     {
         "ready": lambda queue: f"{queue['ready']}{'' if queue['ready_exact'] else '+'}",
-        "oldest": lambda queue: text.format_duration(queue["oldest_ready_sec"]),
+        "oldest": lambda queue: format_duration(queue["oldest_ready_sec"]),
         "done/h": lambda queue: queue["last_hour"]["succeeded"],
         "failed/h": lambda queue: queue["last_hour"]["failed"] + queue["last_hour"]["lost"],
-        "p95": lambda queue: text.format_duration(queue["last_hour"]["run_time"]["p95"]),
+        "p95": lambda queue: format_duration(queue["last_hour"]["run_time"]["p95"]),
     },
     uncut="queue, state, ready, running",
     empty_message="No queues.",
@@ -65,8 +65,8 @@ _WORKERS = Table(
 _SCALING = Table(
     "queue, wanted=wanted_threads, busy=busy_threads, idle=idle_threads, ready, oldest, p95, due=due_soon, draining",
     {
-        "oldest": lambda queue: text.format_duration(queue["oldest_ready_sec"]),
-        "p95": lambda queue: text.format_duration(queue["wait_p95_sec"]),
+        "oldest": lambda queue: format_duration(queue["oldest_ready_sec"]),
+        "p95": lambda queue: format_duration(queue["wait_p95_sec"]),
     },
     uncut="queue, wanted, busy, idle",
     empty_message="No queues.",
@@ -79,8 +79,8 @@ _TASKS = Table(
         "succeeded": lambda task: task[_TASK_COUNTS]["succeeded"],
         "failed": lambda task: task[_TASK_COUNTS]["failed"] + task[_TASK_COUNTS]["lost"],
         "failure_rate": lambda task: None if (rate := task[_TASK_COUNTS]["failure_rate"]) is None else f"{rate:.1%}",
-        "p50": lambda task: text.format_duration(task[_TASK_COUNTS]["run_time"]["p50"]),
-        "p95": lambda task: text.format_duration(task[_TASK_COUNTS]["run_time"]["p95"]),
+        "p50": lambda task: format_duration(task[_TASK_COUNTS]["run_time"]["p50"]),
+        "p95": lambda task: format_duration(task[_TASK_COUNTS]["run_time"]["p95"]),
         "last": lambda task: "".join(_OUTCOME_LETTERS.get(run["outcome"], "?") for run in task["last_runs"]),
     },
     uncut="task",

@@ -13,6 +13,7 @@ from app.cli import text
 from app.cli.parsing import NOT_NEGATIVE, POSITIVE, args_options, limit_option, limit_option_to, without_none
 from app.cli.service_options import RemoteGroup, RemoteService, remote_command
 from app.cli.tables import Table
+from app.wording import format_duration
 
 _PATH = "/api/v1/backfills"
 _WATCH_INTERVAL_SEC = 2.0
@@ -92,7 +93,7 @@ def backfill(
     plan = made["plan"]
     lines = [f"{plan['selected']:,} of {plan['total']:,} slices, {plan['first'][0]} to {plan['last'][-1]}"]
     if plan["estimated_sec"] is not None:
-        lines.append(f"about {text.format_duration(plan['estimated_sec'])}, by the median run of the last week")
+        lines.append(f"about {format_duration(plan['estimated_sec'])}, by the median run of the last week")
     lines += [f"the limit {name} lets only {count} run at a time" for name, count in plan["limits"].items()]
     if dry_run:
         lines.append(f"args of the first: {text.json_line(plan['args'])}")

@@ -29,7 +29,7 @@ from app.cli.parsing import (
 )
 from app.cli.service_options import OutageNotice, RemoteService, remote_command
 from app.cli.tables import Table
-from app.wording import format_count
+from app.wording import format_count, format_duration
 from dataloader.errors import NotFound, Refused, ServiceUnavailable
 
 _PAGE_LINES = 1000
@@ -253,7 +253,7 @@ def why(service: RemoteService, *, subject: str) -> None:
     if payload["position"] is not None:
         lines.append(f"Position in queue: {'' if payload['position_exact'] else 'beyond '}{payload['position']}.")
     if (estimate := payload["estimate"]) is not None:
-        start_in = text.format_duration(estimate["start_in_sec"])
+        start_in = format_duration(estimate["start_in_sec"])
         lines.append(f"It may start in {start_in}: {text.format_message(estimate['basis'])}.")
     service.print_payload(payload, *lines)
 

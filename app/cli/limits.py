@@ -11,6 +11,7 @@ from app.cli import text
 from app.cli.parsing import DURATION, NOT_NEGATIVE, POSITIVE, RATE, without_none
 from app.cli.service_options import RemoteGroup, RemoteService, create_option
 from app.cli.tables import Table
+from app.wording import format_duration
 
 limits = RemoteGroup("limits", help="Manage limits: how many jobs run at a time, and how many start in a time.")
 breakers = RemoteGroup("breakers", help="Manage the circuit breakers of tasks; pause or resume a task.")
@@ -23,7 +24,7 @@ def _format_allowance(limit: text.Payload) -> str:
         allowances.append(f"{limit['concurrency']} at once")
     if limit["rate"] is not None:
         burst = f", {limit['burst']} of them at once" if (limit["burst"] or 1) > 1 else ""
-        allowances.append(f"{limit['rate']} in {text.format_duration(limit['per_sec'])}{burst}")
+        allowances.append(f"{limit['rate']} in {format_duration(limit['per_sec'])}{burst}")
     return " and ".join(allowances) or "no limit"
 
 

@@ -14,7 +14,6 @@ Payload = Mapping[str, Any]
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _MAX_ERROR_LENGTH = 300
 _MAX_AMOUNT = 1e15  # a larger float is no longer exact; such a progress is shown as it came
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def one_line(raw: str) -> str:
@@ -65,14 +64,6 @@ def format_time(at: datetime | str | None) -> str:
     if is_outside_calendar(moment):
         return format_outside_calendar(moment)
     return moment.astimezone().isoformat(sep=" ", timespec="seconds")
-
-
-def format_duration(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return next(
-        (f"{seconds / size:.1f} {unit}" for size, unit in _UNITS if seconds >= size), f"{seconds * 1000:.0f} ms"
-    )
 
 
 def format_value(value: Any) -> str:

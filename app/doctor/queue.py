@@ -10,7 +10,7 @@ from typing import Any
 from app.doctor.facts import TableStats, Transaction
 from app.doctor.findings import Finding, error, info, ok, warning
 from app.queue.labels import describe_missing, format_labels
-from app.wording import format_count
+from app.wording import format_count, format_duration
 
 LONG_TRANSACTION_SEC = 300.0
 _VERY_LONG_TRANSACTION_SEC = 3600.0
@@ -61,7 +61,8 @@ def check_transactions(transactions: Sequence[Transaction]) -> Iterator[Finding]
             remedy = f"SELECT pg_drop_replication_slot('{name}'); or let its reader catch up"
             yield warning("transactions", message, remedy, **facts)
         elif transaction.kind == "prepared":
-            message = f"the prepared transaction {name} of {transaction.user} is {_format_age(transaction)} old"
+            age = format_duration(transaction.age_sec or 0)
+            message = f"the prepared transaction {name} of {transaction.user} is {age} old"
             yield warning("transactions", message, f"ROLLBACK PREPARED '{name}'", **facts)
         else:
             yield _transaction_finding(transaction, facts)
@@ -73,7 +74,7 @@ def _transaction_finding(transaction: Transaction, facts: Mapping[str, Any]) -> 
     name = transaction.name or "a session without a name"
     message = (
         f"{name} (pid {transaction.kind}, {transaction.user or 'another role'}) has had a transaction for "
-        f"{_format_age(transaction)}"
+        f"{format_duration(transaction.age_sec or 0)}"
     )
     message += f", {transaction.state}" if transaction.state else ""
     message += f": {transaction.query}" if transaction.query else ""
@@ -84,11 +85,6 @@ def _transaction_finding(transaction: Transaction, facts: Mapping[str, Any]) -> 
     report = warning if transaction.is_in_database and is_old else info
     remedy = f"{terminate}; or wait for its end: until then vacuum removes no dead row"
     return report("transactions", message, remedy, **facts)
-
-
-def _format_age(transaction: Transaction) -> str:
-    minutes = (transaction.age_sec or 0) / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"  # noqa: PLR2004 - of minutes
 
 
 def check_queue(facts: Mapping[str, Any]) -> Iterator[Finding]:
@@ -184,7 +180,7 @@ def _check_running(facts: Mapping[str, Any]) -> Iterator[Finding]:
         yield error(
             "expired_leases",
             f"{format_count(len(expired), 'run')} lost the lease and no reaper requeues it, such as job {job} of "
-            f"{worker}, {seconds:.0f} s ago",
+            f"{worker}, {format_duration(seconds)} ago",
             "dataloader worker; the reaper of any worker process requeues them",
             runs=expired,
         )

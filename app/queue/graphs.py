@@ -265,7 +265,10 @@ def layers(jobs: Iterable[GraphJob], edges: Iterable[GraphEdge]) -> list[list[Gr
 
 
 def critical_path(graph: Graph, now: Mapping[UUID, float]) -> list[UUID]:
-    """The chain of jobs that took longest together; `now` has the seconds that each job has run."""
+    """Return the chain of jobs that took longest together, without those that have not run yet.
+
+    `now` has the seconds that each job has run.
+    """
     parents: dict[UUID, list[UUID]] = {job.job_id: [] for job in graph.jobs}
     for edge in graph.edges:
         if edge.parent_id in parents:
@@ -279,4 +282,4 @@ def critical_path(graph: Graph, now: Mapping[UUID, float]) -> list[UUID]:
     while step is not None:
         path.append(step)
         step = best[step][1]
-    return path[::-1]
+    return [job_id for job_id in reversed(path) if now.get(job_id, 0.0) > 0]

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import expect
 
-from app.queue.job import Status
 from dataloader import Client
+from tests.browser.addresses import create_addresses
 from tests.browser.conftest import ObservedPage
 from tests.support import eventually
 from tests.support.real_service import RunningService
@@ -17,36 +17,6 @@ from tests.support.real_service import RunningService
 pytestmark = pytest.mark.browser
 
 OpenPage = Callable[..., ObservedPage]
-PAGES = {
-    "overview": "/",
-    "jobs": "/jobs",
-    "tasks": "/tasks",
-    "task": "/tasks/load.cbr.rates",
-    "checks": "/tasks/test.measure",
-    "datasets": "/datasets",
-    "dataset": "/datasets/warehouse.sales",
-    "failures": "/failures",
-    "graphs": "/graphs",
-    "queues": "/queues",
-    "queue": "/queues/q",
-    "limits": "/limits",
-    "schedules": "/schedules?expression=0+6+*+*+*&task=noop&queue=etl",
-    "calendar": "/calendar",
-    "backfills": "/backfills",
-    "slices": "/slices/load.cbr.rates",
-    "workers": "/workers",
-    "alerts": "/alerts",
-    "webhooks": "/webhooks",
-    "keys": "/keys",
-    "settings": "/settings?preview=retention",
-    "doctor": "/settings/doctor",
-    "charts": "/charts",
-    "audit": "/audit",
-    "cells": "/cells",
-    "search": "/search?q=test",
-    "api": "/docs",
-    "login": "/login",
-}
 
 
 @pytest.fixture
@@ -58,38 +28,9 @@ def client(service: RunningService) -> Client:
 @pytest.mark.parametrize("size", ["desktop", "phone"])
 def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, client: Client):
     window = seen(size=size)
-    running = client.jobs(status=Status.RUNNING, limit=1)[0]
-    failed = client.jobs(status=Status.FAILED, limit=1)[0]
-    warned = client.jobs(warnings="true", limit=1)[0]
-    client.request("PUT", "/api/v1/limits/warehouse", body={"concurrency": 4, "note": "four slots"}, repeatable=True)
-    client.request("PUT", "/api/v1/limits/partner:*", body={"rate": 10, "burst": 2}, repeatable=True)
-    client.request("PUT", "/api/v1/tasks/unserved/breaker", body={"state": "open", "reason": "moving"}, repeatable=True)
-    job = {"queue": "unserved", "task": "noop"}
-    graph = client.trigger_graph([
-        job | {"key": "load", "lock_key": "load"},
-        job | {"key": "report", "lock_key": "report", "after": [{"job": "load", "on": "ended"}]},
-    ], name="daily", idempotency_key="for the page")  # fmt: skip
-    jobs = {
-        "job": f"/jobs/{running['job_id']}",
-        "failed": f"/jobs/{failed['job_id']}",
-        "warned": f"/jobs/{warned['job_id']}",
-        "log": f"/jobs/{running['job_id']}/log?level=WARNING",
-        "edit": f"/jobs/{failed['job_id']}/edit",
-        "clone": f"/jobs/{failed['job_id']}/clone",
-    }
-    client.request("PUT", "/api/v1/schedules/daily", body={"expression": "0 6 * * *"} | job, repeatable=True)
-    client.request("POST", "/api/v1/schedules/daily/run", body={})
-    slices = {"from": "2026-01-01", "to": "2026-03-15", "unit": "day"}
-    filled = client.request("POST", "/api/v1/backfills", body={"task": "noop", "queue": "unserved", "slices": slices})
     flaws = []
 
-    for name, path in {
-        **PAGES,
-        **jobs,
-        "graph": f"/graphs/{graph['graph_id']}",
-        "schedule": "/schedules/daily",
-        "backfill": f"/backfills/{filled['backfill']['backfill_id']}",
-    }.items():
+    for name, path in create_addresses(client).items():
         window.set_color_scheme("light")
         page = window.go(path)
         expect(page.locator("h1")).to_be_visible()

@@ -13,18 +13,18 @@ from zoneinfo import ZoneInfo
 from app.queue.labels import Labels, format_labels
 from app.wording import (
     format_count,
+    format_duration,
     format_outside_calendar,
     format_utc,
     is_outside_calendar,
+    replace_seconds,
     replace_utc_times,
 )
 
 _UUID_PATTERN = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
-_SECONDS_PATTERN = re.compile(r"\b(\d+(?:\.\d+)?) s\b")
 # Characters that change the direction of the text after them; in JSON they are written as escapes.
 _BIDI_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _MIN_SEC = 60
-_TIME_UNITS = ((86_400, "d"), (3_600, "h"), (_MIN_SEC, "min"))
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -116,40 +116,24 @@ class Formatter:
 
     @staticmethod
     def duration(seconds: float | timedelta | None) -> str:
-        """At most two units: `3 h 20 min`."""
-        if seconds is None:
-            return ""
-        exact = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
-        if exact < 1:
-            return f"{max(0.0, exact) * 1000:.0f} ms"
-        if exact < 10:  # noqa: PLR2004 - seconds; below that the tenth counts
-            return f"{exact:.1f} s"
-        whole_sec = round(exact)
-        units = (*_TIME_UNITS, (1, "s"))
-        first = next(n for n, (unit_sec, _) in enumerate(units) if whole_sec >= unit_sec)
-        parts = []
-        for unit_sec, unit in units[first : first + 2]:
-            parts.append(f"{whole_sec // unit_sec} {unit}")
-            whole_sec %= unit_sec
-        return " ".join(part for part in parts if not part.startswith("0 "))
+        return format_duration(seconds)
 
     @classmethod
     def retry_policy(cls, policy: Mapping[str, Any]) -> str:
         """How long the pauses between attempts are: `30 s more after each attempt, at most 7 d`."""
 
-        def length(seconds: float) -> str:
-            return cls.duration(seconds).replace(".0 s", " s")
-
         match policy:
             case {"kind": "fixed", "seconds": seconds}:
-                return f"{length(seconds)} after each attempt"
+                return f"{cls.duration(seconds)} after each attempt"
             case {"kind": "linear", "step": step, "cap": cap}:
-                return f"{length(step)} more after each attempt, at most {length(cap)}"
+                return f"{cls.duration(step)} more after each attempt, at most {cls.duration(cap)}"
             case {"kind": "exponential", "base": base, "factor": factor, "cap": cap, "jitter": jitter}:
                 spread = f", ± {cls.percent(jitter)}" if jitter else ""
-                return f"{length(base)}, then × {factor:g} after each attempt, at most {length(cap)}{spread}"
+                return (
+                    f"{cls.duration(base)}, then × {factor:g} after each attempt, at most {cls.duration(cap)}{spread}"
+                )
             case {"kind": "table", "seconds": list(pauses)}:
-                return f"{', '.join(map(length, pauses))}{', the last one repeated' if len(pauses) > 1 else ''}"
+                return f"{', '.join(map(cls.duration, pauses))}{', the last one repeated' if len(pauses) > 1 else ''}"
         return f"as {policy['kind']} in the code decides"
 
     @staticmethod
@@ -177,7 +161,7 @@ class Formatter:
     def shorten(cls, sentence: str) -> str:
         """Write the seconds and the ids in a sentence as the pages do."""
         shortened = _UUID_PATTERN.sub(lambda match: cls.short_id(match[0]), sentence)
-        return _SECONDS_PATTERN.sub(lambda match: cls.duration(float(match[1])), shortened)
+        return replace_seconds(shortened)
 
     @staticmethod
     def number(value: float | None) -> str:

@@ -73,7 +73,6 @@
     const { scrollLeft } = container;
     container.replaceChildren(svg);
     container.scrollLeft = scrollLeft;
-    container.hidden = false;
     drawn.set(container, data);
     if (focused) container.querySelector(`a[data-node="${CSS.escape(focused)}"]`)?.focus();
   };

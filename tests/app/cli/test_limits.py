@@ -59,7 +59,7 @@ def test_limits_are_set_listed_shown_and_deleted(queue_db, url):
     queue_db.claim(2)
 
     assert "Limit warehouse: 1 at once." in made.output
-    assert "Limit api:*: 10 in 1.0 s, 3 of them at once." in rated.output
+    assert "Limit api:*: 10 in 1 s, 3 of them at once." in rated.output
     listed = invoke(url, "limits").output
     assert "warehouse" in listed
     assert "api:*" in listed

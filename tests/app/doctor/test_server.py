@@ -87,7 +87,7 @@ def test_slots_and_prepared_transactions_have_own_remedies():
 
     assert "pg_drop_replication_slot('standby')" in found[0].remedy
     assert "ROLLBACK PREPARED 'x1'" in found[1].remedy
-    assert "another role) has had a transaction for 25.0 h" in found[2].message
+    assert "another role) has had a transaction for 1 d 1 h" in found[2].message
     assert found[3].severity is Severity.INFO
 
 

@@ -1,0 +1,68 @@
+"""The address of each page of the dashboard, with something to see on it."""
+
+from __future__ import annotations
+
+from app.queue.job import Status
+from dataloader import Client
+
+PAGES = {
+    "overview": "/",
+    "jobs": "/jobs",
+    "tasks": "/tasks",
+    "task": "/tasks/load.cbr.rates",
+    "checks": "/tasks/test.measure",
+    "datasets": "/datasets",
+    "dataset": "/datasets/warehouse.sales",
+    "failures": "/failures",
+    "graphs": "/graphs",
+    "queues": "/queues",
+    "queue": "/queues/q",
+    "limits": "/limits",
+    "schedules": "/schedules?expression=0+6+*+*+*&task=noop&queue=etl",
+    "calendar": "/calendar",
+    "backfills": "/backfills",
+    "slices": "/slices/load.cbr.rates",
+    "workers": "/workers",
+    "alerts": "/alerts",
+    "webhooks": "/webhooks",
+    "keys": "/keys",
+    "settings": "/settings?preview=retention",
+    "doctor": "/settings/doctor",
+    "charts": "/charts",
+    "audit": "/audit",
+    "cells": "/cells",
+    "search": "/search?q=test",
+    "api": "/docs",
+    "login": "/login",
+}
+
+
+def create_addresses(client: Client) -> dict[str, str]:
+    """Return every page's address by name; make the limits, the graph, the schedule and the backfill that some show."""
+    running = client.jobs(status=Status.RUNNING, limit=1)[0]
+    failed = client.jobs(status=Status.FAILED, limit=1)[0]
+    warned = client.jobs(warnings="true", limit=1)[0]
+    client.request("PUT", "/api/v1/limits/warehouse", body={"concurrency": 4, "note": "four slots"}, repeatable=True)
+    client.request("PUT", "/api/v1/limits/partner:*", body={"rate": 10, "burst": 2}, repeatable=True)
+    client.request("PUT", "/api/v1/tasks/unserved/breaker", body={"state": "open", "reason": "moving"}, repeatable=True)
+    job = {"queue": "unserved", "task": "noop"}
+    graph = client.trigger_graph([
+        job | {"key": "load", "lock_key": "load"},
+        job | {"key": "report", "lock_key": "report", "after": [{"job": "load", "on": "ended"}]},
+    ], name="daily", idempotency_key="for the page")  # fmt: skip
+    client.request("PUT", "/api/v1/schedules/daily", body={"expression": "0 6 * * *"} | job, repeatable=True)
+    client.request("POST", "/api/v1/schedules/daily/run", body={})
+    slices = {"from": "2026-01-01", "to": "2026-03-15", "unit": "day"}
+    filled = client.request("POST", "/api/v1/backfills", body={"task": "noop", "queue": "unserved", "slices": slices})
+    return {
+        **PAGES,
+        "job": f"/jobs/{running['job_id']}",
+        "failed": f"/jobs/{failed['job_id']}",
+        "warned": f"/jobs/{warned['job_id']}",
+        "log": f"/jobs/{running['job_id']}/log?level=WARNING",
+        "edit": f"/jobs/{failed['job_id']}/edit",
+        "clone": f"/jobs/{failed['job_id']}/clone",
+        "graph": f"/graphs/{graph['graph_id']}",
+        "schedule": "/schedules/daily",
+        "backfill": f"/backfills/{filled['backfill']['backfill_id']}",
+    }
