@@ -29,6 +29,7 @@ _QUIET_PATHS = frozenset({"/health", "/health/started", "/health/ready", "/healt
 # Answered with a 503 in normal operation: not logged as errors.
 _EXPECTED_CODES = (ProblemCode.NOT_READY, ProblemCode.TOO_MANY_WAITING)
 _REQUEST_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,127}", re.ASCII)
+_PROBLEM_TYPES = ("application/problem+json", "application/json", "text/html")
 _PAGE_MEDIA_TYPES = ("text/html", "text/css", "text/javascript")
 _PAGE_POLICY = (
     "default-src 'self'; img-src 'self' data:; base-uri 'none'; "
@@ -130,11 +131,16 @@ def handle_error(error: Exception) -> Response:
     if code is ProblemCode.KEY_REQUIRED and request.environ.get(IS_PAGE):
         return _redirect_to_login()
     response = problem_response(error, request.environ[REQUEST_ID], is_read=request.method in ("GET", "HEAD"))
-    if request.environ.get(IS_PAGE):
+    if request.environ.get(IS_PAGE) or _is_unknown_page():
         response = _problem_page(response)
     if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR and code not in _EXPECTED_CODES:
         _log_error(error, code, response.status_code)
     return response
+
+
+def _is_unknown_page() -> bool:
+    """Whether a browser asked for an address that no route has; programs get JSON."""
+    return request.url_rule is None and request.accept_mimetypes.best_match(_PROBLEM_TYPES) == _PROBLEM_TYPES[-1]
 
 
 def _redirect_to_login() -> Response:

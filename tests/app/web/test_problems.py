@@ -56,6 +56,15 @@ def test_a_wrong_method_is_a_405_that_lists_the_right_ones(app_without_database,
     assert response.headers["Allow"] == allowed
 
 
+def test_browser_gets_a_page_for_an_unknown_address(app_without_database):
+    browser = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+    page = app_without_database().get("/nowhere", headers=browser)
+
+    assert (page.status_code, page.mimetype) == (404, "text/html")
+    assert "The path does not exist" in page.text
+
+
 def test_options_lists_the_methods_and_asks_nothing_of_the_body(app_without_database):
     response = app_without_database().options("/api/v1/jobs/trigger")
 
