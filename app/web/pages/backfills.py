@@ -11,6 +11,8 @@ from flask import Response, g
 from pydantic import Field
 
 from app.admin.backfills import Backfill, BackfillState, SliceError
+from app.admin.explain import JobExplainer, JobExplanation
+from app.errors import JobNotFound
 from app.log.masking import mask_secret_fields
 from app.queue.job import Status
 from app.queue.jobs import JobQueue
@@ -61,7 +63,7 @@ class Pace:
 
 def create_backfills_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("backfills_page", options)
-    editor = BackfillEditor(queue, pipelines, options)
+    editor, explainer = BackfillEditor(queue, pipelines, options), JobExplainer(queue.executor)
 
     @pages.page("/backfills", query=BackfillsFields)
     def show_backfills(query: BackfillsFields) -> Response:
@@ -127,6 +129,7 @@ def create_backfills_page(queue: JobQueue, pipelines: Pipelines, options: WebOpt
             pace=_pace(backfill, datetime.now(UTC)),
             loaded=editor.backfills.loaded_rows(backfill_id),
             limits=editor.binding_limits(backfill),
+            waiting=_oldest_waiting(editor, explainer, backfill_id),
             path=f"/backfills/{backfill_id}",
             slices_path=f"/slices/{quote_name(backfill.task)}",
         )
@@ -168,6 +171,19 @@ def _bad_slices(editor: BackfillEditor, backfill: Backfill) -> list[tuple[Any, S
     ][:_SLICES_LISTED]
     errors = editor.backfills.errors_of([part.job_id for part in found])
     return [(part, errors.get(part.job_id)) for part in found]
+
+
+def _oldest_waiting(editor: BackfillEditor, explainer: JobExplainer, backfill_id: UUID) -> JobExplanation | None:
+    """Explain the oldest of the waiting jobs of the first slices that wait; None if none does."""
+    waiting = editor.backfills.slices(backfill_id=backfill_id, state=Status.QUEUED, limit=_SLICES_LISTED)
+    job_ids = sorted(part.job_id for part in waiting if part.job_id is not None)  # ids are ordered by time
+    if not job_ids:
+        return None
+    try:
+        explanation = explainer.explain(job_ids[0])
+    except JobNotFound:  # deleted since
+        return None
+    return explanation if explanation.status is Status.QUEUED else None
 
 
 def _pace(backfill: Backfill, now: datetime) -> Pace:

@@ -99,6 +99,15 @@ def test_a_backfill_is_paused_resumed_changed_and_canceled(client, dsn):
     assert "no action" in act(client, path, "dance").text
 
 
+def test_backfill_shows_why_its_oldest_job_waits(client, dsn):
+    path = start(client, dsn, slices={"from": "2026-01-01", "to": "2026-01-02"})
+
+    (reason,) = re.findall(r"<dt>Oldest waiting</dt><dd>.*?</a> (.*?)</dd>", client.get(path).text)
+    assert reason.startswith("No live worker serves queue")
+    act(client, path, "cancel")
+    assert "Oldest waiting" not in client.get(path).text
+
+
 def test_slices_of_a_task_are_chosen_and_run(client, dsn):
     path = start(client, dsn, slices={"from": "2026-01-01", "to": "2026-01-03"})
     execute(dsn, "UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE partition_key <> '2026-01-02'")
