@@ -176,7 +176,7 @@ def _bad_slices(editor: BackfillEditor, backfill: Backfill) -> list[tuple[Any, S
 def _oldest_waiting(editor: BackfillEditor, explainer: JobExplainer, backfill_id: UUID) -> JobExplanation | None:
     """Explain the oldest of the waiting jobs of the first slices that wait; None if none does."""
     waiting = editor.backfills.slices(backfill_id=backfill_id, state=Status.QUEUED, limit=_SLICES_LISTED)
-    job_ids = sorted(part.job_id for part in waiting if part.job_id is not None)  # ids are ordered by time
+    job_ids = sorted(part.job_id for part in waiting)  # ids are ordered by time
     if not job_ids:
         return None
     try:

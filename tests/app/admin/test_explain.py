@@ -8,11 +8,11 @@ import pytest
 from app.admin import explain, wait_reasons
 from app.admin.explain import JobExplainer, JobExplanation
 from app.admin.queues import Queues, QueueState
-from app.admin.reasons import format_duration
 from app.admin.statistics import Statistics
 from app.errors import JobNotFound
 from app.queue.job import Status
 from app.queue.workers import WorkerInfo, WorkerLiveness
+from app.wording import format_duration
 from tests.support.queue_fixture import QueueFixture
 
 
