@@ -12,7 +12,7 @@ from tests.field.ground import Ground
 from tests.field.places import ALLOWED_SKIPS, Place, Unavailable, is_ci, selected_places
 from tests.field.table import write_row
 
-pytestmark = [pytest.mark.field, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.field, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("place", selected_places(os.environ.get("PLACES", "")), ids=lambda place: place.name)
