@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from app.db.rights import rights_table
 from app.queue.job import TRANSITIONS, ReleaseReason, Status, Transition
 from docs import code_tables, signals
 
@@ -80,6 +81,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "wait-states": code_tables.wait_states,
     "duties": code_tables.duties,
     "advisory-locks": code_tables.advisory_locks,
+    "feature-rights": lambda: rights_table() + "\n",
     "metrics": signals.metrics,
     "log-events": signals.log_events,
 }

@@ -1,11 +1,13 @@
 """The fixtures of the whole suite: real PostgreSQL, one server a run, a database a test.
 
-The server is the embedded one, unless DL_TEST_DSN names another (its account must be allowed to create databases).
+The server is the embedded one, unless DL_TEST_DSN names another, as its superuser. Each database belongs to an account
+that has no other right, and the tests have that account; a superuser is for tests that say why: @pytest.mark.superuser.
 DL_TEST_POSTGRES=local|wheel|auto chooses the embedded server's binaries. Nothing is skipped for want of a server.
 
     dsn         a fresh database with the schema
     empty_dsn   a fresh database without it
     databases   more than one of them: `with databases.fresh() as dsn`
+    superuser   the DSN of a superuser for the database of another DSN: `superuser(dsn)`
     server      a server of the test's own, to stop, restart, crash and kill
     start       real processes, killed when the test ends: `start("serve", env={…})`
 """
@@ -26,7 +28,7 @@ from hypothesis import HealthCheck, settings
 from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
 from tests.support import Databases, PrivateServer, Process
-from tests.support.databases import apply_schema
+from tests.support.databases import SERVER_VARIABLE, apply_schema, superuser_dsn
 from tests.support.private_server import copy_data_dir
 
 # Every test's data is thrown away, so none of it needs to be safe.
@@ -37,7 +39,6 @@ UNSAFE_FAST_SETTINGS = {
     "autovacuum": "off",
     "shared_buffers": "64MB",
     "max_wal_size": "512MB",
-    "jit": "off",
     "max_connections": "200",
 }
 RUN_FOLDER_VARIABLE = "DL_TEST_FOLDER"
@@ -107,7 +108,7 @@ def postgres_binaries() -> Choice:
 @pytest.fixture(scope="session")
 def server_dsn(run_folder: Path, postgres_binaries: Choice) -> Iterator[str]:
     """The server that all tests of this run share; xdist's workers are sharers of one embedded server."""
-    named = os.environ.get("DL_TEST_DSN")
+    named = os.environ.get(SERVER_VARIABLE)
     if named:
         yield named
         return
@@ -120,7 +121,7 @@ def databases(server_dsn: str, run_folder: Path, worker_id: str) -> Iterator[Dat
     """Fresh databases on the shared server: `with databases.fresh(schema=True) as dsn`."""
     made = Databases(server_dsn, run=run_folder.name.removeprefix("dl-test-"), worker=worker_id)
     yield made
-    if os.environ.get("DL_TEST_DSN"):
+    if os.environ.get(SERVER_VARIABLE):
         made.drop_template()
 
 
@@ -136,6 +137,14 @@ def empty_dsn(databases: Databases) -> Iterator[str]:
     """The DSN of a database of this test's own, without any table."""
     with databases.fresh(schema=False) as fresh:
         yield fresh
+
+
+@pytest.fixture
+def superuser(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Give the DSN with which a superuser connects to a database, in tests that are marked with the reason."""
+    if request.node.get_closest_marker("superuser") is None:
+        pytest.fail("a test that needs a superuser says why: @pytest.mark.superuser('reason')")
+    return superuser_dsn
 
 
 @pytest.fixture(scope="session")

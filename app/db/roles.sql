@@ -3,6 +3,10 @@
 --
 -- These roles cannot log in. Grant each to the accounts that are to have it:
 --     GRANT {service} TO the_account_of_the_service;
+--
+-- Not granted here: what single features want beyond that.
+{feature_rights}
+--
 -- The owner of the tables is the account that ran `dataloader migrate`. Only the owner changes tables, and creates and
 -- revokes API keys.
 

@@ -20,9 +20,9 @@ from psycopg2 import sql
 from psycopg2.extensions import ISOLATION_LEVEL_READ_COMMITTED
 
 from app.db.connection import READ_WRITE_SESSION, connect_any_host, translate_errors
-from app.db.repair import Repair, schema_statements
+from app.db.repair import Repair, quote_identifier, schema_statements
 from app.db.statements import statements
-from app.errors import SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
+from app.errors import RightsMissing, SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
 
 SCHEMA_VERSION = 8  # grows with each migration
 COMPATIBLE_FROM = 4  # the oldest version whose processes work on these tables
@@ -101,6 +101,7 @@ def migrate(
         version = _tables_version(cursor, found)
         steps: list[str] = []
         if version is None:
+            _require_schema_rights(cursor, schema)
             _apply(cursor, text.replace("\nBEGIN;\n", "\n").replace("\nCOMMIT;\n", "\n"), "apply schema.sql")
             steps += [f"created {s.object_name}" for s in schema_statements(text) if s.object_name.startswith("table ")]
         else:
@@ -155,7 +156,9 @@ def _require_no_processes(cursor: Any) -> None:
         )
         running = [f"worker {name}" for (name,) in cursor.fetchall()]
     cursor.execute(
-        "SELECT DISTINCT application_name, coalesce(host(client_addr), 'this host') FROM pg_stat_activity"
+        "SELECT DISTINCT application_name, coalesce(host(client_addr), CASE WHEN pg_has_role(usesysid, 'USAGE')"
+        " OR pg_has_role('pg_read_all_stats', 'USAGE') THEN 'this host' ELSE 'role ' || usename END)"
+        " FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name LIKE 'dataloader-%%'"
         " AND application_name <> ALL (%s) ORDER BY 1, 2",
         (_SHORT_LIVED_SESSIONS,),
@@ -239,6 +242,7 @@ def _migration(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_s
         cursor.execute("SET LOCAL client_min_messages = warning")
         cursor.execute("SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", (schema,))
         if not cursor.fetchone()[0]:
+            _require_schema_rights(cursor, schema)
             cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
         cursor.execute(sql.SQL("SET LOCAL search_path TO {}, pg_temp").format(sql.Identifier(schema)))
         yield cursor
@@ -261,6 +265,22 @@ def _cursor(dsn: str, connect_timeout_sec: float, *, session_settings: str = "")
             yield cursor
     finally:
         connection.close()
+
+
+def _require_schema_rights(cursor: Any, schema: str) -> None:
+    """Raise RightsMissing if this account may create neither tables in the schema nor the schema itself."""
+    cursor.execute(
+        "SELECT CASE WHEN to_regnamespace(quote_ident(%(schema)s)) IS NULL"
+        " THEN has_database_privilege(current_database(), 'CREATE')"
+        " ELSE has_schema_privilege(to_regnamespace(quote_ident(%(schema)s))::oid, 'CREATE') END, current_user",
+        {"schema": schema},
+    )
+    has_right, user = cursor.fetchone()
+    if not has_right:
+        raise RightsMissing(
+            f"{user} may not create tables in schema {schema!r}; the owner of the database, or a superuser, gives it a"
+            f" schema: CREATE SCHEMA etl AUTHORIZATION {quote_identifier(user)}; and PG_SCHEMA_QUEUE=etl names it"
+        )
 
 
 def _exists(cursor: Any, table: sql.Identifier) -> bool:

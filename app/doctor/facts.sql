@@ -54,6 +54,8 @@ SELECT jsonb_build_object(
            'database', current_database(),
            'superuser', (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
            'sees_others', pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),
+           'ends_others', pg_has_role(current_user, 'pg_signal_backend', 'USAGE'),
+           'temporary_tables', has_database_privilege(current_database(), 'TEMPORARY'),
            'in_recovery', pg_is_in_recovery(),
            'now', extract(epoch FROM clock_timestamp()),
            'up_sec', extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.db.repair import quote_identifier
+from app.db.rights import FEATURE_RIGHTS
 from app.doctor.facts import Pooler
 from app.doctor.findings import Finding, error, info, ok, warning
 
@@ -48,12 +49,17 @@ def check_server(server: Mapping[str, Any], ahead_sec: float, budget: Connection
     yield from _check_timeouts(server, settings)
     yield _check_clock(ahead_sec)
     yield _check_notifications(server)
-    if not server["sees_others"] and not server["superuser"]:
-        yield info(
-            "sees_others",
-            f"{server['user']} does not see what sessions of other roles do, so some checks see less",
-            f"GRANT pg_read_all_stats TO {quote_identifier(server['user'])}; as a superuser",
-        )
+    yield from _check_feature_rights(server)
+
+
+def _check_feature_rights(server: Mapping[str, Any]) -> Iterator[Finding]:
+    for right in FEATURE_RIGHTS:
+        if right.check and not server[right.check]:
+            yield info(
+                right.check,
+                f"{server['user']} has no right to {right.feature}: {right.loss}",
+                f"{right.grant(server['user'], server['database'])}; as {right.granted_by}",
+            )
 
 
 def _check_version(server: Mapping[str, Any]) -> Finding:

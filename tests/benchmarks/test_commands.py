@@ -12,6 +12,8 @@ from benchmarks import __main__ as listing
 from benchmarks import cluster, depth, events, flow, heartbeat, horizon, http, load, memory, schedules
 from tests.cluster.network import require_tools
 
+pytestmark = pytest.mark.superuser("benchmarks make databases of their own")
+
 Run = Callable[[Sequence[str]], None]
 
 

@@ -14,6 +14,8 @@ from app.web.routing import HTML
 from benchmarks import pages
 from benchmarks.place import query_value
 
+pytestmark = pytest.mark.superuser("benchmarks make databases of their own")
+
 
 def test_addresses_cover_every_page(server_dsn):
     pool = Pool(server_dsn)

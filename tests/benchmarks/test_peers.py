@@ -13,6 +13,8 @@ from benchmarks.peers.course import RoundResult, RoundSize, run_round, url_of
 from benchmarks.peers.homes import PeerEnvironment, PeerUnavailable, install_peer
 from benchmarks.peers.known import DATALOADER, DRIVERS, PEERS, Peer
 
+pytestmark = pytest.mark.superuser("benchmarks make databases of their own")
+
 SIZE = RoundSize(jobs=40, single_jobs=5, pickups=3, concurrency=2, drain_limit_sec=20.0)
 
 # Its store is the pipe itself: an enqueued job has already run.

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.soak import MAX_SLOPE_MB_PER_HOUR, ClientResults, Report, Sample, soak
 
+pytestmark = pytest.mark.superuser("the soak makes a database of its own")
+
 MB = 1024 * 1024
 
 

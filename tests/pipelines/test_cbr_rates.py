@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import date, datetime
 from decimal import Decimal
-from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -16,6 +15,7 @@ from pipelines.cbr_rates import UnknownCurrency
 from pipelines.contract import Fail, registry
 from pipelines.schedule_definition import definition_from, scheduled_job
 from pipelines.toolkit.errors import DecodeError, SourceAnswered, SourceBusy, SourceTruncated, TooManyRejects
+from tests.support.databases import another_role
 from tests.support_sources import RecordingContext, Reply, start_task
 
 PATH = "/scripts/XML_daily.asp"
@@ -200,13 +200,10 @@ def test_args_that_do_not_fit_are_named(args, rows):
 def test_role_without_create_loads_into_existing_table(source, rows, empty_dsn):
     source.add_route("GET", PATH, document(USD), document(KZT))
     load_rates({}, RecordingContext())
-    role = f"writer_{uuid4().hex}"  # roles are the whole server's
-    rows(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA cbr TO {role}; GRANT ALL ON cbr.rate TO {role}")
-    targets.configure({"cbr": source.url}, {"cbr": make_dsn(empty_dsn, options=f"-c role={role}")})
-    try:
+    with another_role(empty_dsn) as role:
+        rows(f"GRANT USAGE ON SCHEMA cbr TO {role}; GRANT ALL ON cbr.rate TO {role}")
+        targets.configure({"cbr": source.url}, {"cbr": make_dsn(empty_dsn, user=role, password="x")})
         assert load_rates({}, RecordingContext())["inserted"] == 1
-    finally:
-        rows(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_connection_name_has_job_id(source, rows):

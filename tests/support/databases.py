@@ -1,36 +1,49 @@
-"""A fresh database for each test, copied from a template that has the schema."""
+"""A fresh database for each test, copied from a template that has the schema.
+
+It belongs to an account that may do nothing else: no superuser, no right to create databases or roles, member of none.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from uuid import uuid4
 from zlib import crc32
 
 import psycopg2
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, make_dsn, parse_dsn
 from psycopg2.extensions import connection as Connection
 
+from app.postgres.cluster import USER as EMBEDDED_SUPERUSER
+
 SCHEMA = Path(__file__).parents[2] / "schema.sql"
+SERVER_VARIABLE = "DL_TEST_DSN"
 
 
 class Databases:
-    """The databases of one test run on one server. `run` keeps runs apart, `worker` the processes of a run."""
+    """The databases of one test run on one server. `run` keeps runs apart, `worker` the processes of a run.
+
+    `server_dsn` is that of a superuser, who makes them; `owner` is the account that they belong to and the tests have.
+    """
 
     def __init__(self, server_dsn: str, *, run: str, worker: str) -> None:
         self._server_dsn = server_dsn
         self._prefix = f"dl_test_{run}"
         self._template = f"{self._prefix}_template"
+        self.owner = f"{self._prefix}_owner"
         self._names = (f"{self._prefix}_{worker}_{number}" for number in itertools.count(1))
 
     @contextmanager
     def fresh(self, *, schema: bool = True) -> Iterator[str]:
         """Yield the DSN of a database that is dropped at the end, also with open connections."""
         name = next(self._names)
-        template = self._ensure_template() if schema else "template0"
+        made = self._ensure_template()
+        template = made if schema else "template0"
         with self._admin() as admin:
-            admin.cursor().execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+            admin.cursor().execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" OWNER "{self.owner}"')
         try:
             yield self.dsn_of(name)
         finally:
@@ -38,22 +51,29 @@ class Databases:
                 admin.cursor().execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def dsn_of(self, database: str) -> str:
-        dsn: str = make_dsn(**{**parse_dsn(self._server_dsn), "dbname": database})
+        server = parse_dsn(self._server_dsn)
+        password = {"password": self.owner} if "password" in server else {}
+        dsn: str = make_dsn(**{**server, "dbname": database, "user": self.owner, **password})
         return dsn
 
     def drop_template(self) -> None:
-        with self._admin() as admin:
-            admin.cursor().execute(f'DROP DATABASE IF EXISTS "{self._template}" WITH (FORCE)')
+        with self._admin() as admin, admin.cursor() as cursor:
+            cursor.execute(f'DROP DATABASE IF EXISTS "{self._template}" WITH (FORCE)')
+            cursor.execute(f'DROP OWNED BY "{self.owner}"')
+            cursor.execute(f'DROP ROLE "{self.owner}"')
 
     def _ensure_template(self) -> str:
-        """Made by whichever process of the run comes first."""
+        """Made by whichever process of the run comes first, with the account that owns it."""
         with self._admin() as admin, admin.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_lock(%s)", (crc32(self._template.encode()),))
             cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (self._template,))
             if cursor.fetchone() is None:
                 unfinished = f"{self._template}_new"
                 cursor.execute(f'DROP DATABASE IF EXISTS "{unfinished}" WITH (FORCE)')
-                cursor.execute(f'CREATE DATABASE "{unfinished}" TEMPLATE template0')
+                cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (self.owner,))
+                if cursor.fetchone() is None:
+                    cursor.execute(f'CREATE ROLE "{self.owner}" LOGIN PASSWORD %s', (self.owner,))
+                cursor.execute(f'CREATE DATABASE "{unfinished}" TEMPLATE template0 OWNER "{self.owner}"')
                 apply_schema(self.dsn_of(unfinished))
                 cursor.execute(f'ALTER DATABASE "{unfinished}" RENAME TO "{self._template}"')
         return self._template
@@ -66,6 +86,38 @@ class Databases:
             yield connection
         finally:
             connection.close()
+
+
+def superuser_dsn(dsn: str) -> str:
+    """The DSN with which a superuser connects to the same database.
+
+    A test asks for it by the fixture `superuser`.
+    """
+    server, named = parse_dsn(dsn), parse_dsn(os.environ.get(SERVER_VARIABLE, ""))
+    is_named = named and (named.get("host"), named.get("port")) == (server.get("host"), server.get("port"))
+    account = named if is_named else {"user": EMBEDDED_SUPERUSER}
+    administrator: str = make_dsn(
+        **{**server, "password": None, **{key: account[key] for key in ("user", "password") if key in account}}
+    )
+    return administrator
+
+
+@contextmanager
+def another_role(dsn: str, name: str = "", attributes: str = "LOGIN PASSWORD 'x'") -> Iterator[str]:
+    """Yield the name of a role made by the server's superuser; it and what it owns or may do is gone at the end."""
+    name = name or f"role_{uuid4().hex}"
+    execute_sql(superuser_dsn(dsn), f"CREATE ROLE {name} {attributes}")
+    try:
+        yield name
+    finally:
+        execute_sql(superuser_dsn(dsn), f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+def allow_parameter(dsn: str, parameter: str) -> None:
+    """Let the DSN's account declare functions that set this parameter, as a superuser once had to for release 0.2.0."""
+    with closing(psycopg2.connect(superuser_dsn(dsn))) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", (crc32(parameter.encode()),))  # rights to it are one row
+        cursor.execute(f'GRANT SET ON PARAMETER "{parameter}" TO "{parse_dsn(dsn)["user"]}"')
 
 
 def apply_schema(dsn: str) -> None:

@@ -21,6 +21,7 @@ from psycopg2.extensions import make_dsn
 from app.db.schema import migrate
 from app.doctor.queue import LONG_TRANSACTION_SEC
 from app.postgres import EmbeddedServer
+from tests.support.databases import execute_sql, superuser_dsn
 from tests.support.pgbouncer import running_pgbouncer
 from tests.support.processes import ROOT, Process, clean_environment
 
@@ -81,14 +82,15 @@ DEFECTS = (
 @contextmanager
 def broken_database(dsn: str, folder: Path) -> Iterator[str]:
     """All of it done to the tables of `dsn`; gives the way by which the service would go."""
+    execute_sql(superuser_dsn(dsn), f"CREATE ROLE {ROLE} LOGIN IN ROLE pg_monitor, pg_signal_backend")
     with closing(psycopg2.connect(dsn)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(f"CREATE ROLE {ROLE} LOGIN")
         cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {ROLE}")
         cursor.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {ROLE}")
-        cursor.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO {ROLE}; GRANT pg_monitor TO {ROLE}")
+        cursor.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO {ROLE}")
         for harm in DEFECTS:
-            if harm.sql:
+            if harm.sql and "pg_index" not in harm.sql:
                 cursor.execute(harm.sql)
+    execute_sql(superuser_dsn(dsn), *(harm.sql for harm in DEFECTS if "pg_index" in harm.sql))
     try:
         with (
             closing(psycopg2.connect(make_dsn(dsn, application_name="nightly-report"))) as forgotten,
@@ -97,8 +99,7 @@ def broken_database(dsn: str, folder: Path) -> Iterator[str]:
             forgotten.cursor().execute("SELECT count(*) FROM dl_jobs")
             yield way
     finally:
-        with closing(psycopg2.connect(dsn)) as owner, owner, owner.cursor() as cursor:
-            cursor.execute(f"DROP OWNED BY {ROLE}; DROP ROLE {ROLE}")
+        execute_sql(superuser_dsn(dsn), f"DROP OWNED BY {ROLE}; DROP ROLE {ROLE}")
 
 
 # ── the page ────────────────────────────────────────────────────────────────────────────────────────────────────────

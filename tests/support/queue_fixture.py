@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 from uuid import UUID
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import quote_ident
 
 from app.admin.job_search import Filter, JobSearch
 from app.db.connection import Session
@@ -28,6 +29,7 @@ from app.queue.job import (
     new_run_ids,
 )
 from app.queue.jobs import JobQueue
+from tests.support.databases import superuser_dsn
 from tests.support.event_replay import ReplayedJob, check_invariants
 from tests.support.waiting import eventually
 
@@ -43,6 +45,7 @@ def list_jobs(queue: JobQueue) -> list[Job]:
 class QueueFixture:
     def __init__(self, dsn: str, *, schema: str = "public") -> None:
         self.dsn = dsn
+        self.schema = schema
         self.session = Session(dsn, application_name="queue-db", schema=schema)
         self.queue = JobQueue(self.session)
         self._closing: list[Any] = [self.session]
@@ -156,13 +159,14 @@ class QueueFixture:
 
     def make_due(self, *job_ids: UUID) -> None:
         """As if its time had come by itself, of all if none is named: no trigger looks at it."""
-        self.sql(
-            "SET session_replication_role = replica;"
-            " UPDATE dl_jobs SET available_at = clock_timestamp()"
-            " WHERE %s::uuid[] IS NULL OR job_id = ANY (%s::uuid[]);"
-            " RESET session_replication_role",
-            *[[*map(str, job_ids)] or None] * 2,
-        )
+        superuser = psycopg2.connect(superuser_dsn(self.dsn))
+        with closing(superuser), superuser, superuser.cursor() as cursor:
+            cursor.execute(
+                "SET LOCAL session_replication_role = replica;"
+                f" UPDATE {quote_ident(self.schema, cursor)}.dl_jobs SET available_at = clock_timestamp()"
+                " WHERE %s::uuid[] IS NULL OR job_id = ANY (%s::uuid[])",
+                [[*map(str, job_ids)] or None] * 2,
+            )
 
     def promote(self) -> int:
         """Make ready what has fallen due, in any queue; returns how many jobs that were."""

@@ -10,6 +10,7 @@ import pytest
 
 from app.admin.queues import Queues
 from app.queue.job import Status
+from tests.support.databases import execute_sql
 from tests.support.queue_fixture import BackgroundCall
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
@@ -169,14 +170,17 @@ def test_heartbeats_poll_until_a_job_without_notification_comes(worker_pools: Wo
     worker_pools.wait_for_status(job, Status.SUCCEEDED, SOON)
 
 
-def test_claim_in_progress_at_stop_is_released(worker_pools: WorkerPoolFixture):
+@pytest.mark.superuser("inserts a job without its triggers, whose event would wait for the lock")
+def test_claim_in_progress_at_stop_is_released(worker_pools: WorkerPoolFixture, superuser):
     pool = worker_pools.listening_pool({"q": 2})
     worker_pools.wait_for_status(worker_pools.add_job(), Status.SUCCEEDED)
     with worker_pools.queue_fixture.open_transaction() as step:
         step("LOCK TABLE dl_job_events IN SHARE MODE")  # a claim that found a job waits here, before its commit
-        with worker_pools.queue_fixture.open_transaction() as other:
-            other("SET LOCAL session_replication_role = replica")  # no journal, no notification
-            other("INSERT INTO dl_jobs (queue, task, lock_key, max_attempts) VALUES ('q', 'quick', 'late', 1)")
+        execute_sql(
+            superuser(worker_pools.queue_fixture.dsn),
+            "SET session_replication_role = replica",  # no event, no notification
+            "INSERT INTO dl_jobs (queue, task, lock_key, max_attempts) VALUES ('q', 'quick', 'late', 1)",
+        )
         worker_pools.queue_fixture.sql("SELECT pg_notify('dl_jobs', 'q')")
         worker_pools.queue_fixture.wait_for_lock_waiters()
         stopping = BackgroundCall(pool.stop, 10.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import psycopg2
@@ -14,10 +14,9 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 from app.db.schema import migrate, schema_text
 from app.errors import RightsMissing
-from tests.support.databases import execute_sql, query_value
+from tests.support.databases import allow_parameter, another_role, execute_sql, query_value
 from tests.support.queue_fixture import QueueFixture
 
-ROLE = "dl_test_ordinary"
 SCHEMA_0_2_0 = Path(__file__).parents[2] / "releases" / "schema-0.2.0.sql"
 EVENT_OF_NO_JOB = "INSERT INTO dl_job_events (job_id, queue, kind) VALUES (gen_random_uuid(), 'q', 'noted')"
 SETTINGS = (
@@ -31,32 +30,19 @@ OLD_CONFIGURATION = {
 }
 
 
-@contextmanager
-def ordinary_role(dsn: str, grant: str) -> Iterator[str]:
-    """A role with one grant in the database; yields the DSN with which it connects."""
-    name = f"{ROLE}_{parse_dsn(dsn)['dbname']}"
-    database = parse_dsn(dsn)["dbname"]
-    execute_sql(dsn, f'CREATE ROLE "{name}" LOGIN', grant.format(role=f'"{name}"', database=f'"{database}"'))
-    try:
-        yield make_dsn(dsn, user=name)
-    finally:
-        execute_sql(
-            dsn, f'REASSIGN OWNED BY "{name}" TO CURRENT_USER', f'DROP OWNED BY "{name}"', f'DROP ROLE "{name}"'
-        )
-
-
-@pytest.fixture
-def owner_dsn(empty_dsn: str) -> Iterator[str]:
-    """The DSN of the owner of an empty database."""
-    with ordinary_role(empty_dsn, "ALTER DATABASE {database} OWNER TO {role}") as dsn:
-        yield dsn
-
-
 @pytest.fixture
 def schema_owner_dsn(empty_dsn: str) -> Iterator[str]:
     """The DSN of the owner of the schema `etl`, who may do nothing else in the database."""
-    with ordinary_role(empty_dsn, "CREATE SCHEMA etl AUTHORIZATION {role}") as dsn:
-        execute_sql(empty_dsn, f'REVOKE TEMPORARY ON DATABASE "{parse_dsn(dsn)["dbname"]}" FROM PUBLIC')
+    database = parse_dsn(empty_dsn)["dbname"]
+    with another_role(empty_dsn) as role:
+        dsn = make_dsn(empty_dsn, user=role, password="x")
+        execute_sql(empty_dsn, f'GRANT CREATE ON DATABASE "{database}" TO {role}')
+        execute_sql(dsn, "CREATE SCHEMA etl")
+        execute_sql(
+            empty_dsn,
+            f'REVOKE CREATE ON DATABASE "{database}" FROM {role}',
+            f'REVOKE TEMPORARY ON DATABASE "{database}" FROM PUBLIC',
+        )
         yield dsn
 
 
@@ -69,11 +55,11 @@ def run_a_job(dsn: str, schema: str = "public") -> None:
     queue_db.close()
 
 
-def test_the_owner_of_an_empty_database_can_install(owner_dsn):
-    migration = migrate(owner_dsn)
+def test_the_owner_of_an_empty_database_can_install(empty_dsn):
+    migration = migrate(empty_dsn)
 
     assert "created table dl_jobs" in migration.steps
-    run_a_job(owner_dsn)
+    run_a_job(empty_dsn)
 
 
 def test_the_owner_of_a_schema_can_install(schema_owner_dsn):
@@ -85,34 +71,33 @@ def test_the_owner_of_a_schema_can_install(schema_owner_dsn):
 
 def test_an_account_that_owns_nothing_changes_nothing(schema_owner_dsn):
     for schema in ("public", "mine"):
-        with pytest.raises(RightsMissing, match="permission denied for (schema public|database)"):
+        with pytest.raises(RightsMissing, match=f"in schema '{schema}'; .*CREATE SCHEMA etl AUTHORIZATION"):
             migrate(schema_owner_dsn, schema)
 
 
-def test_the_owner_upgrades_tables_of_release_0_2_0(owner_dsn, empty_dsn):
-    # Its functions set dl.ours: an administrator had allowed that, or had installed it for the owner.
-    execute_sql(empty_dsn, f'GRANT SET ON PARAMETER "dl.ours" TO "{parse_dsn(owner_dsn)["user"]}"')
-    execute_sql(owner_dsn, SCHEMA_0_2_0.read_text(encoding="utf-8"))
-    execute_sql(empty_dsn, f'REVOKE SET ON PARAMETER "dl.ours" FROM "{parse_dsn(owner_dsn)["user"]}"')
+def test_the_owner_upgrades_tables_of_release_0_2_0(empty_dsn):
+    allow_parameter(empty_dsn, "dl.ours")
+    execute_sql(empty_dsn, SCHEMA_0_2_0.read_text(encoding="utf-8"))
 
-    migration = migrate(owner_dsn)
+    migration = migrate(empty_dsn)
 
     assert migration.from_version == 2
-    run_a_job(owner_dsn)
+    run_a_job(empty_dsn)
 
 
-def test_the_owner_replaces_functions_that_set_parameters(owner_dsn, empty_dsn):
-    execute_sql(owner_dsn, schema_text())
+@pytest.mark.superuser("functions as they were, which only a superuser could declare")
+def test_the_owner_replaces_functions_that_set_parameters(empty_dsn, superuser):
+    execute_sql(empty_dsn, schema_text())
     for function, setting in OLD_CONFIGURATION.items():
-        execute_sql(empty_dsn, f"ALTER FUNCTION {function} SET {setting}")
-    execute_sql(owner_dsn, "UPDATE dl_schema SET fingerprint = 'of another file'")
+        execute_sql(superuser(empty_dsn), f"ALTER FUNCTION {function} SET {setting}")
+    execute_sql(empty_dsn, "UPDATE dl_schema SET fingerprint = 'of another file'")
 
-    migrate(owner_dsn)
+    migrate(empty_dsn)
 
-    with closing(psycopg2.connect(owner_dsn)) as connection, connection.cursor() as cursor:
+    with closing(psycopg2.connect(empty_dsn)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT proname FROM pg_proc WHERE array_to_string(proconfig, ',') LIKE '%dl.%'")
         assert cursor.fetchall() == []
-    run_a_job(owner_dsn)
+    run_a_job(empty_dsn)
 
 
 # ── settings that functions make for their own statements ───────────────────────────────────────────────────────────

@@ -18,6 +18,7 @@ from app.errors import (
 )
 from app.queue.job import LogEntry
 from tests.support import eventually
+from tests.support.databases import allow_parameter
 from tests.support.old_schema import OLD_COLUMNS, ROWS, definitions, job_of
 from tests.support.queue_fixture import QueueFixture
 
@@ -63,6 +64,7 @@ def version_1(empty_dsn) -> Iterator[QueueFixture]:
 
 @pytest.fixture
 def version_2(empty_dsn) -> Iterator[QueueFixture]:
+    allow_parameter(empty_dsn, "dl.ours")
     queue_db = QueueFixture(empty_dsn)
     yield build_release(queue_db, SCHEMA_0_2_0.read_text(encoding="utf-8"), ROWS_0_2_0)
     queue_db.close()

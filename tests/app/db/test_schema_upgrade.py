@@ -19,6 +19,7 @@ from app.errors import (
     SchemaTooNew,
 )
 from app.queue.job import Status
+from tests.support.databases import another_role
 from tests.support.old_schema import BEFORE, ROWS, definitions, job_of, rows
 from tests.support.queue_fixture import QueueFixture
 
@@ -274,12 +275,8 @@ def test_a_file_that_is_missing_is_named(monkeypatch, tmp_path):
 
 def test_a_role_that_owns_nothing_can_neither_harm_nor_hide(old):
     """An upgrade by somebody who may not is refused by the server, and told as it said it."""
-    old.sql("DROP ROLE IF EXISTS dl_nobody; CREATE ROLE dl_nobody LOGIN")
-    try:
-        with pytest.raises(RightsMissing, match=r"must be owner|permission denied"):
-            migrate(old.dsn + " options='-c role=dl_nobody'")
-    finally:
-        old.sql("DROP ROLE dl_nobody")
+    with another_role(old.dsn) as role, pytest.raises(RightsMissing, match=r"must be owner|permission denied"):
+        migrate(make_dsn(old.dsn, user=role, password="x"))
 
 
 def test_schema_applied_by_hand_is_known_to_migrate(empty_dsn):

@@ -25,8 +25,8 @@ def judged(
 ) -> dict[str, Severity]:
     server = {
         "version": 160000, "version_text": "16", "user": "dl", "database": "jobs", "superuser": False,
-        "sees_others": True, "in_recovery": False, "connections": 5, "role_limit": -1, "database_limit": -1,
-        "waiting_commits": 0, "standby_names": "",
+        "sees_others": True, "ends_others": True, "temporary_tables": True, "in_recovery": False, "connections": 5,
+        "role_limit": -1, "database_limit": -1, "waiting_commits": 0, "standby_names": "",
         "frozen_age": 1000, "notification_queue_usage": 0.0, "settings": FINE | (settings or {}), **result,
     }  # fmt: skip
     return {one.check: one.severity for one in check_server(server, ahead, budget or ConnectionBudget(2, 16))}
@@ -62,6 +62,8 @@ def test_a_server_in_order_has_nothing_but_good_news():
         ({"ahead": 90.0}, "clock", Severity.ERROR),
         ({"notification_queue_usage": 0.4}, "notification_queue", Severity.ERROR),
         ({"sees_others": False}, "sees_others", Severity.INFO),
+        ({"ends_others": False}, "ends_others", Severity.INFO),
+        ({"temporary_tables": False}, "temporary_tables", Severity.INFO),
     ],
 )
 def test_what_is_not_in_order_is_found(change, check, severity):

@@ -64,11 +64,13 @@ ROLE_SETTINGS = [
 ]
 
 
+@pytest.mark.superuser("remedies of roles and databases, among them parameters that only a superuser sets")
 @pytest.mark.parametrize(("what", "harm"), ROLE_SETTINGS)
-def test_remedy_mends_setting_of_role_or_database(shared_dsn, what, harm):
+def test_remedy_mends_setting_of_role_or_database(shared_dsn, superuser, what, harm):
     role = f"settings_{os.getpid()}"
     database = parse_dsn(shared_dsn)["dbname"]
-    theirs, elsewhere = make_dsn(shared_dsn, user=role), make_dsn(shared_dsn, dbname="postgres")
+    theirs = make_dsn(superuser(shared_dsn), user=role)
+    elsewhere = make_dsn(superuser(shared_dsn), dbname="postgres")
     check = what.split()[1]
     execute_sql(elsewhere, f"CREATE ROLE {role} LOGIN SUPERUSER")
     try:

@@ -20,6 +20,7 @@ from app.queue.attempt_sessions import (
     server_dsns,
 )
 from tests.support import eventually
+from tests.support.databases import another_role
 from tests.support.proxy import SilentProxy
 
 LONG = "SELECT pg_sleep(60)"
@@ -33,10 +34,8 @@ def name() -> str:
 @pytest.fixture
 def other_role(queue_db):
     """A role that is no superuser, with a password; its DSN."""
-    role = f"plain_{uuid4().hex[:8]}"
-    queue_db.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
-    yield make_dsn(queue_db.dsn, user=role, password="x")
-    queue_db.sql(f"DROP ROLE {role}")
+    with another_role(queue_db.dsn) as role:
+        yield make_dsn(queue_db.dsn, user=role, password="x")
 
 
 class FakeTime:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import psycopg2
 import pytest
+from psycopg2.extensions import make_dsn
 
 from app.errors import InvalidJob
 from app.queue.batch import Outcome, enqueue_batch
 from app.queue.job import NewJob
+from tests.support.databases import another_role
 from tests.support.queue_fixture import BackgroundCall
 
 FINE: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
@@ -151,23 +154,19 @@ def test_what_postgresql_cannot_keep_is_refused_by_name(queue_db):
 
 def test_enqueue_role_needs_no_right_to_tables(own_queue_db):
     queue_db = own_queue_db
-    queue_db.sql("DROP ROLE IF EXISTS dl_only_enqueues; CREATE ROLE dl_only_enqueues")
-    try:
-        connection = queue_db.connect()
+    with (
+        another_role(queue_db.dsn) as role,
+        closing(psycopg2.connect(make_dsn(queue_db.dsn, user=role, password="x"))) as connection,
+    ):
         cursor = connection.cursor()
-        cursor.execute("SET ROLE dl_only_enqueues")
         with pytest.raises(psycopg2.errors.InsufficientPrivilege):
             cursor.execute("SELECT dl_enqueue('q', 't', 'k')")
         connection.rollback()
-        queue_db.sql("GRANT EXECUTE ON FUNCTION dl_enqueue_many, dl_enqueue TO dl_only_enqueues")
-        cursor.execute("SET ROLE dl_only_enqueues")
+        queue_db.sql(f"GRANT EXECUTE ON FUNCTION dl_enqueue_many, dl_enqueue TO {role}")
         cursor.execute("SELECT dl_enqueue('q', 't', 'k')")
         cursor.execute("SELECT count(*) FROM dl_enqueue_many(%s)", (json.dumps([FINE]),))
         with pytest.raises(psycopg2.errors.InsufficientPrivilege):
             cursor.execute("SELECT FROM dl_jobs")
-        connection.rollback()
-    finally:
-        queue_db.sql("DROP OWNED BY dl_only_enqueues; DROP ROLE dl_only_enqueues")
 
 
 ODD: tuple[Any, ...] = (

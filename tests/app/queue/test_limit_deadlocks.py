@@ -11,6 +11,9 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import pytest
+from psycopg2.extensions import parse_dsn, quote_ident
+
 from app.admin.breakers import Breakers
 from app.admin.limits import Limits
 from app.admin.queues import Queues
@@ -18,6 +21,7 @@ from app.queue.batch import enqueue_batch
 from app.queue.job import ClaimedJob, ClaimMode, NewJob, Settlement, Status, new_run_ids
 from app.queue.jobs import JobQueue
 from tests.support import eventually
+from tests.support.databases import execute_sql
 
 
 def waiting_locks(queue_db) -> int:
@@ -135,7 +139,6 @@ class Traffic:
         self._queues = Queues(session)
         self._running: list[ClaimedJob] = []
         self._position: Sequence[str] | None = None
-        session.execute_raw("SET deadlock_timeout = '10ms'")
 
     def step(self) -> None:
         acts: dict[Callable[[], object], int] = {
@@ -190,7 +193,10 @@ class Traffic:
         self._session.execute_raw("UPDATE dl_breakers SET probe_at = clock_timestamp() WHERE state = 'open'")
 
 
-def test_no_deadlock_in_random_traffic(queue_db):
+@pytest.mark.superuser("deadlock_timeout, so that a deadlock is found at once")
+def test_no_deadlock_in_random_traffic(queue_db, superuser):
+    database = quote_ident(parse_dsn(queue_db.dsn)["dbname"], queue_db.db)
+    execute_sql(superuser(queue_db.dsn), f"ALTER DATABASE {database} SET deadlock_timeout = '10ms'")
     Queues(queue_db.session).change_settings("f", fair="args.tenant")
     for n in range(4):
         Limits(queue_db.session).set(f"l{n}", concurrency=2)

@@ -7,8 +7,10 @@ import sys
 from datetime import timedelta
 
 import pytest
+from psycopg2.extensions import make_dsn
 
 from app.queue.job import Status
+from tests.support.databases import another_role, execute_sql
 from tests.support.processes import ROOT
 from tests.support.queue_fixture import QueueFixture
 
@@ -89,19 +91,15 @@ def test_inserted_finished_job_neither_notifies_nor_waits(queue_db, listener):
 
 def test_a_service_that_may_only_insert_can_insert(own_queue_db):
     queue_db = own_queue_db
-    role = "dl_only_inserts"
-    queue_db.sql(f"DROP ROLE IF EXISTS {role}")
-    queue_db.sql(f"CREATE ROLE {role}")
-    try:
+    with another_role(queue_db.dsn) as role:
         queue_db.sql(f"GRANT INSERT ON dl_jobs TO {role}")
-        with queue_db.open_transaction() as step:
-            step(f"SET LOCAL ROLE {role}")
-            step("INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')")
+        execute_sql(
+            make_dsn(queue_db.dsn, user=role, password="x"),
+            "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')",
+        )
 
         (run,) = queue_db.claim()
         assert queue_db.event_kinds(run.id) == ["queued", "picked"]
-    finally:
-        queue_db.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_rolled_back_insert_leaves_no_notification(queue_db, listener):

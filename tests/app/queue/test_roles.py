@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -18,9 +19,11 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from app.admin.api_keys import ApiKeys, NewApiKey, Scope
 from app.cli.command import cli
 from app.db.pool import Pool
+from app.db.rights import FEATURE_RIGHTS
 from app.db.roles import ROLE_NAMES, roles_sql
 from app.errors import RightsMissing
 from tests.support import eventually, free_port
+from tests.support.databases import another_role
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,19 +32,17 @@ ROOT = Path(__file__).parents[3]
 def roles(dsn: str) -> Iterator[dict[str, str]]:
     """A login of each role: its DSN."""
     prefix = "r_" + re.sub(r"\W", "_", parse_dsn(dsn)["dbname"])[-30:]
-    do(dsn, roles_sql(prefix=prefix))
-    do(dsn, roles_sql(prefix=prefix))  # twice does no harm
-    logins = {}
-    for name in ROLE_NAMES:
-        login = f"{prefix}_{name}_login"
-        do(dsn, f"CREATE ROLE {login} LOGIN PASSWORD 'x' IN ROLE {prefix}_{name}")
-        logins[name] = make_dsn(dsn, user=login, password="x")
-    try:
-        yield logins
-    finally:
+    with ExitStack() as made:
         for name in ROLE_NAMES:
-            both = f"{prefix}_{name}, {prefix}_{name}_login"
-            do(dsn, f"DROP OWNED BY {both}; DROP ROLE {both}")
+            made.enter_context(another_role(dsn, f"{prefix}_{name}", "NOLOGIN"))
+        do(dsn, roles_sql(prefix=prefix))
+        do(dsn, roles_sql(prefix=prefix))  # twice does no harm
+        logins = {}
+        for name in ROLE_NAMES:
+            attributes = f"LOGIN PASSWORD 'x' IN ROLE {prefix}_{name}"
+            login = made.enter_context(another_role(dsn, f"{prefix}_{name}_login", attributes))
+            logins[name] = make_dsn(dsn, user=login, password="x")
+        yield logins
 
 
 def do(dsn: str, sql: str, *args: Any) -> list[tuple[Any, ...]]:
@@ -183,11 +184,12 @@ def test_audit_of_account_names_no_act_of_its_choice(roles, dsn):
     assert do(dsn, LINES) == [("insert", login, "sql", None, "job")]
 
 
-def test_service_is_audited_as_it_says_also_by_set_role(roles, dsn):
+@pytest.mark.superuser("an administrator changes what a login inherits")
+def test_service_is_audited_as_it_says_also_by_set_role(roles, dsn, superuser):
     login, prefix = parse_dsn(roles["service"])["user"], parse_dsn(roles["service"])["user"].removesuffix("_login")
     do(roles["service"], f"{ONE}; SET dl.audit_context = %s; {ONE}", FORGED)
     do(
-        dsn,
+        superuser(dsn),
         f"ALTER ROLE {login} NOINHERIT; GRANT {prefix} TO {login} WITH INHERIT FALSE"
         if is_16(dsn)
         else f"ALTER ROLE {login} NOINHERIT",
@@ -203,9 +205,8 @@ def is_16(dsn: str) -> bool:
 
 
 def test_insert_only_account_can_insert_with_or_without_roles(dsn, request):
-    login = "only_" + re.sub(r"\W", "_", parse_dsn(dsn)["dbname"])[-30:]
-    do(dsn, f"CREATE ROLE {login} LOGIN PASSWORD 'x'; GRANT INSERT (queue, task, lock_key) ON dl_jobs TO {login}")
-    try:
+    with another_role(dsn) as login:
+        do(dsn, f"GRANT INSERT (queue, task, lock_key) ON dl_jobs TO {login}")
         for key in ("before", "after"):
             do(
                 make_dsn(dsn, user=login, password="x"),
@@ -213,8 +214,6 @@ def test_insert_only_account_can_insert_with_or_without_roles(dsn, request):
                 key,
             )
             request.getfixturevalue("roles")
-    finally:
-        do(dsn, f"DROP OWNED BY {login}; DROP ROLE {login}")
     assert do(dsn, "SELECT lock_key FROM dl_jobs ORDER BY job_id") == [("before",), ("after",)]
 
 
@@ -329,6 +328,15 @@ def test_missing_rights_are_reported_with_remedy(roles):
     with pytest.raises(RightsMissing, match=r"permission denied for table dl_api_keys; .*--roles"):
         ApiKeys(pool).active()
     pool.close()
+
+
+def test_roles_statement_names_rights_of_features():
+    printed = roles_sql(prefix="r")
+
+    for right in FEATURE_RIGHTS:
+        assert f"To {right.feature}:" in printed
+        assert f"Without it: {right.loss}." in printed
+    assert 'GRANT pg_signal_backend TO "r_service";' in printed
 
 
 def test_roles_statement_is_printed(monkeypatch, tmp_path):

@@ -1,15 +1,17 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import psycopg2
 import pytest
+from psycopg2.extensions import make_dsn
 
 from pipelines.contract import Stop
 from pipelines.toolkit.errors import NotReplaceable, TargetBusy, TooFewRows
 from pipelines.toolkit.load import Loaded, replace_table
+from tests.support.databases import another_role
 
 RICH = """
-CREATE ROLE {reader}; CREATE ROLE {writer};
 CREATE SCHEMA opu;
 CREATE UNLOGGED TABLE opu.brief (
     id int,
@@ -76,12 +78,12 @@ def oid(db, table):
 @pytest.fixture
 def rich(db):
     roles = {name: f"{db.conn.info.dbname}_{name}" for name in ("reader", "writer")}
-    with db.conn.cursor() as cur:
-        cur.execute(RICH.format(**roles).replace("%%", "%"))
-    db.conn.commit()
-    yield db
-    db.conn.rollback()
-    db.run("".join(f"DROP OWNED BY {role}; DROP ROLE {role};" for role in roles.values()))
+    with another_role(db.dsn, roles["reader"]), another_role(db.dsn, roles["writer"]):
+        with db.conn.cursor() as cur:
+            cur.execute(RICH.format(**roles).replace("%%", "%"))
+        db.conn.commit()
+        yield db
+        db.conn.rollback()
 
 
 @pytest.fixture
@@ -202,27 +204,22 @@ def test_unsafe_replacement_is_refused_before_reading_rows(plain, extra, fake_co
 
 
 def test_row_level_security_refuses_a_replacement(plain):
-    role = f"{plain.conn.info.dbname}_loader"
-    plain.run(f"CREATE ROLE {role}; GRANT ALL ON plain TO {role}; ALTER TABLE plain ENABLE ROW LEVEL SECURITY")
-    plain.run(f"SET ROLE {role}")
-
-    with pytest.raises(NotReplaceable, match="row level security"):
-        replace_table(plain.conn, "plain", ["id", "name"], new_rows(1))
-
-    plain.conn.rollback()
-    plain.run(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
+    with another_role(plain.dsn) as role:
+        plain.run(f"GRANT ALL ON plain TO {role}; ALTER TABLE plain ENABLE ROW LEVEL SECURITY")
+        with (
+            closing(psycopg2.connect(make_dsn(plain.dsn, user=role, password="x"))) as connection,
+            pytest.raises(NotReplaceable, match="row level security"),
+        ):
+            replace_table(connection, "plain", ["id", "name"], new_rows(1))
 
 
 def test_a_role_that_may_only_write_rows_can_replace_them(plain):
-    role = f"{plain.conn.info.dbname}_loader"
-    plain.run(f"CREATE ROLE {role}; GRANT SELECT, INSERT, DELETE, UPDATE ON plain TO {role}")
-    plain.run(f"SET ROLE {role}")
-
-    replace_table(plain.conn, "plain", ["id", "name"], new_rows(5))
-
-    assert plain.value("SELECT count(*) FROM plain") == 5
-    plain.conn.commit()
-    plain.run(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
+    with another_role(plain.dsn) as role:
+        plain.run(f"GRANT SELECT, INSERT, DELETE, UPDATE ON plain TO {role}")
+        with closing(psycopg2.connect(make_dsn(plain.dsn, user=role, password="x"))) as connection:
+            replace_table(connection, "plain", ["id", "name"], new_rows(5))
+            connection.commit()
+        assert plain.value("SELECT count(*) FROM plain") == 5
 
 
 @pytest.mark.parametrize("way", ["swap", "rewrite"])
