@@ -1840,12 +1840,13 @@ END $$;
 CREATE CONSTRAINT TRIGGER dl_graph_work_done AFTER INSERT ON dl_graph_work
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION dl_graph_work_done();
 
--- What is wrong with the parents of a request; NULL: nothing.
+-- What is wrong with the parents of a request; NULL: nothing. For an account that may not read jobs, there are no parents: it
+-- would learn their outcomes and results.
 CREATE OR REPLACE FUNCTION dl_after_problem(after jsonb, need text) RETURNS text
     LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
 DECLARE
     item    record;
-    graphs  uuid[];
+    is_reader bool;  -- the caller, also inside a function with the rights of the owner
 BEGIN
     IF after IS NULL THEN
         RETURN CASE WHEN need IS NOT NULL THEN 'is required when need is given' END;
@@ -1854,13 +1855,14 @@ BEGIN
     ELSIF need NOT IN ('all', 'any') THEN
         RETURN format('has the need %s, which is neither "all" nor "any"', to_jsonb(left(need, 100)));
     END IF;
+    is_reader := has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user::text)::name, 'dl_jobs', 'SELECT');
     FOR item IN SELECT value AS parent, n - 1 AS position FROM jsonb_array_elements(after) WITH ORDINALITY AS a (value, n) LOOP
         IF jsonb_typeof(item.parent) <> 'object' OR item.parent - '{job_id,on}'::text[] <> '{}'
            OR coalesce(item.parent ->> 'job_id', '') !~ '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$' THEN
             RETURN format('[%s] must be an object with the job_id of a parent, and on', item.position);
         ELSIF coalesce(item.parent ->> 'on', 'succeeded') NOT IN ('succeeded', 'ended', 'failed') THEN
             RETURN format('[%s].on must be "succeeded", "ended" or "failed"', item.position);
-        ELSIF NOT EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = (item.parent ->> 'job_id')::uuid) THEN
+        ELSIF NOT is_reader OR NOT EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = (item.parent ->> 'job_id')::uuid) THEN
             RETURN format('[%s].job_id: there is no job %s', item.position, item.parent ->> 'job_id');
         END IF;
     END LOOP;
@@ -2533,12 +2535,13 @@ BEGIN
                 debounced_job := dl_debounce(repeated);
                 IF debounced_job IS NOT NULL THEN
                     existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(debounced_job, 'queued', true, true));
-                ELSIF EXISTS (SELECT FROM dl_jobs j WHERE j.debounce_key = repeated.debounce ->> 'key' AND j.status = 'queued'
-                                 AND (j.queue, j.task) <> (repeated.queue, repeated.task)) THEN
-                    SELECT array_agg(CASE WHEN a.n = repeated.n THEN
-                                         jsonb_populate_record(a, '{"field": "debounce", "problem": "has the key of a queued job of another queue or task"}')
-                                         ELSE a END) INTO requests FROM unnest(requests) a;
-                    existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(NULL, NULL, true));
+                ELSE
+                    SELECT j.job_id INTO debounced_job FROM dl_jobs j
+                     WHERE j.debounce_key = repeated.debounce ->> 'key' AND j.status = 'queued'
+                       AND (j.queue, j.task) <> (repeated.queue, repeated.task);
+                    IF debounced_job IS NOT NULL THEN
+                        existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(debounced_job, 'queued', false));
+                    END IF;
                 END IF;
             END LOOP;
             SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT existing ? a.n::text;
@@ -2555,11 +2558,13 @@ BEGIN
                                   = dl_request_hash(l.queue, l.task, l.args)) AS answer
                          FROM dl_jobs j WHERE j.idempotency_key = l.idempotency_key LIMIT 1) k ON true
                    LEFT JOIN LATERAL (
-                       SELECT jsonb_build_array(j.job_id, j.status, true) AS answer
+                       -- A slice is loaded once, by whichever queue.
+                       SELECT jsonb_build_array(j.job_id, j.status,
+                                  j.task = l.task AND (j.queue = l.queue OR l.live_key LIKE 'slice:%')) AS answer
                          FROM dl_jobs j
                         WHERE j.live_key = l.live_key AND j.status IN ('queued', 'running') LIMIT 1) v ON true
                    LEFT JOIN LATERAL (
-                       SELECT jsonb_build_array(j.job_id, j.status, true) AS answer
+                       SELECT jsonb_build_array(j.job_id, j.status, (j.queue, j.task) = (l.queue, l.task)) AS answer
                          FROM dl_jobs j
                         WHERE j.throttle_key = (l.throttle ->> 'key') || '@'
                                                || floor(date_part('epoch', clock_timestamp()) / (l.throttle ->> 'per_sec')::float8)
@@ -2600,7 +2605,7 @@ END $$;
 -- Returns one row a request, in their order, with its outcome:
 --   created, exists   job_id and status are those of the job that now serves the request
 --   debounced         the request changed a queued job (job_id) with its debounce key
---   conflict          the idempotency key belongs to a job (job_id) with another queue, task or args
+--   conflict          a key belongs to a job (job_id) of another queue or task, or an idempotency key to one with other args
 --   invalid           field and detail say what is wrong
 --   skipped           the request is valid, but `whole` was asked for and another one is not
 -- With `whole`, either all of them are created or exist, or none is created.
@@ -2616,7 +2621,7 @@ BEGIN
 END $$;
 
 -- Enqueue one job in the caller's own transaction; returns its id, or that of the job that serves the request already.
--- Errors: 22023 for an invalid value, 23505 for an idempotency key of another request.
+-- Errors: 22023 for an invalid value, 23505 for a key of another request.
 CREATE OR REPLACE FUNCTION dl_enqueue(
     queue text, task text, lock_key text, args jsonb DEFAULT '{}', idempotency_key text DEFAULT NULL,
     partition_key text DEFAULT '', priority int DEFAULT 100, available_at timestamptz DEFAULT NULL,
@@ -2646,8 +2651,8 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = coalesce(result.field || ' ', '') || result.detail;
     ELSIF result.outcome = 'conflict' THEN
         RAISE unique_violation
-              USING MESSAGE = format('idempotency_key %L belongs to job %s, which has another queue, task or args',
-                                     idempotency_key, result.job_id),
+              USING MESSAGE = format('the key %L belongs to job %s, which has another queue, task or args',
+                                     coalesce(idempotency_key, live_key, throttle ->> 'key', debounce ->> 'key'), result.job_id),
                     DETAIL = result.job_id::text;
     END IF;
     RETURN result.job_id;

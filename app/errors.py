@@ -341,11 +341,11 @@ class WaitRefused(InvalidJob):
 
 
 class IdempotencyConflict(DataloaderError):
-    """The idempotency key belongs to a job with another queue, task or args."""
+    """A key belongs to a job of another queue or task, or the idempotency key to one with other args."""
 
     def __init__(self, key: str, job_id: UUID) -> None:
         super().__init__(
-            f"idempotency_key {key!r} already belongs to job {job_id}, which has another queue, task or args; "
+            f"the key {key!r} already belongs to job {job_id}, which has another queue, task or args; "
             "use a new key for a new request"
         )
         self.key = key

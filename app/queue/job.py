@@ -86,6 +86,12 @@ class NewJob:
     interval_start: datetime | None = None  # the data it is to load
     interval_end: datetime | None = None
 
+    @property
+    def unique_key(self) -> str:
+        """The key by which an earlier job may serve the request."""
+        rules = [rule["key"] for rule in (self.throttle, self.debounce) if rule]
+        return self.idempotency_key or self.live_key or next(iter(rules), "")
+
 
 def encode_request(job: NewJob) -> dict[str, Any]:
     """The fields that are given, as JSON has them."""

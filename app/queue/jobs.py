@@ -90,7 +90,7 @@ class JobQueue:
         job_id, status, created, is_same = rows[0]
         enqueued = from_row(Enqueued, (job_id, status, created, False))
         if not is_same:
-            raise IdempotencyConflict(parameters["idempotency_key"] or "", enqueued.job_id)
+            raise IdempotencyConflict(job.unique_key, enqueued.job_id)
         return enqueued
 
     def _enqueue_by_batch(self, job: NewJob) -> Enqueued:
@@ -101,7 +101,7 @@ class JobQueue:
         if outcome.job_id is None or outcome.status is None:
             raise ValueError(f"the database answered {outcome.outcome} without a job")
         if outcome.outcome is Outcome.CONFLICT:
-            raise IdempotencyConflict(job.idempotency_key or "", outcome.job_id)
+            raise IdempotencyConflict(job.unique_key, outcome.job_id)
         is_debounced = outcome.outcome is Outcome.DEBOUNCED
         return Enqueued(outcome.job_id, outcome.status, outcome.outcome is Outcome.CREATED, is_debounced)
 

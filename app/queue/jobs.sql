@@ -47,7 +47,8 @@ WITH request AS MATERIALIZED (
       FROM dl_jobs j, request
      WHERE j.idempotency_key = %(idempotency_key)s::text AND NOT EXISTS (SELECT FROM inserted)
     UNION ALL
-    SELECT j.job_id, j.status::text, false, true
+    SELECT j.job_id, j.status::text, false,
+           j.task = %(task)s::text AND (j.queue = %(queue)s::text OR %(live_key)s::text LIKE 'slice:%%')
       FROM dl_jobs j
      WHERE j.live_key = %(live_key)s::text AND j.status IN ('queued', 'running') AND NOT EXISTS (SELECT FROM inserted)
 ) LIMIT 1;

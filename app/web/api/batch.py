@@ -20,6 +20,7 @@ from app.web.caches import QueueSettingsCache
 from app.web.json_io import MAX_JSON_DEPTH, FieldError
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
+from app.web.parents import parent_problem
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ItemProblem, ProblemCode, RequestRejected, problem_code
 from app.web.routing import ApiBlueprint
 from app.web.schemas import BodyModel, field_errors
@@ -124,6 +125,8 @@ def create_batch_blueprint(
             current_actor().require_trigger(valid.task, valid.queue)
             if errors := valid.args_errors(pipelines.get(valid.task)):
                 raise InvalidRequest(errors)
+            if problem := parent_problem(source, current_actor(), valid.after):
+                raise InvalidRequest([FieldError("after", problem)])
             queue_settings.reject_if_draining(valid.queue)
         except ValidationError as error:
             return _item_problem(InvalidRequest(field_errors(error)))

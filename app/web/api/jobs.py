@@ -22,6 +22,7 @@ from app.web.auth.guard import current_actor
 from app.web.caches import QueueSettingsCache
 from app.web.json_io import dump_json
 from app.web.middleware import audit_action
+from app.web.parents import require_visible_parents
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, RequestRejected
 from app.web.routing import ANY_KEY, ApiBlueprint, etag_of
 from app.web.schemas import JobState
@@ -133,6 +134,7 @@ def create_jobs_blueprint(
         errors = body.args_errors(pipelines.get(body.task))
         if errors:
             raise InvalidRequest(errors)
+        require_visible_parents(queue.executor, actor, body.after)
         queue_settings.reject_if_draining(body.queue)
         warnings = queue_settings.run_warnings(
             body.queue, body.task, can_see_queue=actor.can_see_queue, can_see_task=actor.can_see_task

@@ -156,6 +156,15 @@ class Actor:
         """Without `read`, an actor sees only jobs that it might have triggered."""
         return Scope.READ in self.scopes or self.can_trigger(task, queue)
 
+    @property
+    def sees_all_jobs(self) -> bool:
+        return Scope.READ in self.scopes or (self.tasks is None and self.queues is None)
+
+    @property
+    def limits(self) -> dict[str, frozenset[str] | None]:
+        """The tasks and queues whose jobs it sees without `read`; None: all."""
+        return {"tasks": self.tasks, "queues": self.queues}
+
     def audit_context(self, action: str, request_id: str) -> AuditContext:
         return AuditContext(
             action=action,

@@ -45,10 +45,12 @@ from app.web.pages.run_chart import make_run_chart
 from app.web.pages.schedules import shown_as
 from app.web.pages.slices import GridFields, make_grid
 from app.web.pages.start_form import StartForm, StartForms
+from app.web.parents import require_visible_parents
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schedule_changes import ScheduleDetail, ScheduleEditor
 from app.web.standby_reads import allowing_standby
+from app.web.trigger_request import TriggerRequest
 from pipelines.contract import Pipelines
 
 _CHECK_RESULTS = 60  # of each data check
@@ -249,8 +251,7 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
         values = {field: value for field, value in request.form.items() if field != CSRF_FIELD}
         original = _visible_job(queue, name, form.from_job)
         trigger = forms.parse(name, values, None if original is None else original.args, zone=pages.formatter.zone)
-        actor = current_actor()
-        actor.require_trigger(trigger.task, trigger.queue)
+        _require_start(queue, trigger)
         setting = reader.queues.settings().get(trigger.queue)
         if setting is not None and setting.state is QueueState.DRAINING:
             raise InvalidForm.at_field("queue", "is draining and takes no new jobs")
@@ -284,6 +285,13 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
         audit_action("breaker.deleted" if form.action == "delete_breaker" else "breaker.set", task=name)
 
     return pages.blueprint
+
+
+def _require_start(queue: JobQueue, trigger: TriggerRequest) -> None:
+    """Raises RequestRejected and InvalidJob."""
+    actor = current_actor()
+    actor.require_trigger(trigger.task, trigger.queue)
+    require_visible_parents(queue.executor, actor, trigger.after)
 
 
 def _visible_job(queue: JobQueue, task: str, raw_id: str) -> Job | None:

@@ -382,3 +382,47 @@ def test_the_whole_service_runs_under_the_services_role(roles, dsn, start):
     owner.close()
 
     assert "permission denied" not in process.text
+
+
+FUNCTIONS_OF_AN_ENQUEUER = {"dl_enqueue", "dl_enqueue_many", "dl_enqueue_graph", "dl_new_id"}
+
+
+def test_enqueuer_may_call_these_functions_only(roles):
+    found = do(
+        roles["enqueuer"],
+        "SELECT DISTINCT proname FROM pg_proc WHERE proname LIKE 'dl\\_%' AND has_function_privilege(oid, 'EXECUTE')"
+        " AND pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'dl_jobs'::regclass)",
+    )
+
+    assert {name for (name,) in found} == FUNCTIONS_OF_AN_ENQUEUER, "try what a new one shows of other jobs"
+
+
+def test_enqueuer_waits_for_no_job_that_it_may_not_read(roles):
+    foreign = do(roles["service"], "SELECT dl_enqueue('theirs', 'report', 'k')")[0][0]
+    after = json.dumps([{"job_id": foreign, "on": "failed"}])
+
+    with pytest.raises(errors.InvalidParameterValue, match=rf"there is no job {foreign}"):
+        do(roles["enqueuer"], "SELECT dl_enqueue('mine', 'load', 'k', after => %s)", after)
+    request = json.dumps([{"queue": "mine", "task": "load", "lock_key": "k", "after": json.loads(after)}])
+    ((outcome, detail),) = do(roles["enqueuer"], "SELECT outcome, detail FROM dl_enqueue_many(%s)", request)
+    assert (outcome, detail) == ("invalid", f"[0].job_id: there is no job {foreign}")
+    do(roles["service"], "SELECT dl_enqueue('mine', 'load', 'k', after => %s)", after)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        {"live_key": "shared"},
+        {"throttle": {"key": "shared", "per_sec": 2_678_400}},
+        {"debounce": {"key": "shared", "wait_sec": 600}},
+    ],
+    ids=lambda key: next(iter(key)),
+)
+def test_key_of_a_job_of_another_task_is_a_conflict(roles, key):
+    theirs = json.dumps([{"queue": "theirs", "task": "report", "lock_key": "k", **key}])
+    ((foreign,),) = do(roles["service"], "SELECT job_id FROM dl_enqueue_many(%s)", theirs)
+    mine = json.dumps([{"queue": "mine", "task": "load", "lock_key": "k", **key}])
+
+    ((outcome, job_id),) = do(roles["enqueuer"], "SELECT outcome, job_id FROM dl_enqueue_many(%s)", mine)
+
+    assert (outcome, job_id) == ("conflict", foreign)

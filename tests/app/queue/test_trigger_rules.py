@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import InvalidJob
+from app.errors import IdempotencyConflict, InvalidJob
 from app.queue.batch import Outcome, enqueue_batch
 from app.queue.job import Enqueued, NewJob, Status
 from app.queue.jobs import JobQueue
@@ -106,7 +106,7 @@ def test_a_canceled_job_leaves_its_key(queue_db):
 
 def test_the_key_of_another_task_is_refused(queue_db):
     request(queue_db, debounce=debounced())
-    with pytest.raises(InvalidJob, match="debounce has the key of a queued job of another queue or task"):
+    with pytest.raises(IdempotencyConflict, match="'d' already belongs to job"):
         queue_db.queue.enqueue(NewJob(queue="q", task="other", lock_key="k", debounce=debounced()))
 
 
