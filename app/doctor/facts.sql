@@ -69,7 +69,8 @@ SELECT jsonb_build_object(
            'standby_names', current_setting('synchronous_standby_names'),
            'waiting_commits', (SELECT count(*) FROM pg_stat_activity
                                 WHERE wait_event = 'SyncRep' AND query_start < clock_timestamp() - interval '5 seconds'),
-           'settings', (SELECT jsonb_object_agg(name, CASE WHEN source = 'session' AND name <> 'default_transaction_read_only' THEN reset_val ELSE setting END) FROM pg_settings WHERE name = ANY (%(names)s::text[])))::text;
+           'settings', (SELECT jsonb_object_agg(name, CASE WHEN source = 'session' AND name <> 'default_transaction_read_only' THEN reset_val ELSE setting END) FROM pg_settings WHERE name = ANY (%(names)s::text[])),
+           'role_is_read_only', (SELECT setting = 'on' AND source IN ('user', 'database user') FROM pg_settings WHERE name = 'default_transaction_read_only'))::text;
 
 -- name: doctor_rights
 -- The missing privileges on the given tables, the schema and its sequences.

@@ -112,6 +112,8 @@ def _check_writable(server: Mapping[str, Any], settings: Mapping[str, str]) -> F
             "the server is a standby and takes no writes",
             "name the primary in DL_DB_DSN, or SELECT pg_promote()",
         )
+    if server["role_is_read_only"]:
+        return ok("writable", "the role is read-only by default, and sessions of the service are read-write")
     if "on" in (settings["default_transaction_read_only"], settings["transaction_read_only"]):
         return error(
             "writable",

@@ -15,6 +15,7 @@ from typing import Any
 import requests
 from requests.adapters import HTTPAdapter
 
+from pipelines.executors.cluster_tls import cluster_tls_context
 from pipelines.offload import MAX_LOG_LINES, EngineUnavailable, OffloadFailed, RemoteState
 
 _CONNECT_TIMEOUT_SEC, _READ_TIMEOUT_SEC = 5.0, 10.0  # of a connection, and of each piece of an answer
@@ -111,7 +112,9 @@ class HttpApi:
         connection is closed, and EngineUnavailable raised."""
         with _Deadline(timeout_sec) as deadline, requests.Session() as session:
             for scheme in ("http://", "https://"):
-                session.mount(scheme, _DeadlineAdapter(deadline))
+                session.mount(
+                    scheme, _DeadlineAdapter(deadline, self._verify if isinstance(self._verify, str) else None)
+                )
             try:
                 with session.request(
                     method,
@@ -173,9 +176,14 @@ class _Deadline:
 class _DeadlineAdapter(HTTPAdapter):
     """Its connections are those of one request, and known to its deadline."""
 
-    def __init__(self, deadline: _Deadline) -> None:
+    def __init__(self, deadline: _Deadline, ca_file: str | None) -> None:
+        self._deadline, self._ca_file = deadline, ca_file
         super().__init__()
-        self._deadline = deadline
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> Any:
+        if self._ca_file is not None:
+            options["ssl_context"] = cluster_tls_context(self._ca_file)
+        return super().init_poolmanager(*args, **options)  # type: ignore[no-untyped-call]
 
     def get_connection_with_tls_context(self, *args: Any, **options: Any) -> Any:
         pool: Any = super().get_connection_with_tls_context(*args, **options)

@@ -70,6 +70,8 @@ def https_server(folder: Path) -> Iterator[str]:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"https://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"https://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

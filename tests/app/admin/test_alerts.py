@@ -58,7 +58,7 @@ def test_a_failure_rate_is_one_of_a_window_with_enough_runs(queue_db, alerts):
 
     assert result(queue_db) == [("alert.firing", "bad")]
     (firing,) = alerts.all()
-    assert (firing.value, firing.task, firing.detail) == (0.5, "bad", "2 of 4 runs of bad failed within 3600 s")
+    assert (firing.value, firing.task, firing.detail) == (0.5, "bad", "2 of 4 runs of bad failed within 1 h")
     queue_db.sql("UPDATE dl_statistics SET started_at = started_at - interval '2 hours'")
     assert look(alerts) == (0, 1)
     assert result(queue_db)[1] == ("alert.resolved", "bad")
@@ -87,7 +87,7 @@ def test_no_success_counts_from_last_success_or_rule_creation(queue_db, alerts):
         " VALUES ('t', 1, gen_random_uuid(), 'q', now() - interval '40 min', 'succeeded')"
     )
     assert look(alerts) == (1, 0)
-    assert alerts.all()[0].detail == "t has not succeeded for 2400 s"
+    assert alerts.all()[0].detail == "t has not succeeded for 40 min"
 
 
 def test_queue_age_is_oldest_ready_job_of_any_priority(queue_db, alerts):
@@ -104,7 +104,7 @@ def test_queue_age_is_oldest_ready_job_of_any_priority(queue_db, alerts):
     assert look(alerts) == (1, 0), "a job that became due a moment ago is not old"
 
     assert result(queue_db) == [("alert.firing", "q")]
-    assert alerts.all()[0].detail == "a job of q has been ready for 300 s"
+    assert alerts.all()[0].detail == "a job of q has been ready for 5 min"
 
 
 def test_stalled_progress_fires_and_new_progress_resolves(queue_db, alerts):
@@ -250,7 +250,7 @@ def test_a_dataset_is_stale_until_it_is_updated(queue_db, alerts):
     assert (firing.subject, firing.detail) == ("sales", "the dataset sales has not been updated")
     add_update(queue_db, "now() - interval '61 minutes'")
     assert look(alerts) == (0, 0)
-    assert alerts.all()[0].detail == "the dataset sales was last updated 3660 s ago"
+    assert alerts.all()[0].detail == "the dataset sales was last updated 1 h 1 min ago"
     assert DataQuality(queue_db.session).dataset("sales").stale
 
     add_update(queue_db, "now()")

@@ -26,7 +26,7 @@ def judged(
     server = {
         "version": 160000, "version_text": "16", "user": "dl", "database": "jobs", "superuser": False,
         "sees_others": True, "ends_others": True, "temporary_tables": True, "in_recovery": False, "connections": 5,
-        "role_limit": -1, "database_limit": -1, "waiting_commits": 0, "standby_names": "",
+        "role_limit": -1, "database_limit": -1, "waiting_commits": 0, "standby_names": "", "role_is_read_only": False,
         "frozen_age": 1000, "notification_queue_usage": 0.0, "settings": FINE | (settings or {}), **result,
     }  # fmt: skip
     return {one.check: one.severity for one in check_server(server, ahead, budget or ConnectionBudget(2, 16))}

@@ -358,7 +358,7 @@ def test_the_whole_service_runs_under_the_services_role(roles, dsn, start):
     quick = {"DL_REAPER_PERIOD_SEC": "0.2", "DL_HEARTBEAT_SEC": "0.2"}
     env = {"DL_DB_DSN": roles["service"], "APP_PORT": str(port), "DL_LOG_FORMAT": "json", **quick}
     process = start("serve", env=env)
-    process.wait_for_line("is ready")
+    process.wait_for_line("service.ready")
 
     def ask(path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()

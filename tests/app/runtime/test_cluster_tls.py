@@ -10,8 +10,12 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+import urllib3.connection
+from urllib3.util.ssl_ import create_urllib3_context
 
 from app.runtime.pod_deletion_cost import Pod
+from pipelines.executors.http import HttpApi
+from pipelines.offload import EngineUnavailable
 from tests.support.cluster_ca import https_server, make_certificates
 
 strict = ssl.create_default_context
@@ -37,6 +41,21 @@ def test_cluster_ca_without_key_usage_is_trusted(tmp_path: Path):
         with pytest.raises(URLError, match="key usage"):
             urlopen(address, context=ssl.create_default_context(cafile=str(ca_file)))  # noqa: S310 - ours
         Pod("loads", "pod", tmp_path, address).write_cost(1)
+
+
+def test_executor_trusts_a_cluster_ca_without_key_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def create(*args: Any, **options: Any) -> ssl.SSLContext:
+        context = create_urllib3_context(*args, **options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(urllib3.connection, "create_urllib3_context", create)
+    ca_file = make_certificates(tmp_path)
+
+    with https_server(tmp_path) as address:
+        assert HttpApi(address, verify=str(ca_file)).send("GET", "/", is_checked=False).code > 0
+        with pytest.raises(EngineUnavailable):
+            HttpApi(address).send("GET", "/", is_checked=False)
 
 
 def test_another_ca_is_refused(tmp_path: Path):
