@@ -18,7 +18,7 @@ from app import log
 from app.errors import DatabaseUnavailable, InvalidJob, WaitRefused
 from app.log import Alert
 from app.queue.job import SUCCEEDED, ReapedJob, ReleaseReason, Settlement, SettleResult, Status
-from app.queue.jobs import JobQueue
+from app.queue.jobs import JobQueue, bounded_delay
 from workers.attempt import Attempt, RunningAttempts
 from workers.claimer import KeyLocks
 from workers.metrics import PoolCounters
@@ -253,7 +253,7 @@ def log_settled(attempt: Attempt, outcome: Outcome, status: Status) -> None:
         "max_attempts": job.max_attempts, "status": status.value, "reason": reason, "error": _first_line(error),
     }  # fmt: skip
     if status is Status.QUEUED:
-        fields["retry_at"] = _format_time(datetime.now(UTC) + timedelta(seconds=retry_in_sec))
+        fields["retry_at"] = _format_time(datetime.now(UTC) + timedelta(seconds=bounded_delay(retry_in_sec)))
     _log_failure(status, fields, is_reported=attempt.is_failure_reported)
 
 

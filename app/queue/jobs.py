@@ -403,7 +403,7 @@ def settle_parameters(
         "results": array(_limited_json(end.result, max_result_bytes) for end in ends),
         "progress": array(_limited_json(end.progress, _MAX_PROGRESS_BYTES) for end in ends),
         "checkpoints": array(_limited_json(end.checkpoint, max_result_bytes) for end in ends),
-        "pauses": array(_bounded_delay(end.retry_in_sec) for end in ends),
+        "pauses": array(bounded_delay(end.retry_in_sec) for end in ends),
         "refunds": array(int(end.refund_attempt) for end in ends),
         "crashes": array(int(end.crashed) for end in ends),
         "event_fields": array(_limited_json(end.event_fields, max_result_bytes) for end in ends),
@@ -435,7 +435,7 @@ def _limited_json(value: Any, max_bytes: int) -> str | None:
     return None if value is None else sanitize_json(value, max_bytes)
 
 
-def _bounded_delay(seconds: float) -> float:
+def bounded_delay(seconds: float) -> float:
     """A delay that a policy computed must not fail the settlements of the same transaction."""
     return min(max(0.0, seconds), _MAX_RETRY_DELAY_SEC)  # in this order: not a number becomes 0
 

@@ -183,7 +183,7 @@ class _DeadlineAdapter(HTTPAdapter):
     def init_poolmanager(self, *args: Any, **options: Any) -> Any:
         if self._ca_file is not None:
             options["ssl_context"] = cluster_tls_context(self._ca_file)
-        return super().init_poolmanager(*args, **options)  # type: ignore[no-untyped-call]
+        return super().init_poolmanager(*args, **options)
 
     def get_connection_with_tls_context(self, *args: Any, **options: Any) -> Any:
         pool: Any = super().get_connection_with_tls_context(*args, **options)

@@ -48,13 +48,13 @@ def test_checked_jobs_are_canceled_and_the_cancel_undone(seen: OpenPage, client:
     expect(page.locator("h1")).to_have_text("Cancel 2 jobs?")
     page.get_by_role("button", name="Cancel 2 jobs").click()
 
-    expect(page.get_by_text("2 of 2 changed")).to_be_visible()
+    expect(page.get_by_text("2 jobs matched (2 expected), 2 changed")).to_be_visible()
     assert statuses(client, made) == [Status.CANCELED, Status.QUEUED, Status.CANCELED]
 
     page.get_by_role("button", name="Retry the 2 canceled jobs…").click()
     expect(page.locator("h1")).to_have_text("Retry 2 jobs?")
     page.get_by_role("button", name="Retry 2 jobs").click()
-    expect(page.get_by_text("2 of 2 changed")).to_be_visible()
+    expect(page.get_by_text("2 jobs matched (2 expected), 2 changed")).to_be_visible()
     assert statuses(client, made) == [Status.QUEUED] * 3
 
 

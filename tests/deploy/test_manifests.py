@@ -136,7 +136,11 @@ def test_pod_of_a_scaled_job_has_longer_than_its_grace():
 
 
 def test_workers_may_patch_pods_and_nothing_else():
-    found = {it["kind"]: it for it in documents() if it["kind"].startswith("Role")}
+    found = {
+        it["kind"]: it
+        for it in documents()
+        if it["kind"].startswith("Role") and it["metadata"]["name"] == "dataloader-deletion-cost"
+    }
     accounts = {it["metadata"]["name"] for it in documents() if it["kind"] == "ServiceAccount"}
 
     assert found["Role"]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}]

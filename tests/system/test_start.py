@@ -17,7 +17,7 @@ from tests.support.real_service import (
     wait_for_end_of_postgres,
 )
 
-READY = {"serve": "is ready at", "worker": "dataloader works"}  # what each prints
+HOSTS = ("serve", "worker")
 
 
 def test_second_service_on_a_taken_port_harms_nothing(start: Callable[..., Process], home: Path):
@@ -93,8 +93,8 @@ def test_a_database_that_is_away_is_waited_for(start: Callable[..., Process], se
     serve.process.wait_for_port(serve.port)
     for running in (serve, worker):
         running.process.wait_for_line("schema.not_ready")
-        running.process.wait_for_line("not ready: waiting for the database at")
-        assert READY[running.host] not in running.process.text
+        running.process.wait_for_line("waiting for the database at")
+        assert "service.ready" not in running.process.text
 
     assert serve.get("/health") == (200, {"status": "healthy"})
     assert serve.get("/status")[0] == 503
@@ -102,7 +102,7 @@ def test_a_database_that_is_away_is_waited_for(start: Callable[..., Process], se
 
     server.start()
     for running in (serve, worker):
-        running.wait_until_ready().process.wait_for_line(READY[running.host])
+        running.wait_until_ready().process.wait_for_line("service.ready")
     jobs = ServiceJobs(server.dsn, tmp_path)
     jobs.insert()
     jobs.wait_for_counts({"succeeded": 1})
@@ -128,7 +128,7 @@ def test_failing_module_is_named_and_others_work(run: ServiceStarter, jobs: Serv
         one.wait_until_ready()
         result = {line["module"]: line["error"] for line in one.log_lines("pipeline.import_failed")}
         assert result == {"tests.support.etl_broken.crooked": "RuntimeError: the ruler is crooked"}
-        one.process.wait_for_line("    tests.support.etl_broken.crooked: RuntimeError: the ruler is crooked")
+        one.process.wait_for_line('"tests.support.etl_broken.crooked": "RuntimeError: the ruler is crooked"')
     assert running[0].get("/status")[1]["workers"]["broken_modules"] == sorted(result)
     jobs.insert("test.straight")
     jobs.wait_for_counts({"succeeded": 1})
@@ -136,7 +136,7 @@ def test_failing_module_is_named_and_others_work(run: ServiceStarter, jobs: Serv
 
 def test_missing_package_is_refused_with_all_other_faults(start: Callable[..., Process], dsn: str):
     packages = "pipelines,acme_nowhere,tests.support.nowhere"
-    for running in [ServiceStarter(start, dsn)(host, DL_PIPELINES=packages, DEBUG="much") for host in READY]:
+    for running in [ServiceStarter(start, dsn)(host, DL_PIPELINES=packages, DEBUG="much") for host in HOSTS]:
         assert running.process.wait() == 78
         for fault in (
             "'acme_nowhere', which cannot be imported",
@@ -151,7 +151,7 @@ def test_package_whose_import_fails_is_refused(run: ServiceStarter, tmp_path: Pa
     (tmp_path / "acme_sad").mkdir()
     (tmp_path / "acme_sad/__init__.py").write_text("raise RuntimeError('no licence')")
 
-    for running in [run(host, DL_PIPELINES="acme_sad", PYTHONPATH=str(tmp_path)) for host in READY]:
+    for running in [run(host, DL_PIPELINES="acme_sad", PYTHONPATH=str(tmp_path)) for host in HOSTS]:
         assert running.process.wait() == 78
         assert (
             "DL_PIPELINES: found 'acme_sad', which cannot be imported: RuntimeError: no licence" in running.process.text
@@ -161,10 +161,10 @@ def test_package_whose_import_fails_is_refused(run: ServiceStarter, tmp_path: Pa
 
 def test_missing_database_is_named_with_what_creates_it(start: Callable[..., Process], dsn: str):
     run = ServiceStarter(start, format_dsn({**parse_dsn(dsn), "dbname": "not_there"}))
-    for running in [run(host) for host in READY]:
-        running.process.wait_for_line("not ready: database 'not_there' does not exist")
+    for running in [run(host) for host in HOSTS]:
+        running.process.wait_for_line("database 'not_there' does not exist at")
         assert "createdb" in running.process.text
-        assert READY[running.host] not in running.process.text
+        assert "service.ready" not in running.process.text
 
 
 def test_the_api_alone_and_a_worker_alone_meet_in_the_database(run: ServiceStarter, jobs: ServiceJobs):

@@ -34,7 +34,7 @@ def ended(worker_pools: WorkerPoolFixture, task: str, status: Status = Status.SU
     return worker_pools.wait_for_status(worker_pools.add_job(task, args=args, max_attempts=1), status)
 
 
-@pytest.mark.parametrize(("check", "interval"), [(True, "2s"), (False, "0")])
+@pytest.mark.parametrize(("check", "interval"), [(True, "500ms"), (False, "0")])
 def test_own_connection_carries_name_and_check(worker_pools, check, interval):
     pool_with(worker_pools, {"show": {"call": f"{MODULE}:show_session", "connection_check": check}})
     job = ended(worker_pools, "show", dsn=worker_pools.dsn, setting=INTERVAL)

@@ -8,7 +8,7 @@ import pytest
 
 from app.admin.schedules import Schedules, Times
 from app.queue.job import Status
-from pipelines.contract import Pipelines, Snooze, Stop, StopReason, schedule
+from pipelines.contract import Pipelines, Stop, StopReason, schedule
 from tests.support.queue_fixture import QueueFixture
 from workers.testing import drain
 
@@ -43,8 +43,8 @@ def tasks():
         raise Stop(StopReason.CANCEL)
 
     @known.register("loops")
-    def loops(args):
-        raise Snooze(0)
+    def loops(args, ctx):
+        ctx.enqueue("loops", queue="q", lock_key="loops")
 
     return known
 

@@ -74,7 +74,10 @@ def test_workers_run_jobs_on_the_callers_pool(pool, queue, tasks):
     with Workers(pool, {"q": 2}, settings=SETTINGS) as workers:
         job_id = add_job(pool, "sum", args={"n": [1, 2]})
         eventually(lambda: queue.job(job_id).status is Status.SUCCEEDED)
-        roles = {row[0].split(":")[0] for row in queue.sql("SELECT application_name FROM pg_stat_activity")}
+        roles = {
+            row[0].split(":")[0]
+            for row in queue.sql("SELECT application_name FROM pg_stat_activity WHERE datname = current_database()")
+        }
         assert workers.state()["ready"]
         assert workers.failure is None
 

@@ -96,7 +96,7 @@ def test_page_shows_the_definition_runs_and_figures_of_the_chart(client, dsn):
     page = client.get("/tasks/rates").text
 
     assert "Rates of the bank." in page
-    assert "Median 2.0 s, p95 4.0 s, longest 4.0 s." in page
+    assert "Median 2 s, p95 4 s, longest 4 s." in page
     assert page.count("<circle") == 3
     assert "rates:{day}" in page
     assert 'data-key="2026-01-01"' in page or "All slices" in page
