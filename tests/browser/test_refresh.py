@@ -1,10 +1,9 @@
-"""Each page after two refreshes of its live part: pictures are visible, nothing has moved, the focus is kept."""
+"""Each page after two refreshes of its live part: headings and pictures are visible, the focus is kept."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from playwright.sync_api import Route, expect
@@ -17,20 +16,18 @@ from tests.support.real_service import RunningService
 pytestmark = pytest.mark.browser
 
 PAGES_AT_A_TIME = 6
-MAX_SHIFT_PX = 2  # the width of a text such as "3 s ago" may change a line's break, not where a section begins
 COUNT_REFRESHES = """() => {
   const { dataset } = document.documentElement;
   dataset.refreshes = "";
   document.addEventListener("htmx:after:swap", () => { dataset.refreshes += "x"; });
 }"""
-# The visible headings, pictures and tables, in order; a picture also by its size.
-LAYOUT = """() => [...document.querySelectorAll("#live :is(h1, h2, svg, canvas, table, progress)")]
+# The visible headings, pictures and bars, in order; a picture with its height. Their places depend on the data.
+LAYOUT = """() => [...document.querySelectorAll("#live :is(h1, h2, svg, canvas, .chart)")]
   .filter((element) => element.checkVisibility() && !element.closest("tr"))
   .map((element) => {
-    const { y, height } = element.getBoundingClientRect();
     const isPicture = element.matches("svg, canvas");
-    const name = element.tagName + " " + (element.id || element.textContent.slice(0, 40));
-    return { name, y: y + scrollY, height: isPicture ? height : 0 };
+    const height = isPicture ? Math.round(element.getBoundingClientRect().height) : 0;
+    return `${element.tagName} ${element.id} ${height}`;
   })"""
 FOCUS_FIRST_LINK = """() => {
   const link = [...document.querySelectorAll("#live a[href]")].find((candidate) => candidate.checkVisibility());
@@ -49,16 +46,6 @@ def send_whole_part(route: Route) -> None:
     """Ask for the live part as if the browser had none, so that each refresh replaces it."""
     headers = {name: value for name, value in route.request.headers.items() if name != "x-seen"}
     route.continue_(headers=headers)
-
-
-def shifts(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
-    if [part["name"] for part in before] != [part["name"] for part in after]:
-        return [f"{[part['name'] for part in before]} became {[part['name'] for part in after]}"]
-    moved = [
-        (old, new) for old, new in zip(before, after, strict=True)
-        if abs(old["y"] - new["y"]) > MAX_SHIFT_PX or abs(old["height"] - new["height"]) > MAX_SHIFT_PX
-    ]  # fmt: skip
-    return [f"{old} became {new}" for old, new in moved]
 
 
 @pytest.mark.timeout(300)  # some forty pages
@@ -80,7 +67,8 @@ def test_every_page_is_unchanged_by_two_refreshes(seen: Callable[..., ObservedPa
                 page.close()
         for name, (page, focused, layout) in opened.items():
             expect(page.locator("html")).to_have_attribute("data-refreshes", re.compile("xx"))
-            flaws += [f"{name}: {shift}" for shift in shifts(layout, page.evaluate(LAYOUT))]
+            if page.evaluate(LAYOUT) != layout:
+                flaws.append(f"{name}: {layout} became {page.evaluate(LAYOUT)}")
             if page.evaluate(FOCUSED_LINK) != focused:
                 flaws.append(f"{name}: the focus was on {focused}, now on {page.evaluate(FOCUSED_LINK)}")
             refreshed.append(name)

@@ -12,7 +12,7 @@ from tests.support import eventually
 
 MAX_GAP_SEC = 5.0  # between two claims during a rolling restart, on a busy machine too; the benchmark shows it
 
-pytestmark = [pytest.mark.root, pytest.mark.full]
+pytestmark = [pytest.mark.root, pytest.mark.full, pytest.mark.timeout(400)]
 
 
 def test_hosts_survive_partitions_and_restarts(postgres_binaries: Choice, record_property):

@@ -238,7 +238,7 @@ def test_every_path_answers_options_as_the_document_has_it(client):
         assert known <= set(answer.allow), path
 
 
-@pytest.mark.timeout(300)  # every operation there is
+@pytest.mark.timeout(900)  # every operation there is
 @pytest.mark.full
 def test_generated_requests_are_answered_as_described(client):
     operations = DescribedApp(client.application).operations()
