@@ -88,7 +88,7 @@ def test_target_not_reached_is_named_and_holds_up_no_sweep(
 
         worker_pools.wait_for_status(job.id, Status.QUEUED)
 
-        payload = worker_pools.event_payloads(job.id, "requeue")[0]  # the pool may have run it again since
+        payload = worker_pools.event_payloads(job.id, "requeue")[0]  # the first: of the dead attempt
         assert payload["sessions_left"] == ["warehouse", "archive"]
         assert "its SQL may still run on warehouse, archive" in (worker_pools.queue_fixture.job(job.id).error or "")
         assert written_after_requeue(worker_pools) == 0
