@@ -443,7 +443,8 @@ BEGIN
               FROM deleted d JOIN dl_edges e ON e.parent_id = d.job_id AND e.met IS NULL
              WHERE d.graph_id IS NOT NULL AND c.job_id = ANY (ARRAY[e.child_id]) AND c.status = 'queued' AND c.wait_state = 'waiting';
             DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.child_id = d.job_id;
-            DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id;
+            -- What is left are edges of jobs that still exist: they keep such a job from reading fewer results than it waited for.
+            UPDATE dl_edges e SET met = false FROM deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id AND e.met IS NULL;
             DELETE FROM dl_graphs g USING deleted d
              WHERE g.graph_id = d.graph_id AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = g.graph_id);
         END IF;
@@ -1652,6 +1653,17 @@ CREATE INDEX dl_graph_work_xid_idx ON dl_graph_work (xid);
 CREATE OR REPLACE FUNCTION dl_is_final(status dl_status) RETURNS bool
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN status IN ('succeeded', 'failed', 'canceled', 'lost');
+
+-- Whether a job that has not ended may read the result of this one: another one of its graph, or one of another graph that waited
+-- for it.
+CREATE OR REPLACE FUNCTION dl_is_result_needed(job uuid, graph uuid) RETURNS bool
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN graph IS NOT NULL
+       AND (EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = graph AND j.status::text IN ('queued', 'running'))
+            OR EXISTS (SELECT FROM dl_edges e JOIN dl_jobs c ON c.job_id = ANY (ARRAY[e.child_id])
+                        WHERE e.parent_id = job AND c.status::text IN ('queued', 'running')));
+END $$;
 
 -- A job of a graph has ended, by any statement of any process.
 CREATE OR REPLACE FUNCTION dl_jobs_graph_ended() RETURNS trigger

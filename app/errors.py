@@ -26,7 +26,7 @@ DataloaderError
 ├── ApiKeyNotFound
 ├── NotRetryable              only a failed, canceled or lost job can be retried
 ├── NotEditable               only a waiting job can be changed
-├── NotDeletable              only a finished job can be deleted
+├── NotDeletable              only a finished job can be deleted, and of no open graph
 ├── JobChanged                the job is not in the state any more that the caller has seen
 ├── QueueDraining             the queue takes no new jobs
 ├── GraphNotFound             no graph has this id
@@ -220,8 +220,15 @@ class NotEditable(DataloaderError):
 
 
 class NotDeletable(DataloaderError):
-    def __init__(self, job_id: UUID, status: str) -> None:
-        super().__init__(f"job {job_id} is {status}; only a finished job can be deleted: cancel it first")
+    """`graph_id`: the job is finished, and others that may read its result are not."""
+
+    def __init__(self, job_id: UUID, status: str, *, graph_id: UUID | None = None) -> None:
+        super().__init__(
+            f"job {job_id} is {status}; only a finished job can be deleted: cancel it first"
+            if graph_id is None
+            else f"job {job_id} is {status}, and its graph {graph_id} is open: a job that has not ended may read its "
+            "result. Delete it when the graph has ended, or cancel the graph first"
+        )
         self.job_id = job_id
 
 

@@ -107,6 +107,9 @@ class JobContext:
             connections = self._require_connections()
             with self._owner_only():
                 rows = connections.execute_owned("job_parents", {"job_id": str(self.job_id)})
+                deleted = connections.execute_owned("deleted_parents", {"job_id": str(self.job_id)})
+            if deleted:
+                raise Fail(f"it waited for job {deleted[0][0]}, which was deleted with its result")
             parents = [from_row(ParentJob, row) for row in rows]
             self.parents = {p.key: Upstream(p.job_id, p.status.value, p.result, p.error) for p in parents}
         return self.parents

@@ -176,7 +176,7 @@ UPDATE dl_bulk b
 RETURNING b.changed;
 
 -- name: bulk_delete
--- Delete finished jobs, with their events and logs.
+-- Delete finished jobs, with their events and logs; not those whose result a job of their graph may read.
 SELECT bulk_id FROM dl_bulk
  WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
    FOR UPDATE;
@@ -189,6 +189,7 @@ WITH operation AS MATERIALIZED (
       FROM dl_jobs j
      WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND EXISTS (SELECT FROM operation)
        AND j.status::text IN ('succeeded', 'failed', 'canceled', 'lost') AND dl_job_matches(j, %(filter)s::jsonb)
+       AND (j.graph_id IS NULL OR NOT dl_is_result_needed(j.job_id, j.graph_id))
      ORDER BY j.job_id
        FOR UPDATE
 ), deleted AS (

@@ -49,7 +49,7 @@ class JobEditor:
         raise JobChanged(job_id)
 
     def delete(self, job_id: UUID, *, if_version: str | None = None) -> None:
-        """Raises JobNotFound, JobChanged, and NotDeletable if the job is not finished."""
+        """Raises JobNotFound, JobChanged, and NotDeletable if the job is not finished, or its graph is not."""
         if self._execute("delete_job", {"job_id": str(job_id), "version": if_version}):
             return
         found = self._reader.get_with_version(job_id)
@@ -57,4 +57,6 @@ class JobEditor:
             raise NotDeletable(job_id, found.job.status)
         if if_version is not None and found.version != if_version:
             raise JobChanged(job_id)
+        if found.job.graph_id is not None:
+            raise NotDeletable(job_id, found.job.status, graph_id=found.job.graph_id)
         raise JobNotFound(job_id)

@@ -44,11 +44,12 @@ WITH old AS MATERIALIZED (
 SELECT job_id FROM edited;
 
 -- name: delete_job
--- Delete a finished job with its events and logs. Its idempotency key can be used again.
+-- Delete a finished job with its events and logs, unless a job of its graph may read its result. Its idempotency key can be used again.
 WITH deleted AS (
     DELETE FROM dl_jobs
      WHERE job_id = %(job_id)s::uuid AND status::text IN ('succeeded', 'failed', 'canceled', 'lost')
        AND (%(version)s::text IS NULL OR xmin::text = %(version)s::text)
+       AND (graph_id IS NULL OR NOT dl_is_result_needed(job_id, graph_id))
     RETURNING job_id
 ), deleted_logs AS (
     DELETE FROM dl_job_logs WHERE job_id IN (SELECT job_id FROM deleted)

@@ -40,7 +40,7 @@ SELECT o.job_id, o.status::text, o.task
 
 -- name: delete_finished
 -- Delete these jobs with their events. A job that was retried meanwhile or is locked stays; so does one with unfinished
--- follow-ups.
+-- follow-ups, and one whose result may be read.
 SELECT set_config('lock_timeout', '500ms', true), set_config('statement_timeout', '10s', true);
 
 WITH old AS MATERIALIZED (
@@ -49,8 +49,7 @@ WITH old AS MATERIALIZED (
      WHERE job_id = ANY (%(job_ids)s::uuid[]) AND status::text NOT IN ('queued', 'running')
        AND NOT EXISTS (SELECT FROM dl_jobs c
                         WHERE c.parent_id = j.job_id AND c.parent_id IS NOT NULL AND c.status::text IN ('queued', 'running'))
-       AND (j.graph_id IS NULL
-            OR NOT EXISTS (SELECT FROM dl_jobs g WHERE g.graph_id = j.graph_id AND g.status::text IN ('queued', 'running')))
+       AND (j.graph_id IS NULL OR NOT dl_is_result_needed(j.job_id, j.graph_id))
        FOR UPDATE SKIP LOCKED
 )
 DELETE FROM dl_jobs WHERE job_id = ANY (ARRAY(SELECT job_id FROM old)) RETURNING job_id, status::text, task;

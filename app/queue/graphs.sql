@@ -93,6 +93,12 @@ SELECT coalesce(CASE WHEN p.graph_id = c.graph_id THEN p.graph_key END, p.job_id
  WHERE c.job_id = %(job_id)s::uuid
  ORDER BY p.created_at, p.job_id;
 
+-- name: deleted_parents
+SELECT e.parent_id
+  FROM dl_edges e
+ WHERE e.child_id = %(job_id)s::uuid AND NOT EXISTS (SELECT FROM dl_jobs p WHERE p.job_id = ANY (ARRAY[e.parent_id]))
+ ORDER BY e.parent_id;
+
 -- name: job_children
 -- What waits for a job, or waited for it.
 SELECT coalesce(CASE WHEN c.graph_id = p.graph_id THEN c.graph_key END, c.job_id::text), c.job_id, c.task, c.status::text,
@@ -112,7 +118,7 @@ WITH unsuccessful AS MATERIALIZED (
 ), requeued AS (
     UPDATE dl_jobs j
        SET status = 'queued', skipped = NULL, error_fingerprint = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,
-           wait_state = CASE WHEN EXISTS (SELECT FROM dl_edges e WHERE e.child_id = j.job_id) THEN 'waiting' ELSE 'ready' END::dl_wait_state,
+           wait_state = CASE WHEN EXISTS (SELECT FROM dl_edges e JOIN dl_jobs p ON p.job_id = ANY (ARRAY[e.parent_id]) WHERE e.child_id = j.job_id) THEN 'waiting' ELSE 'ready' END::dl_wait_state,
            available_at = clock_timestamp(), error = NULL, traceback = NULL, result = NULL, progress = '{}', started_at = NULL,
            finished_at = NULL, heartbeat_at = NULL
       FROM unsuccessful

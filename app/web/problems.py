@@ -104,7 +104,11 @@ class ProblemCode(Enum):
     )
     NOT_RETRYABLE = (409, "The job cannot be retried", "Only a failed, canceled or lost job can be retried.")
     NOT_EDITABLE = (409, "The job cannot be changed", "Only a queued job can be changed; any job can be cloned.")
-    NOT_DELETABLE = (409, "The job cannot be deleted", "Only a finished job can be deleted; cancel it first.")
+    NOT_DELETABLE = (
+        409,
+        "The job cannot be deleted",
+        "Only a finished job of no open graph can be deleted; cancel the job or its graph first.",
+    )
     QUEUE_DRAINING = (409, "The queue accepts no new jobs", "The queue is draining; `detail` has the operator's note.")
     WOULD_NOT_RUN = (
         409,

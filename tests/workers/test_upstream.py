@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from app.queue.job import Job, Status
+from app.queue.job import Job, Settlement, Status
 from pipelines.context import Upstream
 from pipelines.contract import Context, Fail, Isolation, Pipelines
 from pipelines.testing import FakeContext, run
@@ -102,6 +102,25 @@ def test_a_value_that_is_filled_in_is_no_reference(worker_pools: WorkerPoolFixtu
     job = run_with_args(worker_pools, {"x": {"$result": "extract.files.1"}})
 
     assert (job.status, job.result) == (Status.SUCCEEDED, {"x": {"$secret": "bank"}})
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_job_fails_when_deleted_parent_had_a_result(worker_pools: WorkerPoolFixture, isolation: Isolation):
+    tasks = Pipelines()
+    tasks.register("report", isolation=isolation)(graph_tasks.report)
+    queue_db = worker_pools.queue_fixture
+    parents = [queue_db.enqueue(key, task="extract") for key in "abc"]
+    report = queue_db.enqueue("report", task="report", after=[{"job_id": str(parent)} for parent in parents])
+    ended = Settlement(Status.SUCCEEDED, result={"rows": 1})
+    queue_db.queue.settle([(claimed, ended) for claimed in queue_db.claim(3, tasks=["extract"])])
+    queue_db.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(parents[1]))
+
+    worker_pools.pool(pipelines=tasks, run_isolated=run_isolated, tasks={"report": "tests.support.graph_tasks:report"})
+
+    eventually(lambda: queue_db.status(report).final)
+    job = queue_db.job(report)
+    assert (job.status, job.attempt, job.result) == (Status.FAILED, 1, None)
+    assert f"it waited for job {parents[1]}, which was deleted" in (job.error or "")
 
 
 def test_types_of_results_are_checked_when_the_attempt_starts(worker_pools: WorkerPoolFixture):

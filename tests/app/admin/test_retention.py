@@ -82,6 +82,22 @@ def test_retention_spares_locked_retried_and_parent_jobs(queue_db):
     assert there(queue_db) == {"retried", "child"}
 
 
+def test_retention_spares_parents_of_other_open_graphs(queue_db):
+    (graph_id,) = queue_db.sql("INSERT INTO dl_graphs DEFAULT VALUES RETURNING graph_id")[0]
+    awaited = ended(queue_db, "awaited", 40)
+    queue_db.sql("UPDATE dl_jobs SET graph_id = %s WHERE job_id = %s", str(graph_id), str(awaited))
+    child = queue_db.enqueue("child")
+    queue_db.sql("INSERT INTO dl_edges VALUES (%s, %s, 'ended', true)", str(child), str(awaited))
+    retention = Retention(queue_db.session, WEEKS)
+
+    retention.prune()
+    assert there(queue_db) == {"awaited", "child"}
+
+    queue_db.queue.cancel(child)
+    retention.prune()
+    assert there(queue_db) == {"child"}
+
+
 def test_idempotency_key_is_free_after_its_job_is_deleted(queue_db):
     job_id = ended(queue_db, "k", 20, idempotency_key="once")
     Retention(queue_db.session, WEEKS).prune()

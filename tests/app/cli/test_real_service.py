@@ -11,9 +11,11 @@ from uuid import uuid4
 import pytest
 from werkzeug.serving import make_server
 
+from app.cli.exit_codes import ExitCode
 from app.db.pool import Pool
 from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
+from dataloader import Client
 from pipelines.contract import Pipelines
 from tests.support import free_port
 
@@ -84,3 +86,20 @@ def test_a_database_that_is_away_is_69(run):
 
     assert shown.exit_code == 69
     assert "503" in shown.stderr
+
+
+def test_delete_of_ended_parent_of_open_graph_is_refused(run, service):
+    job = {"queue": "etl.default", "task": "noop"}
+    jobs = [
+        {**job, "key": "a", "lock_key": "a"},
+        {**job, "key": "b", "lock_key": "b", "after": [{"job": "a", "on": "ended"}]},
+    ]
+    ids = Client(service).request("POST", "/api/v1/graphs", body={"jobs": jobs})["jobs"]
+    run("cancel", ids["a"])
+
+    refused = run("delete", ids["a"])
+
+    assert refused.exit_code == ExitCode.REFUSED
+    assert "is open" in refused.stderr
+    run("cancel", ids["b"])
+    assert "is deleted" in run("delete", ids["a"]).stdout

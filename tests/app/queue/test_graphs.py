@@ -230,6 +230,19 @@ def test_a_job_that_waits_for_a_deleted_one_is_canceled(queue_db):
     assert "was deleted" in (queue_db.job(ids["b"]).error or "")
 
 
+def test_retry_without_deleted_parents_runs_or_is_skipped(queue_db):
+    ids = graph(queue_db, {"a": [], "b": ["a"], "c": [("b", "ended")]})
+    run(queue_db, ids["a"])
+    run(queue_db, ids["b"], FAILED)
+    run(queue_db, ids["c"], FAILED)
+    queue_db.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(ids["a"]))
+
+    (graph_id,) = queue_db.sql("SELECT graph_id FROM dl_jobs WHERE job_id = %s", str(ids["b"]))[0]
+    queue_db.session.execute("retry_graph", {"graph_id": str(graph_id)})
+
+    assert states(queue_db, {key: ids[key] for key in "bc"}) == {"b": "ready", "c": "waiting"}
+
+
 # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

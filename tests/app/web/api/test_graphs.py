@@ -6,6 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from app.admin.bulk import BulkOperations
 from app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status
 from tests.support.databases import execute_sql
 
@@ -184,3 +185,26 @@ def test_a_job_that_waits_for_jobs_of_another_graph_is_shown(client, queue, requ
     reason = client.get(f"/api/v1/jobs/{waiting}/why").json["reasons"][0]
     assert (reason["code"], reason["details"]["open"]) == ("waits_for_jobs", 1)
     assert client.get(f"/api/v1/graphs/{graphs[0]['graph_id']}").json["edges"] == []
+
+
+# ── deletion ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ended_parent_of_open_graph_is_not_deleted(client, queue, body, pool):
+    made = client.post("/api/v1/graphs", json=body({"a": [], "b": ["a"]})).json
+    ids = {job["key"]: job["job_id"] for job in client.get(f"/api/v1/graphs/{made['graph_id']}").json["jobs"]}
+    end(queue)
+
+    refused = client.delete(f"/api/v1/jobs/{ids['a']}")
+    page = client.post(f"/jobs/{ids['a']}/delete", headers={"Sec-Fetch-Site": "same-origin"})
+    client.post("/api/v1/bulk", json={"action": "delete", "filter": {"status": ["succeeded"]}, "expected": 1})
+    bulk = BulkOperations(pool)
+    while bulk.run_batch():
+        pass
+
+    assert (refused.status_code, refused.json["code"]) == (409, "not_deletable")
+    assert f"its graph {made['graph_id']} is open" in refused.json["detail"]
+    assert (page.status_code, "is open" in page.text) == (409, True)
+    assert client.get(f"/api/v1/jobs/{ids['a']}").status_code == 200
+    client.post(f"/api/v1/jobs/{ids['b']}/cancel")
+    assert client.delete(f"/api/v1/jobs/{ids['a']}").status_code == 200
