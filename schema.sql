@@ -2413,8 +2413,6 @@ CREATE OR REPLACE FUNCTION dl_create_jobs(jobs jsonb, whole bool)
 #variable_conflict use_column
 DECLARE
     input     jsonb := jobs;
-    fields    text[] := ARRAY(SELECT jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
-                                                       - '{n,job_id,field,problem}'::text[]));
     request   record;
     repeated  dl_enqueue_request;
     requests  dl_enqueue_request[];  -- all of them
@@ -2432,11 +2430,11 @@ BEGIN
     END IF;
     -- The usual case: no request has a key that a job may have already, and all are valid. One INSERT writes them, and only if
     -- a row is missing is it worked out which one, and why.
-    IF NOT jsonb_path_exists(input, '$[*] ? (exists (@.idempotency_key) || exists (@.live_key) || exists (@.after) || exists (@.need)
-                                             || exists (@.debounce) || exists (@.throttle) || exists (@.start_within_sec)
-                                             || exists (@.expires_at) || exists (@.fair_key) || exists (@.logical_at)
-                                             || exists (@.interval_start) || exists (@.interval_end)
-                                             || exists (@.schedule_id) || exists (@.backfill_id))') THEN
+    IF NOT jsonb_path_exists(input, 'strict $[*] ? (@.idempotency_key != null || @.live_key != null || @.after != null || @.need != null
+                                             || @.debounce != null || @.throttle != null || @.start_within_sec != null
+                                             || @.expires_at != null || @.fair_key != null || @.logical_at != null
+                                             || @.interval_start != null || @.interval_end != null
+                                             || @.schedule_id != null || @.backfill_id != null)') THEN
         BEGIN
             WITH new AS (
                 INSERT INTO dl_jobs (queue, task, args, lock_key, partition_key, priority, available_at, max_attempts,
@@ -2456,7 +2454,8 @@ BEGIN
                    AND btrim(r.lock_key, E' \t\n\r\f\v') <> '' AND octet_length(r.lock_key) <= 2000
                    AND (jsonb_typeof(r.args) IN ('object', 'null')) IS NOT FALSE
                    AND (r.value - '{queue,task,lock_key,args}'::text[] = '{}'
-                        OR r.value - fields = '{}'
+                        OR r.value - ARRAY(SELECT jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
+                                                            - '{n,job_id,field,problem}'::text[])) = '{}'
                            AND (octet_length(r.partition_key) <= 2000) IS NOT FALSE
                            AND (r.priority >= 0) IS NOT FALSE
                            AND (r.available_at >= '0001-01-01' AND r.available_at < '9999-12-31') IS NOT FALSE
@@ -2648,17 +2647,19 @@ CREATE OR REPLACE FUNCTION dl_enqueue(
 DECLARE
     result record;
 BEGIN
+    -- Without nulls and defaults, which cost time to read; nulls within args, retry and limits stay.
     SELECT m.* INTO result
-      FROM dl_enqueue_many(jsonb_build_array(jsonb_build_object(
-               'queue', queue, 'task', task, 'lock_key', lock_key, 'args', args, 'idempotency_key', idempotency_key,
-               'partition_key', partition_key, 'priority', priority, 'available_at', available_at,
-               'max_attempts', max_attempts, 'lease_ttl_sec', lease_ttl_sec, 'producer', producer,
+      FROM dl_enqueue_many(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
+               'queue', queue, 'task', task, 'lock_key', lock_key, 'idempotency_key', idempotency_key,
+               'partition_key', nullif(partition_key, ''), 'priority', nullif(priority, 100), 'available_at', available_at,
+               'max_attempts', nullif(max_attempts, 5), 'lease_ttl_sec', nullif(lease_ttl_sec, 60), 'producer', producer,
                'consumer_group', consumer_group, 'live_key', live_key, 'time_limit_sec', time_limit_sec,
-               'retry', retry, 'parent_id', parent_id, 'limits', limits)
-               || jsonb_strip_nulls(jsonb_build_object('after', after, 'need', need, 'fair_key', fair_key, 'debounce', debounce,
-                                                    'throttle', throttle, 'expires_at', expires_at,
-                                                    'start_within_sec', start_within_sec, 'logical_at', logical_at,
-                                                    'interval_start', interval_start, 'interval_end', interval_end)))) m;
+               'parent_id', parent_id, 'after', after, 'need', need, 'fair_key', fair_key, 'debounce', debounce,
+               'throttle', throttle, 'expires_at', expires_at, 'start_within_sec', start_within_sec, 'logical_at', logical_at,
+               'interval_start', interval_start, 'interval_end', interval_end))
+           || jsonb_build_object('args', args)
+           || CASE WHEN retry IS NULL THEN '{}' ELSE jsonb_build_object('retry', retry) END
+           || CASE WHEN limits IS NULL THEN '{}' ELSE jsonb_build_object('limits', limits) END)) m;
     IF result.outcome = 'invalid' THEN
         RAISE invalid_parameter_value USING MESSAGE = coalesce(result.field || ' ', '') || result.detail;
     ELSIF result.outcome = 'conflict' THEN

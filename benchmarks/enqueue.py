@@ -5,6 +5,8 @@
 
 Takes about 5 minutes.
 
+`--ways call` compares the server's time for one `dl_enqueue` with that for a plain INSERT of the same row.
+
 Ways: `one` (the API's statement, one commit per job, four threads), `many` (the statement of the batch endpoint without
 HTTP, 10,000 jobs each), `api` (the batch endpoint through Flask, in this process), `sql` (dl_enqueue_many). Baselines:
 `insert` (a plain INSERT whose rows the server generates), `values` (a multi-row VALUES by psycopg2) and `json` (an
@@ -48,6 +50,11 @@ FROM_JSON = (
     " SELECT * FROM jsonb_to_recordset(%s) AS r (queue text, task text, lock_key text, args jsonb)"
 )
 BASELINES = ("insert", "values", "json")
+CALLS = {
+    "insert": "INSERT INTO dl_jobs (queue, task, lock_key, args) VALUES ('bench', 'noop', %s, '{\"n\": 1}')",
+    "call": "SELECT dl_enqueue('bench', 'noop', %s, '{\"n\": 1}')",
+}
+CALL_ROUNDS = 400
 
 
 def main() -> None:
@@ -65,6 +72,11 @@ def main() -> None:
     rates: dict[tuple[str, int], list[float]] = {}
     with benchmark_server({"max_connections": "400"}) as (server_dsn, _):  # fifty processes have four connections each
         print(describe_environment(server_dsn))
+        if options.ways == "call":
+            with fresh_database(server_dsn) as dsn:
+                for _ in range(options.rounds):
+                    print_calls(call_times(dsn))
+            return
         for _ in range(options.rounds):
             for count in counts:
                 with fresh_database(server_dsn) as dsn, listening(dsn, count, processes=options.processes):
@@ -186,6 +198,25 @@ def api(dsn: str) -> Callable[[int], None]:
 
 def sql(dsn: str, rows: int) -> None:
     query_value(dsn, "SELECT count(*) FROM dl_enqueue_many(%s)", json_text(rows))
+
+
+def call_times(dsn: str) -> dict[str, list[float]]:
+    """Return the server's milliseconds for each statement, its triggers included; the statements take turns."""
+    times: dict[str, list[float]] = {name: [] for name in CALLS}
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        for n in range(CALL_ROUNDS):
+            for name, statement in CALLS.items():
+                cursor.execute(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}", (f"k{n}",))
+                for ((plan,),) in cursor.fetchall():
+                    times[name].append(plan["Planning Time"] + plan["Execution Time"])
+    return times
+
+
+def print_calls(times: dict[str, list[float]]) -> None:
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    shown = ", ".join(f"{name} {1000 * median:,.0f} µs" for name, median in medians.items())
+    print(f"{shown}: ratio {medians['call'] / medians['insert']:.2f}")
 
 
 def json_text(rows: int) -> str:

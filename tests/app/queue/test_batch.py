@@ -49,6 +49,35 @@ def test_one_from_sql_is_as_one_over_http(queue_db):
         queue_db.sql("SELECT dl_enqueue('q', 'u', 'k', idempotency_key => 'once')")
     with pytest.raises(psycopg2.errors.InvalidParameterValue, match="priority must be 0 or more"):
         queue_db.sql("SELECT dl_enqueue('q', 't', 'k', priority => -1)")
+    with pytest.raises(psycopg2.errors.InvalidParameterValue, match="limits must be an object"):
+        queue_db.sql("SELECT dl_enqueue('q', 't', 'k', limits => '{\"w\": null}')")
+
+
+NULLS = json.dumps(
+    [{**FINE, "args": {"a": None}, "producer": "p", "live_key": None, "after": None, "expires_at": None}]
+)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "SELECT dl_enqueue('q', 't', 'k', '{\"a\": null}', producer => 'p')",
+        f"SELECT job_id FROM dl_enqueue_many('{NULLS}')",
+    ],
+    ids=["dl_enqueue", "dl_enqueue_many"],
+)
+def test_request_whose_keys_are_null_takes_one_insert(queue_db, call):
+    connection = queue_db.connect()
+    with connection.cursor() as cursor:  # only requests that need more than the INSERT are parsed
+        cursor.execute(
+            "CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueue_request"
+            " LANGUAGE plpgsql AS $$ BEGIN RAISE 'the request is parsed'; END $$"
+        )
+        cursor.execute(call)
+        (job_id,) = cursor.fetchone()
+        cursor.execute("SELECT args, producer, live_key, expires_at FROM dl_jobs WHERE job_id = %s", (job_id,))
+        assert cursor.fetchone() == ({"a": None}, "p", None, None)
+    connection.rollback()
 
 
 def test_what_is_enqueued_commits_or_not_with_its_caller(queue_db):
