@@ -1,10 +1,14 @@
-"""Counts, durations and times as people write and read them: pages, commands, reasons, alerts and webhooks."""
+"""Counts, durations, times and misspelt names as people write and read them: pages, commands, reasons, alerts and
+webhooks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from functools import lru_cache
 
 _TIME_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _MIN_WHOLE_SEC = 10  # of a shorter duration the tenth counts
@@ -13,6 +17,10 @@ _NUMBER_PATTERN = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _DURATION_PATTERN = re.compile(r"(?:\d{1,9}\s*[smhdw]\s*){1,10}", re.IGNORECASE)
 _UNIT_SEC = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _UTC_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
+# To compare two names costs up to half a millisecond, and a caller who may trigger jobs chooses one of them.
+_MAX_NAME_LENGTH = 100  # characters of a name for which a similar one is looked for, and of that one
+_MAX_NEIGHBOURS = 10  # names compared on each side, in the order of their beginnings and in that of their ends
+_MIN_SIMILARITY = 0.75
 _CALENDAR = (datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC) - timedelta(seconds=1))
 
 
@@ -81,3 +89,21 @@ def replace_utc_times(sentence: str, format_time: Callable[[datetime], str]) -> 
     return _UTC_TIME_PATTERN.sub(
         lambda match: format_time(datetime.fromisoformat(match[0].replace(" UTC", "+00:00"))), sentence
     )
+
+
+@lru_cache(maxsize=256)
+def suggestion(name: str, names: frozenset[str]) -> str:
+    """A similar name as the end of a sentence; empty if there is none."""
+    if len(name) > _MAX_NAME_LENGTH:
+        return ""
+    short = [other for other in names if len(other) <= _MAX_NAME_LENGTH]
+    close = _neighbours(name, short) | {other[::-1] for other in _neighbours(name[::-1], [n[::-1] for n in short])}
+    near = get_close_matches(name, sorted(close), n=1, cutoff=_MIN_SIMILARITY)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _neighbours(name: str, names: Sequence[str]) -> set[str]:
+    """The names that sort next to this one. A misspelt name has the first, or the last, letters of the right one."""
+    in_order = sorted(names)
+    at = bisect_left(in_order, name)
+    return set(in_order[max(0, at - _MAX_NEIGHBOURS) : at + _MAX_NEIGHBOURS])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
+from itertools import islice
 from typing import Literal, NamedTuple, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -21,6 +22,8 @@ Fold = Literal["first", "second", "both"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_INTERVAL_SEC = 366 * 86_400
+FREQUENT_TIMES = 20  # a day: hourly, also on the day of a clock change or from early to late
+_ANY_MONDAY = datetime(2024, 1, 1, tzinfo=UTC)
 _ALIASES = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
@@ -102,6 +105,13 @@ class Timing:
     def _is_wildcard(self) -> bool:
         """Whether it runs by elapsed time."""
         return any(field.startswith("*") for field in self.cron.split()[:2])
+
+    @cached_property
+    def is_frequent(self) -> bool:
+        """Whether it fires hourly or more often on the days on which it fires."""
+        days = replace(self, starts_at=None, ends_at=None, excluded=frozenset())
+        first, *_, last = islice(days.after(_ANY_MONDAY), FREQUENT_TIMES)
+        return last.at - first.at < timedelta(days=1)
 
     def after(self, moment: datetime) -> Iterator[NominalTime]:
         """The times strictly later than this moment, in their order."""

@@ -36,7 +36,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "app.queue": frozenset({"app.db", "app.errors", "app.wording"}),
     "app.admin": frozenset({"app.queue", "app.db", "app.errors", "app.wording"}),
     "app.doctor": frozenset({"app.admin", "app.queue", "app.db", "app.errors", "app.wording"}),
-    "app.web": frozenset({*_SERVICE, "app.admin", "app.queue", "app.db", "pipelines"}),
+    "app.web": frozenset({*_SERVICE, "app.doctor", "app.admin", "app.queue", "app.db", "pipelines"}),
     "workers": frozenset({*_SERVICE, "app.admin", "app.queue", "app.db", "pipelines"}),
     "pipelines": frozenset(),
     "dataloader": frozenset({"pipelines.contract", "app.runtime.embedding"}),

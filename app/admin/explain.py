@@ -43,7 +43,7 @@ from app.errors import BreakerNotFound, LimitNotFound
 from app.queue.graphs import Graphs
 from app.queue.job import Job, Status
 from app.queue.offloads import Offloads
-from app.wording import format_count
+from app.wording import format_count, suggestion
 
 _MAX_READY_JOBS = 200  # of each queue, among which a job of a task is looked for
 _MAX_LIMITED_JOBS = 1_000  # of each limit
@@ -162,7 +162,8 @@ class JobExplainer:
             if (requires := find_requirements(task, workers)) is not None:
                 yield labels_reason(task, requires, [worker.labels for worker in workers])
             else:
-                message = f"No live worker knows the task {task!r}."
+                known = frozenset(name for worker in workers for name in worker.tasks)
+                message = f"No live worker knows the task {task!r}{suggestion(task, known) or '.'}"
                 yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, {"task": task})
         yield from (reason for reason in schedules if is_next(reason))
 

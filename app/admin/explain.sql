@@ -12,7 +12,7 @@ WITH job AS (
 ), serving AS MATERIALIZED (
     -- Threads and busy threads for the job's queue. An attempt that lost its lease still occupies its thread, but its job
     -- no longer runs in the database: its process reports it in running_attempts.
-    SELECT w.draining, w.stopping, job.task = ANY (w.tasks) AS knows, rule.per_worker,
+    SELECT w.draining, w.stopping, w.tasks, job.task = ANY (w.tasks) AS knows, rule.per_worker,
            w.labels, w.unserved_tasks -> job.task AS requires,
            coalesce((w.queue_threads ->> job.queue)::int, w.threads) AS threads,
            (SELECT count(*) FROM dl_jobs r
@@ -66,7 +66,9 @@ SELECT clock_timestamp() AS now, job.wait_state::text, job.unknown_task, job.ava
                    AND (a.priority, a.created_at, a.job_id) < (job.priority, job.created_at, job.job_id)
                  LIMIT %(max_ahead)s::int + 1) ahead) AS limited_ahead,
        (SELECT requires::text FROM workers WHERE requires IS NOT NULL LIMIT 1) AS requires,
-       ARRAY(SELECT DISTINCT labels::text FROM workers LIMIT 100) AS labels
+       ARRAY(SELECT DISTINCT labels::text FROM workers LIMIT 100) AS labels,
+       ARRAY(SELECT DISTINCT task FROM serving CROSS JOIN LATERAL unnest(tasks) t (task)
+              WHERE NOT EXISTS (SELECT FROM serving WHERE knows)) AS known_tasks
   FROM job
        LEFT JOIN LATERAL (SELECT h.job_id, h.worker FROM dl_jobs h
                            WHERE h.lock_key = job.lock_key AND h.status = 'running' AND h.job_id <> job.job_id) holder ON true

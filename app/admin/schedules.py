@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -244,12 +244,15 @@ class Schedules:
         return found
 
     def firings_between(
-        self, ranges: Sequence[tuple[datetime, datetime]], *, name: str | None = None, limit: int
+        self, ranges: Sequence[tuple[datetime, datetime]], *, ids: Iterable[UUID] | None = None, limit: int
     ) -> list[CalendarFiring]:
-        """Those of all schedules, the oldest first, `limit` of each range at most."""
+        """Those of all schedules or of these, the oldest first, `limit` of each range at most."""
         firsts, lasts = (array(moment.isoformat() for moment in moments) for moments in zip(*ranges, strict=True))
-        parameters = {**validate_texts({"name": name}), "firsts": firsts, "lasts": lasts, "limit": limit}
-        rows = self._execute("firings_between", parameters)
+        parameters: dict[str, Any] = {"firsts": firsts, "lasts": lasts, "limit": limit}
+        if ids is None:
+            rows = self._execute("firings_between", parameters)
+        else:
+            rows = self._execute("firings_of_schedules_between", parameters | {"ids": array(map(str, ids))})
         return [from_row(CalendarFiring, row[1:], schedule=row[0]) for row in rows]
 
     def run(

@@ -155,7 +155,23 @@ SELECT f.name, f.fire_at, f.due_at, f.outcome, f.until, f.job_id, j.status::text
   FROM unnest(%(firsts)s::timestamptz[], %(lasts)s::timestamptz[]) AS r (first, last)
        CROSS JOIN LATERAL (SELECT s.name, f.fire_at, f.due_at, f.outcome, f.until, f.job_id, f.made_by, f.detail, f.made_at
                              FROM dl_firings f JOIN dl_schedules s ON s.schedule_id = f.schedule_id
-                            WHERE f.fire_at >= r.first AND f.fire_at < r.last AND (%(name)s::text IS NULL OR s.name = %(name)s::text)
+                            WHERE f.fire_at >= r.first AND f.fire_at < r.last
+                            ORDER BY f.fire_at, s.name
+                            LIMIT %(limit)s::int) f
+       LEFT JOIN dl_jobs j ON j.job_id = f.job_id
+ ORDER BY f.fire_at, f.name;
+
+-- name: firings_of_schedules_between
+-- The same of some schedules, however often others fired.
+SELECT f.name, f.fire_at, f.due_at, f.outcome, f.until, f.job_id, j.status::text, f.made_by, f.detail, f.made_at
+  FROM unnest(%(firsts)s::timestamptz[], %(lasts)s::timestamptz[]) AS r (first, last)
+       CROSS JOIN LATERAL (SELECT s.name, f.*
+                             FROM dl_schedules s
+                                  CROSS JOIN LATERAL (SELECT * FROM dl_firings f
+                                                       WHERE f.schedule_id = s.schedule_id AND f.fire_at >= r.first AND f.fire_at < r.last
+                                                       ORDER BY f.fire_at
+                                                       LIMIT %(limit)s::int) f
+                            WHERE s.schedule_id = ANY (%(ids)s::uuid[])
                             ORDER BY f.fire_at, s.name
                             LIMIT %(limit)s::int) f
        LEFT JOIN dl_jobs j ON j.job_id = f.job_id

@@ -17,7 +17,7 @@ from app.queue.graphs import ParentJob
 from app.queue.job import Job
 from app.queue.labels import Labels, describe_missing
 from app.queue.offloads import Offload
-from app.wording import format_count, format_duration, format_utc
+from app.wording import format_count, format_duration, format_utc, suggestion
 
 MAX_COUNTED_AHEAD = 10_000  # more jobs ahead are not counted
 
@@ -71,6 +71,7 @@ class WaitingFacts:
     limited_ahead: int
     requires: dict[str, bool | str] | None  # of the task, if a live worker of the queue leaves it to others
     labels: tuple[dict[str, bool | str], ...]  # of the live workers of the queue
+    known_tasks: tuple[str, ...]  # to the live workers of the queue, unless one knows the task
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,10 @@ def waiting_reasons(job: Job, waiting: WaitingFacts, turn: TurnFacts | None) -> 
         yield labels_reason(waiting.task, waiting.requires, waiting.labels, queue=waiting.queue)
         return
     if waiting.unknown_task:
+        similar = suggestion(waiting.task, frozenset(waiting.known_tasks))
         message = (
-            f"The job is deferred because no live worker of queue {waiting.queue!r} knows the task {waiting.task!r}. "
-            f"It is checked again at {due}, or when a worker that knows the task starts."
+            f"The job is deferred because no live worker of queue {waiting.queue!r} knows the task {waiting.task!r}"
+            f"{similar or '.'} It is checked again at {due}, or when a worker that knows the task starts."
         )
         details = {"task": waiting.task, "next_check_at": waiting.available_at}
         yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, details)
@@ -145,7 +147,9 @@ def _worker_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
     elif knowing == 0 and waiting.requires is not None:
         yield labels_reason(task, waiting.requires, waiting.labels, queue=waiting.queue)
     elif knowing == 0:
-        message = f"None of the {waiting.workers} live workers of queue {waiting.queue!r} knows the task {task!r}."
+        similar = suggestion(task, frozenset(waiting.known_tasks))
+        workers = f"None of the {waiting.workers} live workers of queue {waiting.queue!r}"
+        message = f"{workers} knows the task {task!r}{similar or '.'}"
         details = {"task": task, "workers": waiting.workers}
         yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, details)
     elif waiting.eligible_workers == 0:

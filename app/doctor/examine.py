@@ -49,7 +49,7 @@ def run_checks(facts: DatabaseFacts, connections: Connections) -> list[Finding]:
 
     def check_live_queue() -> Iterable[Finding]:
         nonlocal live_workers
-        queue = facts.queue()
+        queue = {**facts.queue(), "foreign_keys": facts.foreign_keys()}
         live_workers = int(queue["live"])
         return [*check_queue(queue), *check_listeners(queue["listeners"])]
 

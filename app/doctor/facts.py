@@ -18,6 +18,7 @@ from app.db.statements import Executor
 
 _CLOCK_SAMPLES = 3
 _CLIENT_COUNT = 4
+_MAX_READY = 500
 _NO_SUCH_STATEMENT = "26000"
 
 
@@ -103,9 +104,15 @@ class DatabaseFacts:
     def transactions(self, *, older_sec: float) -> list[Transaction]:
         return [Transaction(*row) for row in self._execute("doctor_transactions", {"older_sec": older_sec})]
 
-    def queue(self) -> Mapping[str, Any]:
-        queue: Mapping[str, Any] = json.loads(self._execute("doctor_queue")[0][0])
+    def queue(self, *, max_ready: int = _MAX_READY) -> Mapping[str, Any]:
+        """The state of the queue, with the tasks of the first `max_ready` jobs of each queue."""
+        queue: Mapping[str, Any] = json.loads(self._execute("doctor_queue", {"max_ready": max_ready})[0][0])
         return queue
+
+    def foreign_keys(self) -> Sequence[tuple[str, int, str]]:
+        """Keys that jobs wait for and that sessions without such a job hold. It reads all locks of the server."""
+        keys: Sequence[tuple[str, int, str]] = json.loads(self._execute("doctor_lock_keys")[0][0])
+        return keys
 
 
 def detect_pooler(dsn: str, *, timeout_sec: float) -> Pooler:

@@ -119,7 +119,8 @@ SELECT 'slot', slot_name, '', CASE WHEN active THEN 'active' ELSE 'inactive' END
  LIMIT 20;
 
 -- name: doctor_queue
--- Jobs that no worker will claim, and attempts that run too long. Each list is limited.
+-- Jobs that no worker will claim, and attempts that run too long. Each list is limited: the tasks of ready jobs are those of
+-- the first `max_ready` of each queue. Workers mark the other jobs of unknown tasks.
 WITH RECURSIVE live AS MATERIALIZED (
     SELECT name, queues, tasks, schedules, labels, unserved_tasks, reaps FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
 ), queues AS (
@@ -130,29 +131,27 @@ WITH RECURSIVE live AS MATERIALIZED (
                                        WHERE j.status = 'queued' AND j.wait_state = 'ready' AND j.queue > queues.queue
                                        ORDER BY j.queue LIMIT 1) next
 ), waiting AS MATERIALIZED (
-    SELECT queues.queue, first.task
+    SELECT DISTINCT queues.queue, first.task
       FROM queues CROSS JOIN LATERAL (SELECT j.task FROM dl_jobs j
                                        WHERE j.status = 'queued' AND j.wait_state = 'ready' AND j.queue = queues.queue
-                                       ORDER BY j.priority, j.created_at, j.job_id LIMIT 500) first
+                                       ORDER BY j.priority, j.created_at, j.job_id LIMIT %(max_ready)s::int) first
 ), unknown_tasks AS (
     SELECT queue, task FROM dl_jobs WHERE status = 'queued' AND wait_state = 'scheduled' AND unknown_task LIMIT 500
-), advisory_locks AS MATERIALIZED (
-    SELECT ((l.classid::bigint << 32) | l.objid::bigint) AS hash, l.pid, a.application_name
-      FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
-       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-), blocked AS MATERIALIZED (
-    SELECT lock_key FROM dl_jobs WHERE status = 'queued' AND wait_state = 'blocked' ORDER BY lock_key LIMIT 2000
+), unserved AS MATERIALIZED (
+    -- Of a queue that no worker serves only the queue is reported, unless a worker has deferred its jobs.
+    SELECT DISTINCT w.task
+      FROM (SELECT queue, task FROM waiting WHERE EXISTS (SELECT FROM live WHERE waiting.queue = ANY (live.queues))
+            UNION SELECT queue, task FROM unknown_tasks) w
+     WHERE NOT EXISTS (SELECT FROM live WHERE w.queue = ANY (live.queues) AND (w.task = ANY (live.tasks) OR live.unserved_tasks ? w.task))
 )
 SELECT jsonb_build_object(
            'live', (SELECT count(*) FROM live),
            'reaping', (SELECT count(*) FROM live WHERE reaps),
            'queues_without_worker', (SELECT coalesce(jsonb_agg(queue ORDER BY queue), '[]') FROM queues
                                       WHERE NOT EXISTS (SELECT FROM live WHERE queues.queue = ANY (live.queues))),
-           'tasks_without_worker', (SELECT coalesce(jsonb_agg(DISTINCT task), '[]')
-                                      FROM (SELECT queue, task FROM waiting UNION SELECT queue, task FROM unknown_tasks) w
-                                     WHERE NOT EXISTS (SELECT FROM live WHERE w.queue = ANY (live.queues)
-                                                          AND (w.task = ANY (live.tasks) OR live.unserved_tasks ? w.task))),
+           'tasks_without_worker', (SELECT coalesce(jsonb_agg(task ORDER BY task), '[]') FROM unserved),
+           'known_tasks', (SELECT coalesce(jsonb_agg(DISTINCT task), '[]') FROM live CROSS JOIN LATERAL unnest(tasks) t (task)
+                            WHERE EXISTS (SELECT FROM unserved)),
            'labels_without_worker', (SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(w.queue, w.task, live.unserved_tasks -> w.task)), '[]')
                                        FROM (SELECT queue, task FROM waiting UNION SELECT queue, task FROM unknown_tasks) w
                                             JOIN live ON w.queue = ANY (live.queues) AND live.unserved_tasks ? w.task
@@ -172,9 +171,6 @@ SELECT jsonb_build_object(
                            FROM (SELECT job_id, worker, error FROM dl_jobs
                                   WHERE status = 'running' AND (error IS NOT NULL OR cancel_requested AND heartbeat_at > started_at + interval '10 minutes')
                                   LIMIT 50) u),
-           'foreign_keys', (SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(p.lock_key, h.pid, coalesce(h.application_name, ''))), '[]')
-                              FROM blocked p JOIN advisory_locks h ON h.hash = hashtext(p.lock_key)::bigint
-                             WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = p.lock_key AND r.status = 'running')),
            'shared_names', (SELECT coalesce(jsonb_agg(jsonb_build_array(worker_name, workers) ORDER BY worker_name), '[]')
                               FROM (SELECT worker_name, jsonb_agg(name ORDER BY started_at) AS workers
                                       FROM dl_workers
@@ -202,3 +198,17 @@ SELECT jsonb_build_object(
                                        WHERE next_at < clock_timestamp() - interval '2 minutes' AND paused_at IS NULL AND orphaned_at IS NULL
                                        LIMIT 50) l),
            'alerts_firing', (SELECT count(*) FROM dl_alerts WHERE ended_at IS NULL))::text;
+
+-- name: doctor_lock_keys
+-- Keys that blocked jobs wait for, held by sessions that run no such job.
+WITH advisory_locks AS MATERIALIZED (
+    SELECT ((l.classid::bigint << 32) | l.objid::bigint) AS hash, l.pid, a.application_name
+      FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+), blocked AS MATERIALIZED (
+    SELECT lock_key FROM dl_jobs WHERE status = 'queued' AND wait_state = 'blocked' ORDER BY lock_key LIMIT 2000
+)
+SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(b.lock_key, h.pid, coalesce(h.application_name, ''))), '[]')::text
+  FROM blocked b JOIN advisory_locks h ON h.hash = hashtext(b.lock_key)::bigint
+ WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = b.lock_key AND r.status = 'running');

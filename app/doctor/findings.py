@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+Subject = tuple[str, str]  # what it is, such as `task`, and its name
 UNREACHABLE = "database"  # the check whose error ends the examination
 
 
@@ -28,6 +29,7 @@ class Finding:
     message: str
     remedy: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    subjects: tuple[Subject, ...] = ()  # what it is about, where a page shows that
 
 
 def ok(check: str, message: str, **facts: Any) -> Finding:
@@ -42,8 +44,8 @@ def warning(check: str, message: str, remedy: str, **facts: Any) -> Finding:
     return Finding(check, Severity.WARNING, message, remedy, facts)
 
 
-def error(check: str, message: str, remedy: str, **facts: Any) -> Finding:
-    return Finding(check, Severity.ERROR, message, remedy, facts)
+def error(check: str, message: str, remedy: str, *subjects: Subject, **facts: Any) -> Finding:
+    return Finding(check, Severity.ERROR, message, remedy, facts, subjects)
 
 
 def worst(findings: Iterable[Finding]) -> Severity:

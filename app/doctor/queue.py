@@ -10,13 +10,17 @@ from typing import Any
 from app.doctor.facts import TableStats, Transaction
 from app.doctor.findings import Finding, error, info, ok, warning
 from app.queue.labels import describe_missing, format_labels
-from app.wording import format_count, format_duration
+from app.wording import format_count, format_duration, suggestion
 
 LONG_TRANSACTION_SEC = 300.0
 _VERY_LONG_TRANSACTION_SEC = 3600.0
 _MIN_DEAD_ROWS, _MIN_DEAD_SHARE = 50_000, 0.5
 _MAX_NAMES_SHOWN = 5
 _MANY_LISTENERS = 30  # of one host
+_UNKNOWN_TASK_REMEDY = (
+    "add its package to DL_PIPELINES of a worker, and restart that; `dataloader tasks` lists the known tasks; "
+    "if the trigger misspelt a task: dataloader bulk cancel --task NAME"
+)
 _LISTENER_TEXTS = {
     "listening": "with a LISTEN connection",
     "relayed": "by another process of the host (DL_LISTEN=host)",
@@ -88,6 +92,7 @@ def _transaction_finding(transaction: Transaction, facts: Mapping[str, Any]) -> 
 
 
 def check_queue(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Also of the overview, which reads no locks: `foreign_keys` may be missing."""
     checks = (
         _check_workers,
         _check_reapers,
@@ -135,15 +140,25 @@ def _check_workers(facts: Mapping[str, Any]) -> Iterator[Finding]:
             f"jobs wait in {_join_names(queues)}, which no live worker serves",
             " ".join(["dataloader worker", *(f"--queue {shlex.quote(f'{name}:1')}" for name in queues)])
             + "; if the trigger misspelt a name: dataloader bulk cancel --queue NAME",
+            *(("queue", name) for name in queues),
             queues=queues,
         )
-    if tasks := facts["tasks_without_worker"]:
+    known = frozenset(facts["known_tasks"])
+    tasks = facts["tasks_without_worker"]
+    for task in tasks[:_MAX_NAMES_SHOWN]:
         yield error(
             "tasks_without_worker",
-            f"no live worker knows {_join_names(tasks)}; jobs wait",
-            "add its package to DL_PIPELINES of a worker, and restart that; `dataloader tasks` lists the known tasks;"
-            " if the trigger misspelt a task: dataloader bulk cancel --task NAME",
-            tasks=tasks,
+            f"no live worker knows {task}; jobs wait{suggestion(task, known)}",
+            _UNKNOWN_TASK_REMEDY,
+            ("task", task),
+            tasks=[task],
+        )
+    if others := tasks[_MAX_NAMES_SHOWN:]:
+        yield error(
+            "tasks_without_worker",
+            f"no live worker knows {_join_names(others)} either; jobs wait",
+            _UNKNOWN_TASK_REMEDY,
+            tasks=others,
         )
 
 
@@ -170,6 +185,7 @@ def _check_labels(facts: Mapping[str, Any]) -> Iterator[Finding]:
             f"{describe_missing(task, requires, labels, queue=queue)}; jobs wait{more}",
             " ".join(["dataloader worker", f"--queue {shlex.quote(f'{queue}:1')}", *options])
             + "; on a machine that is what its labels say",
+            *sorted({("task", name) for _, name, _ in waiting}),
             tasks=sorted({name for _, name, _ in waiting}),
         )
 
@@ -182,6 +198,7 @@ def _check_running(facts: Mapping[str, Any]) -> Iterator[Finding]:
             f"{format_count(len(expired), 'run')} lost the lease and no reaper requeues it, such as job {job} of "
             f"{worker}, {format_duration(seconds)} ago",
             "dataloader worker; the reaper of any worker process requeues them",
+            *(("job", job) for job, _, _ in expired),
             runs=expired,
         )
     if odd := facts["odd_leases"]:
@@ -207,7 +224,7 @@ def _check_running(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _check_lock_keys(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    if foreign := facts["foreign_keys"]:
+    if foreign := facts.get("foreign_keys"):
         key, pid, name = foreign[0]
         yield warning(
             "foreign_keys",
@@ -226,6 +243,7 @@ def _check_worker_names(facts: Mapping[str, Any]) -> Iterator[Finding]:
             f"{len(workers)} live worker processes have DL_WORKER_NAME={name}: {_join_names(workers)}",
             "give each a name of its own, or none: while both live neither takes over the other's jobs, and a "
             "frozen one loses its jobs",
+            *(("worker", worker) for worker in workers),
             name=name, workers=workers,
         )  # fmt: skip
 
@@ -236,6 +254,7 @@ def _check_schedules(facts: Mapping[str, Any]) -> Iterator[Finding]:
             "schedules_late",
             f"no process fires what is due: {_join_names(late)}",
             "dataloader worker; any worker process fires schedules",
+            *(("schedule", name) for name in late),
             schedules=late,
         )
     for name, problem in facts["schedules_stopped"]:
@@ -243,6 +262,7 @@ def _check_schedules(facts: Mapping[str, Any]) -> Iterator[Finding]:
             "schedules_stopped",
             f"the schedule {name} makes no jobs: {problem}",
             f"dataloader schedules edit {shlex.quote(name)} changes a field of it; or correct it in the code",
+            ("schedule", name),
             schedule=name,
         )
     if taken := facts["schedules_taken"]:
@@ -251,6 +271,7 @@ def _check_schedules(facts: Mapping[str, Any]) -> Iterator[Finding]:
             f"declared in code, but people have made schedules of the same name: {_join_names(taken)}",
             "; ".join(f"dataloader schedules delete {shlex.quote(name)}" for name in taken)
             + "; then restart a worker with the code, which creates its own; or rename it in the code",
+            *(("schedule", name) for name in taken),
             schedules=taken,
         )
     if orphaned := facts["schedules_orphaned"]:

@@ -6,12 +6,9 @@ import hmac
 import math
 import threading
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import lru_cache
 from typing import Generic, TypeVar
 
 from app import log
@@ -19,6 +16,7 @@ from app.admin.api_keys import TOKEN_PATTERN, ActiveKey, ActiveKeys, ApiKeys, ke
 from app.admin.queues import LiveWorker, Queues, QueueSettings, QueueState, find_requirements
 from app.errors import DatabaseUnavailable, DataloaderError, QueueDraining, SchemaMissing
 from app.queue.labels import describe_missing
+from app.wording import suggestion
 
 T = TypeVar("T")
 
@@ -235,11 +233,6 @@ _WARNINGS_MAX_AGE_SEC = 0.2
 _REFRESH_TIMEOUT_SEC = 0.5
 _FIRST_REFRESH_TIMEOUT_SEC = 10.0  # before it nothing is known
 NO_WORKER_WARNING = "no worker process is live; the job waits until one is started"
-# To compare two names costs up to half a millisecond, and a caller who may trigger jobs chooses one of them.
-_MAX_NAME_LENGTH = 100  # characters of a name for which a similar one is looked for, and of that one
-_MAX_NEIGHBOURS = 10  # names compared on each side, in the order of their beginnings and in that of their ends
-_MIN_SIMILARITY = 0.75
-
 IsVisible = Callable[[str], bool]
 
 
@@ -277,24 +270,6 @@ def run_warnings(
     elif knowing and not any(worker.can_claim for worker in knowing):
         found.append(f"all live workers of queue {queue!r} that know {task!r} are drained or shut down")
     return found
-
-
-@lru_cache(maxsize=256)
-def suggestion(name: str, names: frozenset[str]) -> str:
-    """A similar name as the end of a sentence; empty if there is none."""
-    if len(name) > _MAX_NAME_LENGTH:
-        return ""
-    short = [other for other in names if len(other) <= _MAX_NAME_LENGTH]
-    close = _neighbours(name, short) | {other[::-1] for other in _neighbours(name[::-1], [n[::-1] for n in short])}
-    near = get_close_matches(name, sorted(close), n=1, cutoff=_MIN_SIMILARITY)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _neighbours(name: str, names: Sequence[str]) -> set[str]:
-    """The names that sort next to this one. A misspelt name has the first, or the last, letters of the right one."""
-    in_order = sorted(names)
-    at = bisect_left(in_order, name)
-    return set(in_order[max(0, at - _MAX_NEIGHBOURS) : at + _MAX_NEIGHBOURS])
 
 
 class QueueSettingsCache:

@@ -9,8 +9,8 @@ from pydantic import Field
 from app.admin.queues import Queues
 from app.db.statements import Executor
 from app.errors import NameNotFound
-from app.web.caches import suggestion
 from app.web.schemas import QueryModel
+from app.wording import suggestion
 from pipelines.contract import Pipelines
 
 _MAX_LISTED = 10

@@ -348,12 +348,22 @@ class ScheduleEditor:
         shown = found.future[: MAX_CALENDAR_ENTRIES - len(found.past)]
         return Calendar(found.past, shown, found.complete and len(shown) == len(found.future))
 
-    def calendar_of(self, schedules: Sequence[Schedule], ranges: Sequence[Range], *, limit: int) -> Calendar:
+    def is_frequent(self, schedule: Schedule) -> bool:
+        """Whether it fires hourly or more often."""
+        try:
+            timing = self.definition(schedule).timing
+        except InvalidRequest:
+            return False
+        return timing is not None and timing.is_frequent
+
+    def calendar_of(
+        self, schedules: Sequence[Schedule], ranges: Sequence[Range], *, limit: int, is_filtered: bool = False
+    ) -> Calendar:
         """What these schedules fired in ranges of time that follow one another, and what they will: the first `limit`
-        of each range."""
+        of each range. `is_filtered`: other firings do not count; it costs a search for each schedule and range."""
         names = {schedule.name for schedule in schedules}
-        only = schedules[0].name if len(schedules) == 1 else None
-        rows = self.schedules.firings_between(ranges, name=only, limit=limit + 1)
+        ids = [schedule.schedule_id for schedule in schedules] if is_filtered or len(schedules) == 1 else None
+        rows = self.schedules.firings_between(ranges, ids=ids, limit=limit + 1)
         firsts = [first for first, _ in ranges]
         by_range = [list(group) for _, group in groupby(rows, lambda firing: bisect(firsts, firing.fire_at))]
         past = [firing for group in by_range for firing in group[:limit] if firing.schedule in names]

@@ -74,7 +74,7 @@ __all__ = ["create_pages"]
 def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Sequence[ApiBlueprint]:
     """Return one blueprint for each page."""
     return (
-        create_overview_page(queue.executor, options),
+        create_overview_page(queue.executor, pipelines, options),
         create_jobs_page(queue, pipelines, options),
         create_job_page(queue, options),
         create_job_forms(queue, pipelines, options),

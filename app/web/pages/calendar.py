@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta
 from itertools import groupby, pairwise
@@ -21,9 +21,9 @@ from app.web.pages.schedules import shown_as
 from app.web.routing import ApiBlueprint
 from app.web.schedule_changes import Calendar, ScheduleEditor
 from pipelines.contract import Pipelines
+from pipelines.schedule_times import FREQUENT_TIMES
 
 _DAYS_OF_WEEK = 7
-_FOLDED_FROM = 20  # times a day: hourly or more often
 _SCHEDULES_LISTED = 500  # by the filter
 _ENTRIES_SHOWN = 8  # of a day in the month
 _TIMES_READ, _TIMES_LISTED = 100, 500  # of a day, in the month and in its own list
@@ -53,6 +53,7 @@ class CalendarEntry:
     note: str | None = None
     outcome: str = ""
     count: int = 1
+    is_cut: bool = False  # there are more than `count`
 
 
 @dataclass(frozen=True)
@@ -78,21 +79,28 @@ def create_calendar_page(source: Executor, pipelines: Pipelines, options: WebOpt
         limit = _TIMES_LISTED if day else _TIMES_READ
         schedules = editor.list_visible()
         chosen = [schedule for schedule in schedules if query.schedule in ("", schedule.name)]
-        calendar = editor.calendar_of(chosen, _ranges(first, last, zone), limit=limit)
-        entries = [entry for entry in _entries(calendar) if _is_chosen(entry, query.outcome)]
+        # What fires hourly or more often must not take the places of the others.
+        frequent = [schedule for schedule in chosen if editor.is_frequent(schedule)]
+        others = [schedule for schedule in chosen if schedule not in frequent]
+        ranges, is_folded = _ranges(first, last, zone), not day and query.every != "yes"
+        rare = editor.calendar_of(others, ranges, limit=limit, is_filtered=bool(frequent))
+        often = editor.calendar_of(frequent, ranges, limit=limit) if frequent else Calendar([], [], True)
+        names = {schedule.name for schedule in frequent}
+        entries = [entry for entry in (*_entries(rare), *_entries(often)) if _is_chosen(entry, query.outcome)]
+        entries.sort(key=lambda entry: (entry.at, entry.schedule))
         counts = Counter(entry.state for entry in entries)
         return pages.render(
             "calendar.html",
             query=query,
             problem=str(ScheduleNotFound(query.schedule)) if query.schedule and not chosen else None,
-            is_complete=calendar.complete,
+            is_complete=rare.complete and (often.complete or is_folded),
             limit=limit,
             day=day,
             month=month,
             previous=(first - timedelta(days=1)).isoformat()[: 10 if day else 7],
             following=last.isoformat()[: 10 if day else 7],
             entries=entries if day else [],
-            weeks=[] if day else _weeks(month, entries, zone, is_folded=query.every != "yes"),
+            weeks=[] if day else _weeks(month, entries, zone, frequent=names if is_folded else None),
             today=today,
             counts={state: counts[state] for state in _WORST_FIRST},
             schedules=schedules[:_SCHEDULES_LISTED],
@@ -116,43 +124,47 @@ def _is_chosen(entry: CalendarEntry, outcome: str) -> bool:
     return outcome not in _OUTCOMES or entry.state in _OUTCOMES[outcome]
 
 
-def _weeks(month: date, entries: list[CalendarEntry], zone: ZoneInfo, *, is_folded: bool) -> list[list[CalendarDay]]:
-    """The weeks of a month, with the days before and after it."""
+def _weeks(
+    month: date, entries: list[CalendarEntry], zone: ZoneInfo, *, frequent: Collection[str] | None
+) -> list[list[CalendarDay]]:
+    """The weeks of a month, with the days before and after it. `frequent`: the schedules to fold; None: none."""
     by_day: dict[date, list[CalendarEntry]] = {}
     for entry in entries:
         by_day.setdefault(entry.at.astimezone(zone).date(), []).append(entry)
     begin, weeks = month - timedelta(days=month.weekday()), []
     while begin < _next_month(month):
         days = [begin + timedelta(days=n) for n in range(_DAYS_OF_WEEK)]
-        weeks.append([_day(day, month, by_day.get(day, []), is_folded=is_folded) for day in days])
+        weeks.append([_day(day, month, by_day.get(day, []), frequent) for day in days])
         begin += timedelta(days=_DAYS_OF_WEEK)
     return weeks
 
 
-def _day(day: date, month: date, entries: list[CalendarEntry], *, is_folded: bool) -> CalendarDay:
-    shown = _folded(entries) if is_folded else sorted(entries, key=lambda entry: (entry.at, entry.schedule))
+def _day(day: date, month: date, entries: list[CalendarEntry], frequent: Collection[str] | None) -> CalendarDay:
+    shown = entries if frequent is None else _folded(entries, frequent)
     return CalendarDay(day, day.month != month.month, shown[:_ENTRIES_SHOWN], len(shown[_ENTRIES_SHOWN:]))
 
 
-def _folded(entries: list[CalendarEntry]) -> list[CalendarEntry]:
+def _folded(entries: list[CalendarEntry], frequent: Collection[str]) -> list[CalendarEntry]:
     """One line for each schedule with several times a day; one for all that fire hourly or more often."""
-    lines, frequent = [], []
+    lines, often = [], []
     ordered = sorted(entries, key=lambda entry: (entry.schedule, entry.at))
     for name, group in groupby(ordered, key=lambda entry: entry.schedule):
         times = list(group)
-        if len(times) == 1:
+        if name in frequent or len(times) >= FREQUENT_TIMES:
+            often += times
+        elif len(times) == 1:
             lines += times
-        elif len(times) < _FOLDED_FROM:
-            lines.append(_line(name, times))
         else:
-            frequent += times
+            lines.append(_line(name, times))
     lines.sort(key=lambda entry: (entry.count > 1, entry.at))
-    return [*lines, *([_line("", frequent)] if frequent else [])]
+    return [*lines, *([_line("", often)] if often else [])]
 
 
 def _line(name: str, times: list[CalendarEntry]) -> CalendarEntry:
     state = min((time.state for time in times), key=_WORST_FIRST.index)
-    return CalendarEntry(at=times[0].at, schedule=name, state=state, count=len(times))
+    return CalendarEntry(
+        at=times[0].at, schedule=name, state=state, count=len(times), is_cut=not name and len(times) >= _TIMES_READ
+    )
 
 
 def _parse_day(raw: str, default: date) -> date:

@@ -55,6 +55,8 @@ _PAGE_URL = "/jobs/{job_id}"
 _QUIET_REASONS = frozenset(
     {ReasonCode.RUNNING, ReasonCode.SUCCEEDED, ReasonCode.FAILED, ReasonCode.CANCELED, ReasonCode.LOST}
 )
+# Why a job cannot run until a person changes something.
+_ERROR_REASONS = frozenset({ReasonCode.NO_WORKER, ReasonCode.TASK_UNKNOWN, ReasonCode.LABELS_MISSING})
 _LOG_SEARCH_BUDGET_SEC = 0.02
 _NOT_FOUND = (ProblemCode.JOB_NOT_FOUND,)
 _LineId = Annotated[int | None, Field(ge=0, le=2**63 - 1)]
@@ -110,6 +112,8 @@ def create_job_page(queue: JobQueue, options: WebOptions) -> ApiBlueprint:
             job=job,
             state=_state_of(job),
             notes=_notes(job, explanation),
+            error_reasons=_ERROR_REASONS,
+            can_start=_can_start(job, explanation),
             explanation=explanation,
             waiting_since=_waiting_since(job),
             timeline=build_timeline(job, datetime.now(UTC), formatter.pattern, formatter.duration),
@@ -280,6 +284,12 @@ def _notes(job: JobDetail, explanation: JobExplanation) -> list[ExplanationReaso
     if job.status is Status.QUEUED or job.skipped:
         return explanation.reasons
     return [reason for reason in explanation.reasons if reason.code not in _QUIET_REASONS]
+
+
+def _can_start(job: JobDetail, explanation: JobExplanation) -> bool:
+    """Whether a scheduled job would start if its time were now."""
+    is_served = _ERROR_REASONS.isdisjoint(reason.code for reason in explanation.reasons)
+    return is_served and _state_of(job) == "scheduled"
 
 
 def _waiting_since(job: JobDetail) -> datetime | None:

@@ -9,7 +9,7 @@ from flask import Response
 
 from app.admin.job_search import Filter, JobSearch, JobSummary
 from app.admin.queues import QueueStatus
-from app.admin.schedules import Schedules
+from app.admin.schedules import Schedule
 from app.admin.statistics import Statistics
 from app.db.statements import Executor
 from app.web.options import WebOptions
@@ -17,18 +17,20 @@ from app.web.pages.base import PageRenderer, progress_summary
 from app.web.pages.problems import ProblemReader, Situation, count_open, find_problems
 from app.web.pages.throughput import Throughput
 from app.web.routing import ApiBlueprint
+from app.web.schedule_changes import ScheduleEditor
+from pipelines.contract import Pipelines
 
 MAX_RUNNING_SHOWN = 10
 _MAX_PROBLEMS_SHOWN = 5  # the rest is folded
 _MAX_DUE_SHOWN = 5
+_MAX_DUE_READ = 300
 _MAX_QUEUES_SHOWN = 10
 
 
-def create_overview_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+def create_overview_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("overview_page", options)
-    reader, search, schedules, statistics = (
-        ProblemReader(source), JobSearch(source), Schedules(source), Statistics(source)
-    )  # fmt: skip
+    reader, search, statistics = ProblemReader(source), JobSearch(source), Statistics(source)
+    editor = ScheduleEditor(source, pipelines, options)
 
     @pages.page("/")
     def show_overview() -> Response:
@@ -38,6 +40,7 @@ def create_overview_page(source: Executor, options: WebOptions) -> ApiBlueprint:
         shown = now.running[:MAX_RUNNING_SHOWN]
         starts = search.attempt_starts(shown)
         throughput = Throughput.from_chart(statistics.chart("24h", has_depths=False))
+        due, frequent = _split_due(editor)
         is_new = not _has_jobs(now) and not throughput.has_ended and not search.page(Filter(), limit=1).jobs
 
         def row(job: JobSummary) -> tuple[JobSummary, datetime | None, dict[str, Any] | None]:
@@ -64,10 +67,20 @@ def create_overview_page(source: Executor, options: WebOptions) -> ApiBlueprint:
             failed=sum(status.last_hour.failed + status.last_hour.lost for status in now.queues),
             oldest_ready_sec=max((status.oldest_ready_sec or 0.0 for status in now.queues), default=0.0),
             throughput=throughput,
-            due=schedules.due_next(limit=_MAX_DUE_SHOWN),
+            due=due,
+            frequent=frequent,
         )
 
     return pages.blueprint
+
+
+def _split_due(editor: ScheduleEditor) -> tuple[list[Schedule], list[Schedule]]:
+    """The schedules that fire next, and those that fire hourly or more often, which would hide the others."""
+    rare: list[Schedule] = []
+    frequent: list[Schedule] = []
+    for schedule in editor.schedules.due_next(limit=_MAX_DUE_READ):
+        (frequent if editor.is_frequent(schedule) else rare).append(schedule)
+    return rare[:_MAX_DUE_SHOWN], frequent
 
 
 def _attention(status: QueueStatus) -> tuple[bool, int, int]:

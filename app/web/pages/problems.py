@@ -18,6 +18,9 @@ from app.admin.queues import Queues, QueueState, QueueStatus, WorkerStatus
 from app.admin.schedules import Schedule, Schedules
 from app.admin.statistics import PeriodStatistics, RecentRun, Statistics
 from app.db.statements import Executor
+from app.doctor.facts import DatabaseFacts
+from app.doctor.findings import Finding, Severity
+from app.doctor.queue import check_queue
 from app.queue.job import Status
 from app.web.links import quote_name
 from app.web.pages.formatter import Formatter
@@ -32,6 +35,7 @@ _LONG_RUN_SEC, _LONG_RUN_FACTOR = 600.0, 3  # a run is long after both: the seco
 _STARTUP_PERIOD = timedelta(seconds=20)  # in which a worker may still connect its listener
 _MAX_FAILURE_RATE = 0.2
 _MAX_OF_A_KIND = 20
+_MAX_READY_READ = 20  # jobs of a queue whose tasks are looked at
 _MAX_PAUSED_LISTED = 2  # more paused schedules are one line
 
 State = Literal["alert", "warning"]
@@ -85,7 +89,7 @@ class Problem:
     task: str | None = None  # of a job
     since: datetime | None = None
     acts: tuple[Act, ...] = ()
-    covers: frozenset[str] = frozenset()  # the kinds of alert rules that say the same
+    covers: frozenset[str] = frozenset()  # the kinds of alert rules and checks of doctor that say the same
     alerts: tuple[FiredAlert, ...] = ()
     others: tuple[str, ...] = ()
     is_handled: bool = False
@@ -111,6 +115,7 @@ class Situation:
     last_hour: dict[str, PeriodStatistics]  # by task
     alerts: list[FiredAlert]
     rules: list[AlertRule]
+    errors: list[Finding]  # of `dataloader doctor`
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -120,8 +125,10 @@ class ProblemReader:
     def __init__(self, source: Executor) -> None:
         self._search, self._queues, self._statistics = JobSearch(source), Queues(source), Statistics(source)
         self._breakers, self._schedules, self._alerts = Breakers(source), Schedules(source), Alerts(source)
+        self._facts = DatabaseFacts(source)
 
     def read(self) -> Situation:
+        facts = self._facts.queue(max_ready=_MAX_READY_READ)
         return Situation(
             running=self._running_jobs(),
             stalled_sec=self._search.stalled(min_sec=STALLED_AFTER_SEC),
@@ -133,6 +140,7 @@ class ProblemReader:
             last_hour=self._statistics.by_task("1h"),
             alerts=self._alerts.all(limit=_MAX_OF_A_KIND * 5),
             rules=self._alerts.rules(),
+            errors=[finding for finding in check_queue(facts) if finding.severity is Severity.ERROR],
         )
 
     def _running_jobs(self) -> list[JobSummary]:
@@ -158,6 +166,7 @@ def find_problems(now: Situation) -> list[Problem]:
         *_failure_problems(now.last_hour),
         *_job_problems(now),
     ]
+    found += _doctor_problems(now.errors, {(problem.subject, check) for problem in found for check in problem.covers})
     by_subject: dict[Subject, list[Problem]] = defaultdict(list)
     for problem in sorted(found, key=lambda problem: problem.state != "alert"):  # stable: the order above decides
         by_subject[problem.subject].append(problem)
@@ -179,7 +188,8 @@ def _merge(group: list[Problem]) -> Problem:
 
 
 def _sentence(problem: Problem) -> str:
-    text = (problem.before + problem.after if problem.after.startswith(":") else problem.after.lstrip(" ,;")).strip()
+    is_whole = not problem.after or problem.after.startswith(":")
+    text = (problem.before + problem.after if is_whole else problem.after.lstrip(" ,;")).strip()
     return text[:1].upper() + text[1:].rstrip(".")
 
 
@@ -267,6 +277,23 @@ def _worker_problems(workers: list[WorkerStatus]) -> Iterator[Problem]:
             yield Problem(kind="polling", subject=subject, before="Worker ", after=text, acts=acts)
 
 
+def _doctor_problems(errors: list[Finding], covered: Collection[tuple[Subject, str]]) -> Iterator[Problem]:
+    """What doctor finds and no other problem says."""
+    for error in errors:
+        if error.subjects and all((subject, error.check) in covered for subject in error.subjects):
+            continue
+        has_page = len(error.subjects) == 1
+        subject = error.subjects[0] if has_page else ("doctor", error.check)
+        yield Problem(
+            kind=error.check.replace("_", " "),
+            subject=subject,
+            state="alert",
+            before=f"{error.message[:1].upper()}{Formatter.shorten(error.message[1:])}",
+            acts=(Act(subject[0].capitalize(), _path_of(subject)),) if has_page else (),
+            others=(error.remedy,),
+        )
+
+
 def _breaker_problems(breakers: list[BreakerStatus]) -> Iterator[Problem]:
     for breaker in islice(breakers, _MAX_OF_A_KIND):
         is_paused = breaker.state is BreakerState.OPEN and breaker.probe_at is None
@@ -330,7 +357,7 @@ def _queue_problems(statuses: list[QueueStatus], at: datetime) -> Iterator[Probl
                 after=f": {ready}",
                 since=since,
                 acts=(jobs, Act("Workers", "/workers")),
-                covers=frozenset({"queue_age"}),
+                covers=frozenset({"queue_age", "queues_without_worker"}),
             )
         elif wait_sec > _LONG_WAIT_SEC:
             yield Problem(
@@ -379,7 +406,7 @@ def _schedule_problem(schedule: Schedule) -> Problem:
         after=text,
         since=since,
         acts=(Act("Schedule", _path_of(("schedule", schedule.name))),),
-        covers=frozenset({"schedule_late"}),
+        covers=frozenset({"schedule_late", "schedules_late", "schedules_stopped"}),
     )
 
 
@@ -417,5 +444,5 @@ def _job_problem(job: JobSummary, now: Situation) -> Problem | None:
         after=text,
         since=since,
         acts=(link,) if job.cancel_requested else (link, cancel),
-        covers=frozenset({"stalled"}),
+        covers=frozenset({"stalled", "expired_leases"}),
     )

@@ -75,7 +75,7 @@ def test_suggestion_among_thousands_of_names_compares_few(monkeypatch: pytest.Mo
         compared.append(len(names))
         return find(name, names, n, cutoff)
 
-    monkeypatch.setattr("app.web.caches.get_close_matches", counted)
+    monkeypatch.setattr("app.wording.get_close_matches", counted)
     names = [f"company.pipelines.load_{n:04}.daily" for n in range(3000)]
     busy = LiveWorker(frozenset({"etl"}), frozenset(names))
     for typo in ("company.pipelines.load_1234.dialy", "compani.pipelines.load_1234.daily"):
@@ -93,7 +93,7 @@ def test_similar_name_is_looked_for_once(client: FlaskClient, queue_db: QueueFix
         calls.append(name)
         return []
 
-    monkeypatch.setattr("app.web.caches.get_close_matches", none)
+    monkeypatch.setattr("app.wording.get_close_matches", none)
     for _ in range(2):
         client.post("/api/v1/jobs/trigger", json={**JOB, "task": "load.looked-for-once"})
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from uuid import UUID
+from collections.abc import Iterator
+from uuid import UUID, uuid4
 
 import pytest
 
+from app.db.pool import Pool
 from app.queue.job import LogEntry, Settlement, Status
+from app.queue.workers import WorkerInfo, WorkerLiveness
+from tests.support.databases import execute_sql
 
 
 def test_refused_edit_marks_its_fields(client, trigger):
@@ -115,3 +119,40 @@ def test_error_of_a_job_is_shown_once(client, own_queue_db):  # of the database 
 
     assert page.count("ValueError: no rates") == 1
     assert "Traceback\nValueError" in page
+
+
+@pytest.fixture
+def worker(dsn: str, pool: Pool) -> Iterator[None]:
+    info = WorkerInfo(uuid4(), "w", "1", ("etl",), ("noop",), 1, unserved_tasks={"train": {"gpu": True}})
+    WorkerLiveness(pool).send_heartbeat(info, heartbeat_sec=60)
+    yield
+    execute_sql(dsn, "TRUNCATE dl_workers")
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_job_of_unknown_task_is_an_error(client, trigger, queue, is_deferred):
+    job_id = trigger(task="nop")
+    if is_deferred:
+        queue.defer_unknown_tasks("etl", ["noop"])
+
+    page = client.get(f"/jobs/{job_id}").text
+
+    (note,) = re.findall(r'<div class="note failed"><p>(.*?)</p>', page)
+    assert "the task &#39;nop&#39;; did you mean &#39;noop&#39;?" in note
+    assert "Run now" not in page
+
+
+@pytest.mark.usefixtures("worker")
+def test_job_without_a_worker_with_its_labels_is_an_error(client, trigger):
+    page = client.get(f"/jobs/{trigger(task='train')}").text
+
+    assert '<div class="note failed"><p>No live worker of queue &#39;etl&#39; has gpu=true' in page
+
+
+@pytest.mark.usefixtures("worker")
+def test_scheduled_job_of_a_known_task_is_calm(client, trigger):
+
+    page = client.get(f"/jobs/{trigger(available_at='2100-01-01T00:00:00Z')}").text
+
+    assert ("Run now" in page, 'class="note failed"' in page) == (True, False)

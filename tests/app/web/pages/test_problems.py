@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
+
+import pytest
 
 from app.admin.alerts import AlertRule, FiredAlert, RuleKind
 from app.admin.breakers import BreakerState, BreakerStatus
 from app.admin.queues import QueueStatus, WorkerStatus
 from app.admin.statistics import PeriodStatistics
+from app.db.pool import Pool
+from app.doctor.findings import Severity
+from app.doctor.queue import check_queue
+from app.queue.workers import WorkerInfo, WorkerLiveness
 from app.web.pages.problems import Situation, count_open, find_problems
+from tests.support.databases import execute_sql
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 RULE, ALERT = UUID(int=1), UUID(int=2)
@@ -22,7 +30,7 @@ WORKER = WorkerStatus(
 )  # fmt: skip
 CALM = Situation(
     running=[], stalled_sec={}, recent_runs={}, queues=[], workers=[WORKER], breakers=[], schedules=[], last_hour={},
-    alerts=[], rules=[], at=NOW,
+    alerts=[], rules=[], errors=[], at=NOW,
 )  # fmt: skip
 
 
@@ -112,6 +120,55 @@ def test_stopped_workers_are_a_problem():
     found = find_problems(replace(CALM, workers=[replace(WORKER, alive=False)]))
 
     assert [problem.kind for problem in found] == ["no worker", "worker lost"]
+
+
+def test_error_of_doctor_is_a_problem_once():
+    unserved = queue_status(queue="elt", ready=2, workers=0)
+    facts = {
+        "live": 1, "reaping": 0, "queues_without_worker": ["elt"], "tasks_without_worker": ["lode"],
+        "known_tasks": ["load"], "labels_without_worker": [["etl", "train", {"gpu": True}]], "labels": [["etl", {}]],
+        "expired": [["018f0000-0000-7000-8000-000000000001", "w", 300]], "odd_leases": [], "unstopped": [],
+        "shared_names": [["etl-0", ["a:1", "b:1"]]], "schedules_late": ["nightly"], "schedules_stopped": [],
+        "schedules_taken": ["hourly"], "schedules_orphaned": [], "webhooks_disabled": [], "alerts_firing": 0,
+    }  # fmt: skip
+    errors = [finding for finding in check_queue(facts) if finding.severity is Severity.ERROR]
+
+    found = find_problems(replace(CALM, queues=[unserved], errors=errors))
+
+    assert {problem.subject: problem.kind for problem in found} == {
+        ("queue", "elt"): "no worker",
+        ("task", "lode"): "tasks without worker",
+        ("task", "train"): "labels without worker",
+        ("doctor", "no_reaper"): "no reaper",
+        ("job", "018f0000-0000-7000-8000-000000000001"): "expired leases",
+        ("doctor", "shared_worker_names"): "shared worker names",
+        ("schedule", "nightly"): "schedules late",
+        ("schedule", "hourly"): "schedules taken",
+    }
+    assert {problem.state for problem in found} == {"alert"}
+    sentences = {problem.kind: problem.before for problem in found}
+    assert sentences["tasks without worker"] == "No live worker knows lode; jobs wait; did you mean 'load'?"
+    assert "018f…0001" in sentences["expired leases"]
+
+
+@pytest.fixture
+def worker(dsn: str, pool: Pool) -> Iterator[None]:
+    info = WorkerInfo(uuid4(), "host-1:77", "1", ("etl",), ("noop",), 1, unserved_tasks={"train": {"gpu": True}})
+    WorkerLiveness(pool).send_heartbeat(info, heartbeat_sec=60)
+    yield
+    execute_sql(dsn, "TRUNCATE dl_workers")
+
+
+@pytest.mark.usefixtures("worker")
+def test_overview_names_tasks_that_no_worker_runs(client, trigger):
+    trigger(task="nop", lock_key="a")
+    trigger(task="train", lock_key="b")
+
+    page = client.get("/").text
+
+    assert "No live worker knows nop; jobs wait; did you mean &#39;noop&#39;?" in page
+    assert "No live worker of queue &#39;etl&#39; has gpu=true" in page
+    assert 'href="/tasks/nop"' in page
 
 
 def test_header_counts_the_problems_of_the_overview(client, trigger):

@@ -193,11 +193,35 @@ def test_month_folds_what_fires_often(client):
     assert "× 24" not in client.get("/calendar?month=2040-02&outcome=failed").text
 
 
+def test_frequent_schedules_hide_no_daily_load(client, dsn, trigger):
+    trigger()
+    client.post("/schedules", data={**DAILY, "expression": "0 22 * * *"})
+    for n in range(6):
+        client.post("/schedules", data={**DAILY, "name": f"often {n}", "kind": "interval", "expression": "60"})
+    with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO dl_firings (schedule_id, fire_at, due_at, outcome, made_by)
+               SELECT schedule_id, at, at, 'late_skipped', 'clock'
+                 FROM dl_schedules, generate_series(timestamptz '2020-02-03Z', '2020-02-03 23:59Z', '1 min') at
+                WHERE name LIKE 'often%' OR at = timestamptz '2020-02-03 22:00Z'"""
+        )
+
+    past, future = client.get("/calendar?month=2020-02").text, client.get("/calendar?month=2040-02").text
+    due = client.get("/").text.partition("Due next")[2]
+
+    assert past.count(" sales by day</a>") == 1
+    assert future.count(" sales by day</a>") == 29
+    assert [page.count("hourly or more × 100+") for page in (past, future)] == [2, 29]  # in Moscow two days are past
+    assert "days with more than" not in past + future
+    assert ">sales by day</a>" in client.get("/calendar?day=2040-02-03").text
+    assert (">sales by day</a>" in due, ">6 schedules</a> that fire hourly" in due) == (True, True)
+
+
 def test_calendar_shows_the_first_times_of_each_day(client, dsn, monkeypatch):
     monkeypatch.setattr(calendar, "_TIMES_READ", 3)
     monkeypatch.setattr(calendar, "_TIMES_LISTED", 5)
     for minute in range(4):
-        client.post("/schedules", data={**DAILY, "name": f"at {minute}", "expression": f"{minute} * * * *"})
+        client.post("/schedules", data={**DAILY, "name": f"at {minute}", "expression": f"{minute} */2 * * *"})
     with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(
             """INSERT INTO dl_firings (schedule_id, fire_at, due_at, outcome, made_by)
