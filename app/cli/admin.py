@@ -139,6 +139,7 @@ def watch(service: RemoteService, *, queue: str | None, kind: str | None) -> Non
 @click.option("--per-minute", type=POSITIVE, help="How many jobs a minute to retry at most, for redrive.")
 @click.option("--args-patch", type=OBJECT, help="A JSON object to merge into the args of each job, for redrive.")
 @click.option("--max-jobs", type=POSITIVE, help="How many jobs to retry at most, for redrive.")
+@click.option("--all", "is_all", is_flag=True, help="All jobs, without a filter.")
 @click.option("--expected", type=NOT_NEGATIVE, help="About how many jobs match; counted if not given.")
 @click.option("--dry-run", is_flag=True, help="Only count the jobs.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -151,8 +152,9 @@ def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options
     \b
       dataloader bulk redrive --per-minute 60 --status failed,lost --fingerprint 'KeyError sales.py:load'
 
-    Without --expected the jobs are counted, and the command asks for confirmation, unless --yes is given. Nothing is
-    done if by then more than twice as many and a hundred more match; of delete, if any more match.
+    It needs a filter or --all. Without --expected the jobs are counted, and the command asks for confirmation, unless
+    --yes is given. Nothing is done if by then more than twice as many and a hundred more match; of delete, if any more
+    match.
     """
     if action == "list":
         service.print_list(service.get("/api/v1/bulk"), "operations", _BULK_OPERATIONS)
@@ -174,6 +176,7 @@ def _start_bulk(
     per_minute: int | None,
     args_patch: dict[str, Any] | None,
     max_jobs: int | None,
+    is_all: bool,
     expected: int | None,
     dry_run: bool,
     yes: bool,
@@ -181,7 +184,13 @@ def _start_bulk(
 ) -> None:
     if action == "redrive" and per_minute is None and not dry_run:
         raise click.UsageError("redrive needs --per-minute")
-    body: dict[str, Any] = {"action": action, "filter": without_none(options)}
+    job_filter = without_none(options)
+    if bool(job_filter) == is_all:
+        problem = (
+            "give a filter or --all, not both" if is_all else "give a filter, such as --task, or --all for all jobs"
+        )
+        raise click.UsageError(problem)
+    body: dict[str, Any] = {"action": action, "filter": job_filter}
     if dry_run or expected is None:
         count = service.post("/api/v1/bulk/count", body, repeatable=True)
         jobs = f"{'' if count['exact'] else 'about '}{format_count(count['jobs'], 'job')}"

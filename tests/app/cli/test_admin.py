@@ -95,7 +95,7 @@ def five_hours_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_times_of_all_commands_show_this_machines_zone(run, queue_db, five_hours_ahead):
     job = queue_db.enqueue_and_claim("k", max_attempts=1)
     queue_db.settle(job, Status.FAILED, error="disk full")
-    run("bulk", "retry", "--expected", 1)
+    run("bulk", "retry", "--all", "--expected", 1)
 
     for words in (("status", job.id), ("show", job.id), ("jobs",), ("events", job.id), ("bulk", "list"), ("audit",)):
         shown = run(*words).stdout
@@ -159,16 +159,27 @@ def test_bulk_counts_confirms_lists_and_stops(run, queue_db):
     for key in "ab":
         queue_db.enqueue(key)
 
-    assert run("bulk", "cancel", "--dry-run").output == "2 jobs would be changed; none was.\n"
-    assert run("bulk", "cancel", input="n\n").exit_code == 1
+    assert run("bulk", "cancel", "--all", "--dry-run").output == "2 jobs would be changed; none was.\n"
+    assert run("bulk", "cancel", "--all", input="n\n").exit_code == 1
     begun = run("bulk", "reprioritise", "--priority", 1, "--queue", "q", input="y\n")
     bulk_id = begun.stdout.split()[0]
     assert "0 of 2" in run("bulk", "list").output
     assert run("bulk", "stop").exit_code == ExitCode.USAGE
     assert "0 jobs changed" in run("bulk", "stop", bulk_id).output
-    assert run("bulk", "retry", "--expected", 0).exit_code == ExitCode.OK
+    assert run("bulk", "retry", "--all", "--expected", 0).exit_code == ExitCode.OK
     run("cancel", queue_db.enqueue("c"))
-    assert run("bulk", "delete", "--expected", 0).exit_code == ExitCode.REFUSED
+    assert run("bulk", "delete", "--all", "--expected", 0).exit_code == ExitCode.REFUSED
+
+
+@pytest.mark.parametrize("action", ["cancel", "retry", "delete"])
+def test_bulk_without_a_filter_is_refused(run, queue_db, action):
+    queue_db.enqueue()
+
+    refused = run("bulk", action, "--yes")
+
+    assert (refused.exit_code, "--all" in refused.output) == (ExitCode.USAGE, True)
+    assert run("bulk", action, "--all", "--status", "queued", "--yes").exit_code == ExitCode.USAGE
+    assert run("bulk", "list").output == "No bulk operations.\n"
 
 
 def test_queues_and_workers_are_shown_and_ruled(run, queue_db):

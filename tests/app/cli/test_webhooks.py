@@ -147,7 +147,7 @@ def test_a_rule_and_what_it_fires(shell: Shell, webhook_dsn: str):
         (("queue", "q", "--fair", "colour"), "--fair: "),
         (("trigger", "t", "--limits", '{"a*": 1}'), "--limits"),
         (("trigger", "t", "--debounce", '{"key": "k", "wait_sec": 5}', "--live-key", "k"), "--debounce: cannot be"),
-        (("bulk", "cancel", "--priority", "5", "--expected", "0"), "--priority: is required for reprioritise"),
+        (("bulk", "cancel", "--all", "--priority", "5", "--expected", "0"), "--priority: is required for reprioritise"),
         (("backfill", "t", "--from", "2026-01-01"), "--from, --to, --partition-key: takes"),
         (("schedules", "create", "s", "--task", "t", "--cron", "x"), "--cron, --every: "),
         (("schedules", "create", "s", "--task", "t", "--every", "60s", "--zone", "Mars"), "--zone: "),
