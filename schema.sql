@@ -45,7 +45,8 @@ CREATE TYPE dl_enqueue_request AS (
     producer text, consumer_group text, live_key text, time_limit_sec int, retry jsonb, parent_id uuid,
     webhook jsonb, traceparent text, field text, problem text, limits jsonb, after jsonb, need text,
     fair_key text, debounce jsonb, throttle jsonb, expires_at timestamptz, start_within_sec int,
-    schedule_id uuid, backfill_id uuid, logical_at timestamptz, interval_start timestamptz, interval_end timestamptz
+    schedule_id uuid, backfill_id uuid, logical_at timestamptz, interval_start timestamptz, interval_end timestamptz,
+    tags text[]
 );
 
 -- A job id begins with the time (RFC 9562, version 7, to a quarter of a microsecond), so that jobs created together are
@@ -54,6 +55,12 @@ CREATE OR REPLACE FUNCTION dl_new_id() RETURNS uuid
     LANGUAGE sql VOLATILE PARALLEL SAFE
     RETURN (overlay(lpad(to_hex((date_part('epoch', clock_timestamp()) * 4096000)::bigint), 15, '0') PLACING '7' FROM 13 FOR 0)
             || substr(gen_random_uuid()::text, 20))::uuid;
+
+-- Whether these may be a job's tags: 1 to 20 texts, each of 1 to 100 bytes.
+CREATE OR REPLACE FUNCTION dl_is_tag_list(tags text[]) RETURNS bool
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN cardinality(tags) BETWEEN 1 AND 20 AND array_ndims(tags) = 1
+           AND (SELECT bool_and(coalesce(octet_length(tag) BETWEEN 1 AND 100, false)) FROM unnest(tags) AS tag);
 
 -- ── Jobs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -116,7 +123,9 @@ CREATE TABLE dl_jobs (
     interval_start   timestamptz,   -- the data it is to load, up to interval_end
     interval_end     timestamptz,
     warnings         int,           -- how many data checks of the attempt that succeeded did not pass; NULL: none
+    tags             text[],        -- by which people and programs find it
     CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
+    CONSTRAINT dl_jobs_chk_tags CHECK (tags IS NULL OR dl_is_tag_list(tags)),
     -- What fits into every index. Without it a job that no index holds yet would fail each statement that promotes it.
     CONSTRAINT dl_jobs_chk_sizes
         CHECK (octet_length(queue) <= 1000 AND octet_length(task) <= 1000 AND octet_length(lock_key) <= 2000)
@@ -180,6 +189,9 @@ CREATE INDEX dl_jobs_finished_idx ON dl_jobs (status, task, finished_at)
 -- An operator class of its own, so that no claim sorts by this index: a plan made on an empty table did, and read all jobs.
 CREATE INDEX dl_jobs_lock_key_idx ON dl_jobs (lock_key text_pattern_ops, job_id);
 
+-- The jobs of a tag, of whatever age.
+CREATE INDEX dl_jobs_tags_idx ON dl_jobs USING gin (tags) WHERE tags IS NOT NULL;
+
 -- Lists of unsuccessful jobs, and bulk retries.
 CREATE INDEX dl_jobs_unsuccessful_idx ON dl_jobs (created_at, job_id)
     WHERE status IN ('failed', 'canceled', 'lost');
@@ -216,6 +228,7 @@ CREATE OR REPLACE FUNCTION dl_job_matches(j dl_jobs, filter jsonb) RETURNS bool
        AND (filter ->> 'partition_key' IS NULL OR j.partition_key = filter ->> 'partition_key')
        AND (filter ->> 'producer' IS NULL OR j.producer = filter ->> 'producer')
        AND (filter ->> 'consumer_group' IS NULL OR j.consumer_group = filter ->> 'consumer_group')
+       AND (filter ->> 'tag' IS NULL OR j.tags @> ARRAY[filter ->> 'tag'])
        AND (filter ->> 'fingerprint' IS NULL OR j.error_fingerprint = filter ->> 'fingerprint')
        AND (filter ->> 'warnings' IS NULL OR (j.warnings IS NOT NULL) = (filter ->> 'warnings')::bool)
        AND (filter ->> 'created_from' IS NULL OR j.created_at >= (filter ->> 'created_from')::timestamptz)
@@ -2334,6 +2347,7 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                               CASE f.field WHEN 'debounce' THEN 'cannot be combined with idempotency_key, live_key, available_at, after or throttle'
                                            ELSE 'cannot be combined with live_key or debounce' END)
                 WHEN f.field = 'fair_key' THEN 'must be a text of at most 500 bytes in UTF-8'
+                WHEN f.field = 'tags' THEN 'must be an array of at most 20 texts, each of 1 to 100 bytes in UTF-8'
                 WHEN f.field = 'start_within_sec' THEN 'must be 1 or more, and cannot be combined with expires_at'
                 WHEN f.field = '$problem' THEN i.item ->> '$problem'
                 WHEN f.field = '' THEN 'is no JSON object'
@@ -2357,7 +2371,7 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                                            + CASE WHEN f.field IS NULL AND jsonb_typeof(r.debounce) = 'object'
                                                   THEN make_interval(secs => (r.debounce ->> 'wait_sec')::float8) ELSE interval '0' END)
                                   + make_interval(secs => r.start_within_sec)), NULL::int, r.schedule_id, r.backfill_id,
-           r.logical_at, r.interval_start, r.interval_end
+           r.logical_at, r.interval_start, r.interval_end, nullif(r.tags, '{}')
       FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n)
            CROSS JOIN (SELECT array_agg(key) AS fields
                          FROM jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
@@ -2391,6 +2405,7 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                          AND dl_after_problem(nullif(r.after, 'null'), r.need) IS NOT NULL THEN 'after'
                     WHEN r.need IS NOT NULL AND nullif(r.after, 'null') IS NULL THEN 'after'
                     WHEN octet_length(r.fair_key) > 500 THEN 'fair_key'
+                    WHEN NOT dl_is_tag_list(nullif(r.tags, '{}')) THEN 'tags'
                     WHEN r.expires_at < '0001-01-01' OR r.expires_at >= '9999-12-31' THEN 'expires_at'
                     WHEN r.logical_at < '0001-01-01' OR r.logical_at >= '9999-12-31' THEN 'logical_at'
                     WHEN (r.interval_start IS NULL) <> (r.interval_end IS NULL) OR r.interval_start >= r.interval_end
@@ -2439,12 +2454,13 @@ BEGIN
             WITH new AS (
                 INSERT INTO dl_jobs (queue, task, args, lock_key, partition_key, priority, available_at, max_attempts,
                                      lease_ttl_sec, producer, consumer_group, time_limit_sec, retry, parent_id, webhook,
-                                     traceparent, limits, fair_key, wait_state, created_at)
+                                     traceparent, limits, fair_key, tags, wait_state, created_at)
                 SELECT r.queue, r.task, coalesce(nullif(r.args, 'null'), '{}'), r.lock_key, coalesce(r.partition_key, ''),
                        coalesce(r.priority, 100), coalesce(r.available_at, clock_timestamp()), coalesce(r.max_attempts, 5),
                        coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.time_limit_sec, nullif(r.retry, 'null'),
                        r.parent_id, nullif(r.webhook, 'null'), r.traceparent, nullif(r.limits, 'null'),
                        CASE WHEN has_fair_queue THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''), r.producer, r.args) END,
+                       nullif(r.tags, '{}'),
                        CASE WHEN r.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
                        now() + r.ordinality * interval '1 microsecond'  -- so that they are claimed in their order
                   FROM ROWS FROM (jsonb_populate_recordset(NULL::dl_enqueue_request, input), jsonb_array_elements(input))
@@ -2465,7 +2481,8 @@ BEGIN
                            AND (octet_length(r.producer) <= 2000) IS NOT FALSE
                            AND (octet_length(r.consumer_group) <= 2000) IS NOT FALSE
                            AND (jsonb_typeof(r.retry) IN ('object', 'null')) IS NOT FALSE
-                           AND (jsonb_typeof(r.webhook) IN ('object', 'null')) IS NOT FALSE)
+                           AND (jsonb_typeof(r.webhook) IN ('object', 'null')) IS NOT FALSE
+                           AND dl_is_tag_list(nullif(r.tags, '{}')) IS NOT FALSE)
                 RETURNING job_id, created_at
             )
             SELECT array_agg(job_id ORDER BY created_at) INTO new FROM new;
@@ -2514,13 +2531,13 @@ BEGIN
                                      available_at, max_attempts, lease_ttl_sec, producer, consumer_group, live_key,
                                      time_limit_sec, retry, parent_id, webhook, traceparent, limits, fair_key, debounce_key,
                                      throttle_key, expires_at, schedule_id, backfill_id, logical_at, interval_start,
-                                     interval_end, request_hash, wait_state, created_at)
+                                     interval_end, tags, request_hash, wait_state, created_at)
                 SELECT a.job_id, a.queue, a.task, a.args, a.idempotency_key, a.lock_key, a.partition_key, a.priority,
                        coalesce(a.available_at, clock_timestamp()), a.max_attempts, a.lease_ttl_sec, a.producer,
                        a.consumer_group, a.live_key, a.time_limit_sec, a.retry, a.parent_id, a.webhook, a.traceparent,
                        a.limits, a.fair_key, a.debounce ->> 'key',
                        (a.throttle ->> 'key') || '@' || floor(date_part('epoch', clock_timestamp()) / (a.throttle ->> 'per_sec')::float8),
-                       a.expires_at, a.schedule_id, a.backfill_id, a.logical_at, a.interval_start, a.interval_end,
+                       a.expires_at, a.schedule_id, a.backfill_id, a.logical_at, a.interval_start, a.interval_end, a.tags,
                        CASE WHEN a.idempotency_key IS NOT NULL THEN dl_request_hash(a.queue, a.task, a.args) END,
                        CASE WHEN a.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
                        now() + a.n * interval '1 microsecond'  -- so that they are claimed in their order
@@ -2641,7 +2658,7 @@ CREATE OR REPLACE FUNCTION dl_enqueue(
     retry jsonb DEFAULT NULL, parent_id uuid DEFAULT NULL, limits jsonb DEFAULT NULL, after jsonb DEFAULT NULL,
     need text DEFAULT NULL, fair_key text DEFAULT NULL, debounce jsonb DEFAULT NULL, throttle jsonb DEFAULT NULL,
     expires_at timestamptz DEFAULT NULL, start_within_sec int DEFAULT NULL, logical_at timestamptz DEFAULT NULL,
-    interval_start timestamptz DEFAULT NULL, interval_end timestamptz DEFAULT NULL
+    interval_start timestamptz DEFAULT NULL, interval_end timestamptz DEFAULT NULL, tags text[] DEFAULT NULL
 ) RETURNS uuid
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -2656,7 +2673,7 @@ BEGIN
                'consumer_group', consumer_group, 'live_key', live_key, 'time_limit_sec', time_limit_sec,
                'parent_id', parent_id, 'after', after, 'need', need, 'fair_key', fair_key, 'debounce', debounce,
                'throttle', throttle, 'expires_at', expires_at, 'start_within_sec', start_within_sec, 'logical_at', logical_at,
-               'interval_start', interval_start, 'interval_end', interval_end))
+               'interval_start', interval_start, 'interval_end', interval_end, 'tags', tags))
            || jsonb_build_object('args', args)
            || CASE WHEN retry IS NULL THEN '{}' ELSE jsonb_build_object('retry', retry) END
            || CASE WHEN limits IS NULL THEN '{}' ELSE jsonb_build_object('limits', limits) END)) m;

@@ -36,6 +36,7 @@ class JobOptions(TypedDict, total=False):
     logical_at: datetime | None
     interval_start: datetime | None
     interval_end: datetime | None
+    tags: Sequence[str] | None
 
 
 class TriggerOptions(JobOptions, total=False):
@@ -46,8 +47,10 @@ class TriggerOptions(JobOptions, total=False):
     webhook: Mapping[str, Any] | None
 
 
-_CASTS = dict.fromkeys(("args", "retry", "limits", "after", "debounce", "throttle"), "jsonb") | dict.fromkeys(
-    ("available_at", "expires_at", "logical_at", "interval_start", "interval_end"), "timestamptz"
+_PLACEHOLDERS = (
+    dict.fromkeys(("args", "retry", "limits", "after", "debounce", "throttle"), "%s::jsonb")
+    | dict.fromkeys(("available_at", "expires_at", "logical_at", "interval_start", "interval_end"), "%s::timestamptz")
+    | {"tags": "ARRAY(SELECT jsonb_array_elements_text(%s::jsonb))"}
 )
 
 
@@ -73,7 +76,7 @@ def enqueue(
         raise TypeError(f"enqueue() got an unexpected keyword argument {min(unknown)!r}")
     values: dict[str, Any] = {"task": task, "args": args or {}, "queue": queue, "lock_key": lock_key, **options}
     values = {name: _encode(value) for name, value in values.items() if value is not None}
-    arguments = ", ".join(f"{name} => %s::{_CASTS[name]}" if name in _CASTS else f"{name} => %s" for name in values)
+    arguments = ", ".join(f"{name} => {_PLACEHOLDERS.get(name, '%s')}" for name in values)
     quoted_schema = "" if schema is None else '"' + schema.replace('"', '""').replace("%", "%%") + '".'
     return UUID(str(_fetch_value(connection, f"SELECT {quoted_schema}dl_enqueue({arguments})", tuple(values.values()))))
 

@@ -16,6 +16,7 @@ from app.queue.job import Status
 CLONED_FIELDS = (
     "queue", "task", "lock_key", "args", "partition_key", "priority", "max_attempts", "lease_ttl_sec", "producer",
     "consumer_group", "time_limit_sec", "retry", "webhook", "limits", "fair_key",
+    "tags",
 )  # fmt: skip
 _VALUES = ("priority", "available_at", "max_attempts", "lease_ttl_sec", "time_limit_sec", "partition_key")
 _CLEARABLE = ("time_limit_sec", "retry")  # null selects the task's default

@@ -86,6 +86,7 @@ class JobDetail(JobSummary):
     need: str | None
     skipped: bool | None
     fair_key: str | None
+    tags: list[str] | None
     expires_at: datetime | None
     error_fingerprint: str | None
     schedule_id: UUID | None

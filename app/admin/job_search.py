@@ -27,7 +27,7 @@ COUNT_TIME_BUDGET_SEC = 0.02
 MAX_ACTIVE = 5_000  # up to so many queued and running jobs are listed in any order
 MAX_ACTIVE_SEARCHED = 500  # likewise, if args and errors are searched
 ACTIVE = frozenset({Status.QUEUED, Status.RUNNING})
-MAX_KEYED = 5_000  # jobs of a lock key or a list of ids that are listed in any order
+MAX_KEYED = 5_000  # jobs of a lock key, a tag or a list of ids that are listed in any order
 MAX_JOB_IDS = 500  # in a filter
 # The first window of a search; later ones grow as the time budget allows.
 _FIRST_WINDOW_ROWS = 1_000
@@ -52,6 +52,7 @@ class Filter:
     partition_key: str | None = None
     producer: str | None = None
     consumer_group: str | None = None
+    tag: str | None = None
     fingerprint: str | None = None
     warnings: bool | None = None  # whether it succeeded with data checks that did not pass
     created_from: datetime | None = None
@@ -65,7 +66,8 @@ class Filter:
     @property
     def is_indexed(self) -> bool:
         """Whether an index finds the jobs, however old they are."""
-        return any(value is not None for value in (self.job_id, self.idempotency_key, self.lock_key))
+        keys = (self.job_id, self.idempotency_key, self.lock_key, self.tag)
+        return any(value is not None for value in keys)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are set, with statuses and ids in order."""
@@ -212,6 +214,7 @@ class JobSearch:
             "job_ids": None if job_filter.job_id is None else array(job_filter.job_id),
             "idempotency_key": job_filter.idempotency_key,
             "lock_key": job_filter.lock_key,
+            "tag": job_filter.tag,
             "max_jobs": MAX_KEYED,
             "filter": job_filter.to_json(),
             "sort": sort.removeprefix("-"),

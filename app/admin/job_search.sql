@@ -182,8 +182,8 @@ SELECT size.scanned > %(max_active)s::int AS too_many, size.scanned, (SELECT cou
  ORDER BY page.key, page.job_id;
 
 -- name: indexed_jobs
--- Matching jobs of a list of ids, an idempotency key or a lock key, of whatever age, in any order. `too_many`: the lock key has
--- more than `max_jobs` jobs, and no job is returned.
+-- Matching jobs of a list of ids, an idempotency key, a lock key or a tag, of whatever age, in any order. `too_many`: the lock key
+-- or tag has more than `max_jobs` jobs, and no job is returned.
 SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
        set_config('statement_timeout', '3s', true);
 
@@ -197,6 +197,10 @@ WITH found AS MATERIALIZED (
              UNION ALL
              SELECT job_id FROM dl_jobs
               WHERE %(job_ids)s::uuid[] IS NULL AND %(idempotency_key)s::text IS NULL AND lock_key = %(lock_key)s::text
+             UNION ALL
+             SELECT job_id FROM dl_jobs
+              WHERE %(job_ids)s::uuid[] IS NULL AND %(idempotency_key)s::text IS NULL AND %(lock_key)s::text IS NULL
+                AND tags IS NOT NULL AND tags @> ARRAY[%(tag)s::text]
            ) indexed
      LIMIT %(max_jobs)s::int + 1
 ), size AS MATERIALIZED (

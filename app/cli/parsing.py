@@ -225,6 +225,7 @@ def filter_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--partition-key", help="Only jobs with this partition key."),
         click.option("--producer", help="Only jobs requested by this producer."),
         click.option("--consumer-group", help="Only jobs of this consumer group."),
+        click.option("--tag", help="Only jobs with this tag."),
         click.option("--fingerprint", help="Only jobs whose last error has this fingerprint; see `failures`."),
         click.option(
             "--warnings",

@@ -69,6 +69,7 @@ _OUTCOME_LABELS = {
               help='Delays between attempts: {"kind": "fixed", "seconds": 60}.  [default: the task\'s]')  # fmt: skip
 @click.option("--limits", type=OBJECT, help='What it counts in limits: {"warehouse": 2}.  [default: the task\'s]')
 @click.option("--fair-key", help="The tenant that it counts as in a fair queue.  [default: by the queue's rule]")
+@click.option("--tag", "tags", multiple=True, help="A word by which it is found, such as a team; may be repeated.")
 @click.option("--debounce", type=OBJECT, help='Change the queued job with this key: {"key": "reload", "wait_sec": 60}.')
 @click.option("--throttle", type=OBJECT, help='One job a key and window: {"key": "reload", "per_sec": 3600}.')
 @click.option("--expires-at", type=TIME, help='Cancel it if it has not started by then; a time, or "in 5m".')
@@ -77,7 +78,14 @@ _OUTCOME_LABELS = {
 @click.option("--strict", is_flag=True, help="Refuse a job that no live worker would run.")
 @click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
 def trigger(
-    service: RemoteService, *, task: str | None, lines: IO[str] | None, strict: bool, watching: bool, **options: Any
+    service: RemoteService,
+    *,
+    task: str | None,
+    lines: IO[str] | None,
+    tags: tuple[str, ...],
+    strict: bool,
+    watching: bool,
+    **options: Any,
 ) -> None:
     """Put a job of TASK into the queue.
 
@@ -101,7 +109,7 @@ def trigger(
       dataloader trigger --from jobs.jsonl --idempotency-key load-2026-11
       make-requests | dataloader trigger load.cbr.rates --from -
     """
-    options = without_none(options)
+    options = without_none({**options, "tags": list(tags) or None})
     if "debounce" not in options:
         options = {"idempotency_key": f"cli-{uuid4()}", **options}
     if lines is not None:

@@ -85,6 +85,7 @@ class NewJob:
     logical_at: datetime | None = None  # the time it is for
     interval_start: datetime | None = None  # the data it is to load
     interval_end: datetime | None = None
+    tags: Sequence[str] | None = None  # by which people and programs find it
 
     @property
     def unique_key(self) -> str:
@@ -162,6 +163,7 @@ class Job:
     interval_start: datetime | None = None
     interval_end: datetime | None = None
     warnings: int | None = None  # data checks that did not pass in the attempt that succeeded
+    tags: list[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -424,6 +424,8 @@ def _encode_field(name: str, value: Any) -> Any:
         return validate_text(name, value)
     if isinstance(value, Mapping):
         return validate_json(name, dict(value))
+    if isinstance(value, Sequence):
+        return array(validate_text(name, item) for item in value) if value else None
     return str(value) if isinstance(value, UUID) else value
 
 

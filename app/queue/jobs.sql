@@ -21,7 +21,7 @@ WITH request AS MATERIALIZED (
 ), inserted AS (
     INSERT INTO dl_jobs (queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
                          lease_ttl_sec, producer, consumer_group, live_key, time_limit_sec, retry, parent_id,
-                         webhook, traceparent, limits, fair_key, expires_at, request_hash, wait_state)
+                         webhook, traceparent, limits, fair_key, expires_at, tags, request_hash, wait_state)
     SELECT %(queue)s::text, %(task)s::text, %(args)s::jsonb, %(idempotency_key)s::text, %(lock_key)s::text,
            %(partition_key)s::text, %(priority)s::int, coalesce(%(available_at)s::timestamptz, clock_timestamp()),
            %(max_attempts)s::int, %(lease_ttl_sec)s::int, %(producer)s::text, %(consumer_group)s::text,
@@ -31,7 +31,7 @@ WITH request AS MATERIALIZED (
                                              THEN dl_fair_key(%(queue)s::text, %(partition_key)s::text, %(producer)s::text,
                                                               %(args)s::jsonb) END),
            coalesce(%(expires_at)s::timestamptz, greatest(%(available_at)s::timestamptz, clock_timestamp())
-                                                 + make_interval(secs => %(start_within_sec)s::int)), request_hash,
+                                                 + make_interval(secs => %(start_within_sec)s::int)), %(tags)s::text[], request_hash,
            CASE WHEN %(available_at)s::timestamptz > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state
       FROM request
         ON CONFLICT DO NOTHING
@@ -773,7 +773,7 @@ SELECT job_id, queue, task, dl_json_text(args, 8388608), idempotency_key, lock_k
        dl_json_text(result, 8388608), traceback, live_key, time_limit_sec, dl_json_text(retry, 1048576),
        dl_json_text(checkpoint, 8388608), crashes, parent_id, dl_json_text(webhook, 1048576), traceparent, limits::text, waits_on,
        graph_id, graph_key, need, skipped, fair_key, debounce_key, throttle_key, expires_at, error_fingerprint,
-       schedule_id, backfill_id, logical_at, interval_start, interval_end, warnings
+       schedule_id, backfill_id, logical_at, interval_start, interval_end, warnings, tags
   FROM dl_jobs
  WHERE job_id = %(job_id)s::uuid;
 

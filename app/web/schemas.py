@@ -34,6 +34,7 @@ INT4_MAX = 2_147_483_647
 MAX_KEY_BYTES = 2_000  # an index entry of PostgreSQL holds about 2,700
 MAX_PAGE_SIZE = 1_000
 MAX_TEXT_LENGTH = 1_000
+_MAX_TAGS, _MAX_TAG_BYTES = 20, 100
 RETRY_POLICY_KINDS = ["fixed", "linear", "exponential", "table"]
 
 _RFC3339_PATTERN = re.compile(
@@ -56,6 +57,12 @@ def parse_datetime(raw: Any) -> Any:
     if not _MIN_DATETIME <= moment <= _MAX_DATETIME:
         raise PydanticCustomError("moment", "is out of range: the years 0002 to 9998 can be kept")
     return moment
+
+
+def parse_tag(raw: str) -> str:
+    if "," in raw or len(raw.encode("utf-8", "surrogatepass")) > _MAX_TAG_BYTES:
+        raise PydanticCustomError("tag", "has a comma or over {max} bytes in UTF-8", {"max": _MAX_TAG_BYTES})
+    return raw
 
 
 def parse_name(raw: str) -> str:
@@ -196,6 +203,7 @@ Name = Annotated[
     Field(min_length=1, max_length=MAX_TEXT_LENGTH, json_schema_extra={"pattern": NAME_PATTERN}),
     AfterValidator(parse_name),
 ]
+Tags = Annotated[list[Annotated[Name, AfterValidator(parse_tag)]], Field(max_length=_MAX_TAGS)]
 RetryPolicy = Annotated[
     dict[str, Any],
     AfterValidator(parse_retry),

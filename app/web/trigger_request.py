@@ -32,6 +32,7 @@ from app.web.schemas import (
     PositiveInt,
     Priority,
     RetryPolicy,
+    Tags,
     Text,
     Timestamp,
     signable_webhook,
@@ -276,6 +277,9 @@ class TriggerRequest(BodyModel):
     ) = None
     fair_key: Annotated[Text, AfterValidator(parse_rule_key)] | None = Field(
         None, description="The tenant that the job counts as in a fair queue; null: by the queue's rule."
+    )
+    tags: Tags | None = Field(
+        None, description="Words by which the job is found, such as a team.", examples=[["finance"]]
     )
     debounce: Debounce | None = Field(
         None,

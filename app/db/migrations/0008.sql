@@ -21,6 +21,48 @@ ALTER TABLE dl_job_logs ADD COLUMN dropped int;
 -- An operator class of its own, so that no claim sorts by this index: a plan made on an empty table did, and read all jobs.
 CREATE INDEX dl_jobs_lock_key_idx ON dl_jobs (lock_key text_pattern_ops, job_id);
 
+-- Jobs: tags.
+
+-- Whether these may be a job's tags: 1 to 20 texts, each of 1 to 100 bytes.
+CREATE OR REPLACE FUNCTION dl_is_tag_list(tags text[]) RETURNS bool
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN cardinality(tags) BETWEEN 1 AND 20 AND array_ndims(tags) = 1
+           AND (SELECT bool_and(coalesce(octet_length(tag) BETWEEN 1 AND 100, false)) FROM unnest(tags) AS tag);
+
+ALTER TABLE dl_jobs
+    ADD COLUMN tags text[],
+    ADD CONSTRAINT dl_jobs_chk_tags CHECK (tags IS NULL OR dl_is_tag_list(tags));
+CREATE INDEX dl_jobs_tags_idx ON dl_jobs USING gin (tags) WHERE tags IS NOT NULL;
+ALTER TYPE dl_enqueue_request ADD ATTRIBUTE tags text[];
+
+-- dl_enqueue has one more parameter. Who may execute the old one may execute the new one, which schema.sql replaces.
+DO $$
+DECLARE
+    old     regprocedure := to_regprocedure('dl_enqueue(text, text, text, jsonb, text, text, int, timestamptz, int, int, text,'
+                                            ' text, text, int, jsonb, uuid, jsonb, jsonb, text, text, jsonb, jsonb, timestamptz, int,'
+                                            ' timestamptz, timestamptz, timestamptz)');
+    grantee regrole;
+BEGIN
+    IF old IS NULL THEN
+        RETURN;
+    END IF;
+    CREATE FUNCTION dl_enqueue(
+        queue text, task text, lock_key text, args jsonb, idempotency_key text, partition_key text, priority int,
+        available_at timestamptz, max_attempts int, lease_ttl_sec int, producer text, consumer_group text, live_key text,
+        time_limit_sec int, retry jsonb, parent_id uuid, limits jsonb, after jsonb, need text, fair_key text, debounce jsonb,
+        throttle jsonb, expires_at timestamptz, start_within_sec int, logical_at timestamptz, interval_start timestamptz,
+        interval_end timestamptz, tags text[]
+    ) RETURNS uuid LANGUAGE sql AS 'SELECT NULL::uuid';
+    FOR grantee IN SELECT a.grantee FROM pg_proc p, aclexplode(p.proacl) a
+                    WHERE p.oid = old AND a.privilege_type = 'EXECUTE' AND a.grantee <> 0 LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION dl_enqueue(text, text, text, jsonb, text, text, int, timestamptz, int, int,'
+                       ' text, text, text, int, jsonb, uuid, jsonb, jsonb, text, text, jsonb, jsonb, timestamptz, int,'
+                       ' timestamptz, timestamptz, timestamptz, text[]) TO %s',
+                       grantee);
+    END LOOP;
+    EXECUTE format('DROP FUNCTION %s', old);
+END $$;
+
 -- Claims: at most four of a queue prefetch at a time.
 
 -- A claim that prefetches holds one of the four permits of its queue until its transaction ends. Without permits each of many claims would

@@ -66,7 +66,7 @@ def _validate_job_ids(raw: str) -> str:
 class JobFilter(QueryModel):
     """Which jobs to select. Time ranges include their start and exclude their end. A field left out matches any job.
 
-    Jobs with an id, an idempotency key or a lock key are found at once, however old they are."""
+    Jobs with an id, an idempotency key, a lock key or a rare tag are found at once, however old they are."""
 
     job_id: Annotated[
         Annotated[str, AfterValidator(_validate_job_ids), Field(pattern=r"^[0-9a-fA-F-]{36}(,[0-9a-fA-F-]{36})*$")]
@@ -91,6 +91,7 @@ class JobFilter(QueryModel):
     partition_key: Annotated[str | None, Field(description="Only jobs with this partition key.")] = None
     producer: Annotated[str | None, Field(description="Only jobs of this producer.")] = None
     consumer_group: Annotated[str | None, Field(description="Only jobs of this consumer group.")] = None
+    tag: Annotated[str | None, Field(description="Only jobs with this tag.")] = None
     fingerprint: Annotated[
         str | None, Field(description="Only jobs whose last error has this fingerprint, as `error_fingerprint` has it.")
     ] = None

@@ -57,7 +57,8 @@ _DEFAULT_SORT = "-created_at"
 _WARNINGS = ("true", "false")
 _TIMES = ("created_from", "created_to", "started_from", "started_to", "finished_from", "finished_to")
 _TEXTS = (
-    *("idempotency_key", "queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "fingerprint"),
+    *("idempotency_key", "queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "tag"),
+    "fingerprint",
     "text",
 )
 _FormIds = Annotated[str, Field(max_length=37 * MAX_JOB_IDS)]
@@ -76,6 +77,7 @@ class JobsPageQuery(FormModel):
     partition_key: FormText = Field("", description="The partition_key.")
     producer: FormText = Field("", description="The producer.")
     consumer_group: FormText = Field("", description="The consumer_group.")
+    tag: FormText = Field("", description="The tag.")
     fingerprint: FormText = Field("", description="The fingerprint of the last error.")
     warnings: FormText = Field("", description="true: succeeded with data checks that did not pass.")
     created_from: FormText = Field("", description="Created at this time or later, in the zone of the pages.")

@@ -43,6 +43,7 @@ class StartForm(FormModel):
     start_within_sec: str = Field("", description="Canceled if it has not started so long after its time.")
     idempotency_key: str = Field("", description="A second job with this key is not made.")
     fair_key: str = Field("", description="The tenant that the job counts as in a fair queue.")
+    tags: str = Field("", description="The tags, separated by commas.")
     partition_key: str = Field("", description="The slice of the task, or another part of the work.")
     after: str = Field("", description="Ids of the jobs that it waits for, one a line.")
     after_on: str = Field("", description="The end it waits for: succeeded, ended or failed.")
@@ -144,6 +145,8 @@ class StartForms:
             errors.append(FieldError("available_at", str(error).partition(": ")[2]))
         else:
             fields |= {} if moment is None else {"available_at": moment.astimezone(UTC).isoformat()}
+        if tags := [tag.strip() for tag in values.get("tags", "").split(",") if tag.strip()]:
+            fields["tags"] = tags
         parents = values.get("after", "").replace(",", " ").split()
         if parents:
             fields["after"] = [{"job_id": parent, "on": values.get("after_on") or "succeeded"} for parent in parents]
@@ -173,6 +176,7 @@ def _values_of(job: Job, task: Task | None) -> dict[str, str]:
     values = {"queue": job.queue, "lock_key": job.lock_key, "priority": str(job.priority)}
     values |= {"max_attempts": str(job.max_attempts), "lease_ttl_sec": str(job.lease_ttl_sec)}
     values |= {"partition_key": job.partition_key, "fair_key": job.fair_key or ""}
+    values |= {"tags": ", ".join(job.tags or ())}
     if job.time_limit_sec is not None:
         values["time_limit_sec"] = str(job.time_limit_sec)
     if task is not None and task.options.lock_key is not None and _makes_key(task, job):

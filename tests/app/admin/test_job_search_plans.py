@@ -71,11 +71,12 @@ class Planned:
 def planned(own_queue_db: QueueFixture) -> Iterator[Planned]:
     own_queue_db.sql(
         "ALTER TABLE dl_jobs DISABLE TRIGGER USER;"
-        "INSERT INTO dl_jobs (queue, task, lock_key, status, wait_state, created_at, finished_at, args)"
+        "INSERT INTO dl_jobs (queue, task, lock_key, status, wait_state, created_at, finished_at, args, tags)"
         " SELECT 'q' || n % 4, 't' || n % 10, 'k' || n,"
         "        (CASE WHEN n > 9900 THEN 'queued' WHEN n % 50 = 0 THEN 'failed' ELSE 'succeeded' END)::dl_status,"
         "        (ARRAY['scheduled', 'ready', 'blocked'])[1 + n % 3]::dl_wait_state,"
-        "        '2026-01-01Z'::timestamptz + n * interval '1 s', now(), jsonb_build_object('name', 'file ' || n)"
+        "        '2026-01-01Z'::timestamptz + n * interval '1 s', now(), jsonb_build_object('name', 'file ' || n),"
+        "        (CASE WHEN n % 1000 = 0 THEN '{rare}' WHEN n % 2 = 0 THEN '{common}' END)::text[]"
         f"   FROM generate_series(1, {ROWS}) n;"
         "ALTER TABLE dl_jobs ENABLE TRIGGER USER;"
         "INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM dl_jobs;"
@@ -117,7 +118,12 @@ def questions(source: Planned, job: Any) -> Iterator[tuple[str, Callable[[], obj
         for after in (None, middle):
             yield f"{wanted} after {after}", lambda w=wanted, a=after: lists.page(w, after=a, time_budget_sec=0)  # type: ignore[misc]
         yield f"{wanted} the oldest first", lambda w=wanted: lists.page(w, sort="created_at", time_budget_sec=0)  # type: ignore[misc]
-    for wanted in (Filter(lock_key="k7"), Filter(idempotency_key="i"), Filter(job_id=frozenset({job}))):
+    for wanted in (
+        Filter(lock_key="k7"),
+        Filter(idempotency_key="i"),
+        Filter(job_id=frozenset({job})),
+        Filter(tag="rare"),
+    ):
         yield f"{wanted} at once", lambda w=wanted: lists.count(w)  # type: ignore[misc]
     rows = JobRows(source)  # type: ignore[arg-type]
     yield (

@@ -67,6 +67,7 @@ def test_every_option_reaches_the_service(run, service):
         "--lease-ttl", "30", "--partition-key", "p", "--producer", "me", "--consumer-group", "g",
         "--idempotency-key", "once", "--available-at", "2026-11-21T06:00:00+03:00",
         "--live-key", "l", "--time-limit", "60", "--retry", '{"kind": "fixed", "seconds": 5}',
+        "--tag", "finance", "--tag", "daily",
     )  # fmt: skip
 
     assert service.asked[0].body == {
@@ -74,6 +75,7 @@ def test_every_option_reaches_the_service(run, service):
         "lease_ttl_sec": 30, "partition_key": "p", "producer": "me", "consumer_group": "g",
         "idempotency_key": "once", "available_at": "2026-11-21T03:00:00+00:00",
         "live_key": "l", "time_limit_sec": 60, "retry": {"kind": "fixed", "seconds": 5},
+        "tags": ["finance", "daily"],
     }  # fmt: skip
 
 

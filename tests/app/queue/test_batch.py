@@ -159,7 +159,7 @@ def test_all_fields_arrive_and_thousands_are_no_matter(queue_db):
     full = NewJob(
         **FINE, args={"a": [None, "ж"]}, idempotency_key="i", partition_key="p", priority=1, available_at=at,
         max_attempts=2, lease_ttl_sec=30, producer="me", consumer_group="you", live_key="l", time_limit_sec=9,
-        retry={"kind": "fixed", "seconds": 1},
+        retry={"kind": "fixed", "seconds": 1}, tags=["finance"],
     )  # fmt: skip
     made = enqueue_batch(
         queue_db.session, [full, *(NewJob(queue="q", task="t", lock_key=f"k{n}") for n in range(3000))]
@@ -173,6 +173,21 @@ def test_all_fields_arrive_and_thousands_are_no_matter(queue_db):
     assert queue_db.wait_state(job.id) == "scheduled"
     again = enqueue_batch(queue_db.session, [full] * 3000)
     assert {(one.outcome, one.job_id) for one in again} == {(Outcome.EXISTS, job.id)}
+
+
+def test_tags_are_up_to_twenty_short_texts(queue_db):
+    assert many(queue_db, {**FINE, "tags": ["a", "é" * 50]}, {**FINE, "tags": []}, {**FINE, "tags": None}) == [
+        ("created", None), ("created", None), ("created", None),
+    ]  # fmt: skip
+    for tags in ([""], ["é" * 51], ["a"] * 21, [["a"]], [None], "a"):
+        ((outcome, _),) = many(queue_db, {**FINE, "tags": tags})
+        assert outcome == "invalid", tags
+    with pytest.raises(psycopg2.errors.InvalidParameterValue, match="tags must be an array of at most 20 texts"):
+        queue_db.sql("SELECT dl_enqueue('q', 't', 'k', tags => ARRAY[''])")
+    for tags in ("{}", '{""}', "{NULL}"):
+        with pytest.raises(psycopg2.errors.CheckViolation, match="dl_jobs_chk_tags"):
+            queue_db.insert("k", tags=tags)
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE tags IS NOT NULL") == 1
 
 
 def test_what_postgresql_cannot_keep_is_refused_by_name(queue_db):
@@ -213,7 +228,7 @@ FIELDS = (
         "producer",
         "consumer_group",
     ),
-    *("time_limit_sec", "retry", "parent_id", "webhook", "traceparent", "surprise", "$fault"),
+    *("time_limit_sec", "retry", "parent_id", "webhook", "traceparent", "tags", "surprise", "$fault"),
 )
 
 

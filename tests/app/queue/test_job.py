@@ -58,7 +58,7 @@ def test_every_requested_field_is_written_by_enqueue(queue_db):
         "priority": 7, "available_at": queue_db.fetch_row("SELECT now() + interval '1 h'"), "max_attempts": 3,
         "lease_ttl_sec": 90, "producer": "p", "consumer_group": "g", "live_key": "l", "time_limit_sec": 5,
         "retry": {"kind": "none"}, "parent_id": uuid4(), "webhook": {"url": "https://x"}, "traceparent": "00-1",
-        "limits": {"warehouse": 2}, "fair_key": "acme",
+        "limits": {"warehouse": 2}, "fair_key": "acme", "tags": ["finance", '"{,}"'],
         "expires_at": queue_db.fetch_row("SELECT now() + interval '2 h'"),
         "schedule_id": uuid4(), "backfill_id": uuid4(), "logical_at": queue_db.fetch_row("SELECT now()"),
         "interval_start": queue_db.fetch_row("SELECT now() - interval '1 day'"),

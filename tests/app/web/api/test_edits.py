@@ -77,7 +77,7 @@ def test_only_finished_is_deleted_and_only_queued_edited(client, trigger):
 
 def test_dashboard_clones_what_the_api_clones(client, queue):
     webhook = {"url": "https://hooks.example.com/x", "events": ["job.failed"]}
-    original = NewJob(queue="etl", task="noop", lock_key="k", consumer_group="reports", webhook=webhook)
+    original = NewJob(queue="etl", task="noop", lock_key="k", consumer_group="reports", webhook=webhook, tags=["a"])
     job_id = queue.enqueue(original).job_id
 
     clones = [
@@ -87,4 +87,4 @@ def test_dashboard_clones_what_the_api_clones(client, queue):
 
     for clone in clones:
         job = queue.get(UUID(clone))
-        assert (job.consumer_group, job.webhook) == ("reports", webhook)
+        assert (job.consumer_group, job.webhook, job.tags) == ("reports", webhook, ["a"])

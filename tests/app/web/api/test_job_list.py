@@ -39,7 +39,8 @@ def test_list_filters_sorts_selects_fields_counts_and_pages(client, trigger):
 
 
 def test_list_takes_ids_and_keys(client, trigger):
-    first, second = trigger(lock_key="a", idempotency_key="i", consumer_group="g"), trigger(lock_key="b")
+    first = trigger(lock_key="a", idempotency_key="i", consumer_group="g", tags=["finance", "daily"])
+    second = trigger(lock_key="b", tags=["finance"])
     trigger(lock_key="c")
 
     for query, expected in (
@@ -47,6 +48,10 @@ def test_list_takes_ids_and_keys(client, trigger):
         ({"idempotency_key": "i"}, [first]),
         ({"lock_key": "b"}, [second]),
         ({"consumer_group": "g"}, [first]),
+        ({"tag": "daily"}, [first]),
+        ({"tag": "finance"}, [second, first]),
+        ({"tag": "finance", "lock_key": "b"}, [second]),
+        ({"tag": "fin"}, []),
     ):
         assert [job["job_id"] for job in listed(client, **query)["jobs"]] == expected
 

@@ -34,7 +34,7 @@ NAMES_OF_JOBS = {"after", "args", "idempotency_key", "live_key", "debounce", "th
 OTHER_FIELDS = {
     "queue", "task", "lock_key", "partition_key", "priority", "available_at", "max_attempts", "lease_ttl_sec",
     "producer", "consumer_group", "time_limit_sec", "retry", "limits", "need", "fair_key", "expires_at",
-    "start_within_sec", "logical_at", "interval_start", "interval_end", "webhook",
+    "start_within_sec", "logical_at", "interval_start", "interval_end", "webhook", "tags",
 }  # fmt: skip
 MINE = {"queue": "mine", "task": "load", "lock_key": "k"}
 RULES: dict[str, dict[str, Any]] = {

@@ -134,17 +134,21 @@ def test_job_is_started_with_all_it_may_have(client, trigger):
     parent = trigger()
     job = started(
         client, priority="7", max_attempts="2", time_limit_sec="60", lease_ttl_sec="90", idempotency_key="once",
-        fair_key="shop", lock_key="own", after=parent, after_on="ended", need="any",
+        fair_key="shop", tags="finance, daily", lock_key="own", after=parent, after_on="ended", need="any",
         available_at="2040-01-31T06:00", more='{"limits": {"bank": 2}}',
     )  # fmt: skip
 
     expected = {
         "priority": 7, "max_attempts": 2, "time_limit_sec": 60, "lease_ttl_sec": 90, "idempotency_key": "once",
         "fair_key": "shop", "lock_key": "own", "need": "any", "limits": {"bank": 2},
+        "tags": ["finance", "daily"],
     }  # fmt: skip
     assert {name: job[name] for name in expected} == expected
     assert job["available_at"].startswith("2040-01-31T03:00:00")  # in the zone of the pages
     assert start(client, idempotency_key="once", arg_day="2026-11-23").status_code == 409
+    assert '<a href="/jobs?tag=daily">daily</a>' in client.get(f"/jobs/{job['job_id']}").text
+    assert f"/jobs/{job['job_id']}" in client.get("/jobs?tag=daily").text
+    assert f"/jobs/{job['job_id']}" not in client.get("/jobs?tag=weekly").text
 
 
 def test_slice_gives_its_interval_and_one_job_at_a_time(client):
