@@ -24,61 +24,9 @@ END $$;
 GRANT USAGE ON SCHEMA {schema} TO {service}, {reader}, {enqueuer};
 REVOKE CREATE ON SCHEMA {schema} FROM {service}, {reader}, {enqueuer}, PUBLIC;
 
--- The API and the workers may read and change rows, not the tables themselves.
-DO $$
-DECLARE
-    granted record;
-BEGIN
-    FOR granted IN
-        SELECT * FROM (VALUES
-            ('dl_jobs',               'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_job_events',         'SELECT, INSERT'),
-            ('dl_job_logs',           'SELECT, INSERT, DELETE'),
-            ('dl_workers',            'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_schema',             'SELECT'),
-            ('dl_queues',             'SELECT, INSERT, UPDATE'),
-            ('dl_limits',             'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_limit_starts',       'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_graphs',             'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_edges',              'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_graph_work',         'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_breakers',           'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_schedules',          'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_firings',            'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_dataset_updates',    'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_backfills',          'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_slices',             'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_checks',             'SELECT, INSERT, DELETE'),
-            ('dl_dataset_events',     'SELECT, INSERT, DELETE'),
-            ('dl_offloads',           'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_lineage_state',      'SELECT, UPDATE'),
-            ('dl_fair_weights',       'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_bulk',               'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_statistics',         'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_queue_depths',       'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_recent_runs',        'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_statistics_state',   'SELECT, UPDATE'),
-            ('dl_webhooks',           'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_deliveries',         'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_delivery_attempts',  'SELECT, INSERT'),
-            ('dl_alert_rules',        'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_alerts',             'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_stalled_progress',   'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_notify_state',       'SELECT, INSERT, UPDATE, DELETE'),
-            -- It verifies keys, and cannot make one; it writes the audit, and cannot change what is written.
-            ('dl_api_keys',           'SELECT, UPDATE (last_used_at)'),
-            ('dl_signing_secrets',    'SELECT, INSERT'),
-            ('dl_audit',              'SELECT, INSERT')
-        ) rights (name, privileges)
-    LOOP
-        EXECUTE format('REVOKE ALL ON {schema}.%I FROM {service}', granted.name);
-        EXECUTE format('GRANT %s ON {schema}.%I TO {service}', granted.privileges, granted.name);
-        IF granted.name NOT IN ('dl_api_keys', 'dl_signing_secrets', 'dl_webhooks') THEN
-            EXECUTE format('GRANT SELECT ON {schema}.%I TO {reader}', granted.name);
-        END IF;
-    END LOOP;
-END $$;
-
+-- The API and the workers may read and change rows, not the tables themselves. They verify API keys and cannot make one;
+-- they write the audit and cannot change what is written.
+{service_rights}
 GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {service};
 
 -- Functions: revoked from all, then granted by role. Those with the owner's rights go to the service only, except the two

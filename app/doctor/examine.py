@@ -55,9 +55,7 @@ def run_checks(facts: DatabaseFacts, connections: Connections) -> list[Finding]:
 
     expected = expected_schema()
     run_check("schema", lambda: check_schema(facts.schema_objects(), expected, facts.schema_version, facts.schema))
-    run_check(
-        "rights", lambda: check_rights(facts.missing_rights(required_rights(expected)), server["user"], facts.schema)
-    )
+    run_check("rights", lambda: check_rights(facts.missing_rights(required_rights()), server["user"], facts.schema))
     run_check("queue", check_live_queue)
     run_check("bloat", lambda: check_tables(facts.tables()))
     run_check("transactions", lambda: check_transactions(facts.transactions(older_sec=LONG_TRANSACTION_SEC)))

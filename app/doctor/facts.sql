@@ -81,7 +81,9 @@ WITH required AS (
 )
 SELECT relation, string_agg(privilege, ', ' ORDER BY privilege)
   FROM qualified
- WHERE oid IS NOT NULL AND NOT has_table_privilege(oid, privilege)
+ WHERE oid IS NOT NULL
+   AND NOT CASE WHEN privilege LIKE '%%(%%' THEN has_any_column_privilege(oid, split_part(privilege, ' ', 1))
+                ELSE has_table_privilege(oid, privilege) END
  GROUP BY relation
 UNION ALL
 SELECT 'schema ' || %(schema)s::text, 'USAGE' WHERE NOT coalesce(has_schema_privilege(to_regnamespace(quote_ident(%(schema)s::text))::oid, 'USAGE'), false)

@@ -15,6 +15,7 @@ from app.db.repair import (
     quote_identifier,
     with_search_path,
 )
+from app.db.rights import SERVICE_RIGHTS
 from app.db.schema import SCHEMA_VERSION, SchemaVersion, schema_text
 from app.doctor.facts import SchemaObject
 from app.doctor.findings import Finding, error, info, ok, warning
@@ -22,18 +23,10 @@ from app.wording import format_count
 
 EXPECTED_SCHEMA_FILE = "catalogue.json"
 _MAX_DIFFERENCES_SHOWN = 12
-_ALL_RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
-# Rights the queue needs; a missing right to another table disables one feature.
-CORE_RIGHTS: Mapping[str, tuple[str, ...]] = {
-    "dl_jobs": ("SELECT", "INSERT", "UPDATE"),
-    "dl_job_events": ("SELECT", "INSERT"),
-    "dl_job_logs": ("SELECT", "INSERT"),
-    "dl_workers": _ALL_RIGHTS,
-    "dl_queues": ("SELECT",),
-    "dl_webhooks": ("SELECT",),
-    "dl_schema": ("SELECT",),
-}
-_READ_ONLY_TABLES = ("dl_schema",)
+# Without a right to these, no job runs; a missing right to another table disables one feature.
+CORE_TABLES = frozenset(
+    {"dl_jobs", "dl_job_events", "dl_job_logs", "dl_workers", "dl_queues", "dl_webhooks", "dl_schema"}
+)
 
 
 def expected_schema() -> dict[str, str]:
@@ -43,13 +36,8 @@ def expected_schema() -> dict[str, str]:
     return definitions
 
 
-def required_rights(expected: Mapping[str, str]) -> list[tuple[str, str]]:
-    tables = [name.removeprefix("table ") for name in expected if name.startswith("table ")]
-    return [
-        (table, right)
-        for table in tables
-        for right in (("SELECT",) if table in _READ_ONLY_TABLES else CORE_RIGHTS.get(table, _ALL_RIGHTS))
-    ]
+def required_rights() -> list[tuple[str, str]]:
+    return [(table, right) for table, rights in SERVICE_RIGHTS.items() for right in rights.split(", ")]
 
 
 def check_rights(missing: Mapping[str, str], user: str, schema: str) -> Iterator[Finding]:
@@ -57,7 +45,7 @@ def check_rights(missing: Mapping[str, str], user: str, schema: str) -> Iterator
         kind, _, name = item.rpartition(" ")
         grant = f"GRANT {rights} ON {kind.upper() + ' ' if kind else ''}{name} TO {quote_identifier(user)}"
         grant = with_search_path(grant, schema)
-        report = error if kind or name in CORE_RIGHTS else warning
+        report = error if kind or name in CORE_TABLES else warning
         yield report("rights", f"{user} lacks {rights} on {item}", grant, missing=rights, on=item)
     if not missing:
         yield ok("rights", f"{user} has the rights that the service needs")

@@ -24,6 +24,7 @@ from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
 from app.postgres.cluster import PORT
 from app.postgres.server import exclusive
+from tests.field.debian_python import debian_python
 from tests.field.deployment import Access, Deployment, as_ordinary_account, copy_project
 from tests.field.places import Unavailable
 from tests.support.processes import ROOT, clean_environment
@@ -131,7 +132,7 @@ class Wheels:
 
 
 def find_interpreter(version: str, folder: Path) -> Path:
-    """Return a Python of this version that every account can run: the system's, or a copy of another one."""
+    """Return a Python of this version that every account can run: the system's, a copy of another one, or Debian's."""
     candidates = [
         Path(f"/usr/bin/python{version}"),
         Path(f"/usr/local/bin/python{version}"),
@@ -142,7 +143,11 @@ def find_interpreter(version: str, folder: Path) -> Path:
     for candidate in candidates:
         if candidate.exists() and _is_usable(candidate):
             return candidate if _is_open_to_all(candidate) else _copied(candidate, folder / f"python-{version}")
-    raise Unavailable(f"no Python {version} is here: neither in /usr/bin nor among those of pyenv and uv")
+    with exclusive(folder / f"python-{version}.lock", timeout_sec=INSTALL_TIMEOUT_SEC):
+        installed = folder / f"debian-python-{version}"
+        if not installed.exists():
+            debian_python(version, installed)
+        return installed / "usr/bin" / f"python{version}"
 
 
 def _is_usable(python: Path) -> bool:

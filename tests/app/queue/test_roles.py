@@ -19,11 +19,12 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from app.admin.api_keys import ApiKeys, NewApiKey, Scope
 from app.cli.command import cli
 from app.db.pool import Pool
-from app.db.rights import FEATURE_RIGHTS
+from app.db.rights import FEATURE_RIGHTS, SERVICE_RIGHTS
 from app.db.roles import ROLE_NAMES, roles_sql
 from app.errors import RightsMissing
 from tests.support import eventually, free_port
 from tests.support.databases import another_role
+from tests.support.remedies import find_problems
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,7 +64,11 @@ def test_every_table_of_ours_is_somebodys(dsn):
     )
     tables = {name for (name,) in found}
 
-    assert tables == set(re.findall(r"^ +\('(dl_\w+)'", roles_sql(), re.MULTILINE)), "say in roles.sql who may"
+    assert tables == set(SERVICE_RIGHTS), "say in app/db/rights.py what the service does with it"
+
+
+def test_doctor_misses_no_right_of_the_service(roles):
+    assert [finding for finding in find_problems(roles["service"]) if finding.check == "rights"] == []
 
 
 def test_functions_ignore_temporary_objects(dsn):
