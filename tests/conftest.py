@@ -43,7 +43,8 @@ UNSAFE_FAST_SETTINGS = {
 }
 RUN_FOLDER_VARIABLE = "DL_TEST_FOLDER"
 FULL_FOLDERS = (
-    "tests/app/queue/test_stateful.py", "tests/benchmarks/test_commands.py", "tests/hostile/test_document.py",
+    "tests/app/queue/test_stateful.py", "tests/benchmarks/test_commands.py", "tests/benchmarks/test_simulate.py",
+    "tests/hostile/test_document.py",
     "tests/hostile/test_reports.py", "tests/hostile/test_rows.py", "tests/hostile/test_soak.py",
     "tests/test_tutorial.py",
 )  # fmt: skip

@@ -140,7 +140,7 @@ class Cluster:
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def drain(self, timeout_sec: float = 60) -> None:
+    def drain(self, timeout_sec: float = 300) -> None:
         """No new jobs, and wait until all have ended."""
         self.load.stop()
         self.load.join()

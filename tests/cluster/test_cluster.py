@@ -10,9 +10,9 @@ from tests.cluster.network import require_tools
 from tests.cluster.scenarios import count_ended, cut_off_database, cut_off_host, restart_hosts
 from tests.support import eventually
 
-MAX_GAP_SEC = 5.0  # between two claims during a rolling restart, on a busy machine too; the benchmark shows it
+MAX_GAP_SEC = 20.0  # between two claims during a rolling restart, on a busy machine too; the benchmark shows what it is
 
-pytestmark = [pytest.mark.root, pytest.mark.full, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.root, pytest.mark.full, pytest.mark.timeout(900)]
 
 
 def test_hosts_survive_partitions_and_restarts(postgres_binaries: Choice, record_property):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from tests.support.machine import LIBRARIES, PYTHON, WHEELS, Machine, booted_machine
+from tests.support.machine import Machine, booted_machine, install_units, missing_for_machine
 from tests.support.processes import ROOT, free_port
 from tests.support.proxy import SilentProxy
 from tests.support.waiting import eventually
@@ -73,14 +73,10 @@ class Service:
         return int(self.machine.show(unit, "MainPID"))
 
 
-def documented_commands() -> list[str]:
-    page = (ROOT / "docs/deploying.md").read_text(encoding="utf-8")
-    block = page.split("## systemd")[1].split("```sh\n")[1].split("```")[0]
-    return [line.partition("#")[0].strip() for line in block.splitlines()]
-
-
 @pytest.fixture
 def service(tmp_path: Path, server: Any) -> Iterator[Service]:
+    if missing := missing_for_machine():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(missing)
     port = free_port()
     with SilentProxy(server.dsn) as proxy, booted_machine(tmp_path) as machine:
         parts = {key: value for key, value in parse_dsn(proxy.dsn).items() if key in ("host", "port", "user", "dbname")}
@@ -90,30 +86,16 @@ def service(tmp_path: Path, server: Any) -> Iterator[Service]:
 
 
 def install(service: Service) -> None:
-    """As the page says, with this wheel in place of a download, and the settings of the test."""
-    machine = service.machine
     text = (ROOT / "deploy/systemd/environment.example").read_text(encoding="utf-8")
     settings = dict(line.split("=", 1) for line in text.splitlines() if line and not line.startswith("#"))
-    settings |= {
-        "DL_DB_DSN": shlex.quote(service.dsn), "APP_PORT": str(service.port), "DL_PIPELINES": "pipelines,acme",
-        "DL_SHUTDOWN_GRACE_SEC": "1",
-    }  # fmt: skip
-    for line in documented_commands():
-        match shlex.split(line):
-            case ["python3", "-m", "venv", *_]:
-                machine.run(f"{PYTHON}/bin/python3", "-m", "venv", "--without-pip", "/opt/dataloader")
-                (packages,) = machine.run("sh", "-c", "echo /opt/dataloader/lib/python*/site-packages").split()
-                machine.write(f"{packages}/libraries.pth", f"{LIBRARIES}\n")
-                install = "-m pip --python /opt/dataloader/bin/python install --quiet --no-deps --no-index"
-                machine.run("sh", "-c", f"PYTHONPATH={LIBRARIES} {PYTHON}/bin/python3 {install} {WHEELS}/*.whl")
-            case ["install", *_, "/etc/dataloader/environment"]:
-                machine.write("/etc/dataloader/environment", "".join(f"{k}={v}\n" for k, v in settings.items()), "600")
-                machine.write(f"{STATE}/acme.py", TASKS)
-            case ["install", *_]:
-                for unit in (ROOT / "deploy/systemd").glob("*.service"):
-                    machine.write(f"/etc/systemd/system/{unit.name}", unit.read_text(encoding="utf-8"))
-            case words:
-                machine.run(*words)
+    service.machine.write(f"{STATE}/acme.py", TASKS)
+    install_units(
+        service.machine,
+        settings | {
+            "DL_DB_DSN": service.dsn, "APP_PORT": str(service.port), "DL_PIPELINES": "pipelines,acme",
+            "DL_SHUTDOWN_GRACE_SEC": "1",
+        },
+    )  # fmt: skip
 
 
 def test_units_run_stop_and_restart(service: Service):

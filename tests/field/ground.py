@@ -89,25 +89,25 @@ class Wheels:
     """Wheels of this release and of the former one, each installed once for a Python version."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / "field-wheels"
-        self._folder.mkdir(exist_ok=True)
-        self._folder.chmod(0o755)
+        self.folder = folder / "field-wheels"
+        self.folder.mkdir(exist_ok=True)
+        self.folder.chmod(0o755)
 
     def current(self, version: str = "") -> Path:
         """Return the folder of the programs of an environment that holds this checkout's wheel and what it needs."""
         return self._installed("current", ROOT, version)
 
     def former(self, version: str = "") -> Path:
-        with exclusive(self._folder / "former.lock", timeout_sec=INSTALL_TIMEOUT_SEC):
-            sources = self._folder / "former-sources"
+        with exclusive(self.folder / "former.lock", timeout_sec=INSTALL_TIMEOUT_SEC):
+            sources = self.folder / "former-sources"
             if not sources.exists():
                 _extract_commit(FORMER_RELEASE, sources)
         return self._installed("former", sources, version)
 
     def _installed(self, name: str, sources: Path, version: str) -> Path:
-        interpreter = find_interpreter(version or ".".join(map(str, sys.version_info[:2])), self._folder)
-        environment = self._folder / f"{name}-{version}"
-        with exclusive(self._folder / f"{name}-{version}.lock", timeout_sec=INSTALL_TIMEOUT_SEC):
+        interpreter = find_interpreter(version or ".".join(map(str, sys.version_info[:2])), self.folder)
+        environment = self.folder / f"{name}-{version}"
+        with exclusive(self.folder / f"{name}-{version}.lock", timeout_sec=INSTALL_TIMEOUT_SEC):
             if not (environment / "ready").exists():
                 shutil.rmtree(environment, ignore_errors=True)
                 wheel = self._built(name, sources)
@@ -121,8 +121,8 @@ class Wheels:
         return environment / "bin"
 
     def _built(self, name: str, sources: Path) -> Path:
-        folder = self._folder / f"{name}-wheel"
-        with exclusive(self._folder / f"{name}-wheel.lock", timeout_sec=INSTALL_TIMEOUT_SEC):
+        folder = self.folder / f"{name}-wheel"
+        with exclusive(self.folder / f"{name}-wheel.lock", timeout_sec=INSTALL_TIMEOUT_SEC):
             if not folder.exists():
                 staging = folder.with_suffix(".new")
                 build = (sys.executable, "-m", "hatchling", "build", "--target", "wheel")

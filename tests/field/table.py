@@ -48,7 +48,7 @@ def _cell(outcome: dict[str, str | float] | None) -> str:
 
 
 def main() -> None:
-    from tests.field import database_places, host_places  # noqa: F401 - they add their places to the list
+    from tests.field import database_places, host_places, units  # noqa: F401 - they add their places to the list
 
     text = table()
     sys.stdout.write(text)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.field import database_places, host_places  # noqa: F401 - they add their places to the list
+from tests.field import database_places, host_places, units  # noqa: F401 - they add their places to the list
 from tests.field.first_hour import FirstHour
 from tests.field.ground import Ground
 from tests.field.places import ALLOWED_SKIPS, Place, Unavailable, is_ci, selected_places

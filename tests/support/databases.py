@@ -43,7 +43,9 @@ class Databases:
         made = self._ensure_template()
         template = made if schema else "template0"
         with self._admin() as admin:
-            admin.cursor().execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" OWNER "{self.owner}"')
+            admin.cursor().execute(
+                f'CREATE DATABASE "{name}" TEMPLATE "{template}" OWNER "{self.owner}" STRATEGY FILE_COPY'
+            )
         try:
             yield self.dsn_of(name)
         finally:

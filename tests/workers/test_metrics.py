@@ -9,6 +9,7 @@ from app.queue.job import Status
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers.metrics import PoolCollector, PoolCounters
+from workers.threads import clock
 
 
 def numbers(pool) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -78,9 +79,9 @@ def test_pool_with_all_threads_busy_is_consuming(worker_pools: WorkerPoolFixture
     assert pool.state().consuming, "the time counts from when somebody waits again"
 
 
-def test_pool_with_hanging_dispatcher_is_not_consuming(worker_pools: WorkerPoolFixture):
+def test_pool_with_hanging_dispatcher_is_not_consuming(worker_pools: WorkerPoolFixture, monkeypatch):
     pool = worker_pools.listening_pool({"q": 1})
-    pool._dispatcher.last_cycle_at -= 3600
+    monkeypatch.setattr("workers.pool.clock", lambda: clock() + 3600)
 
     assert not pool.state().consuming
 

@@ -181,7 +181,9 @@ def test_stop_time_is_known_in_another_interpreter(folder):
     [("sleep", "waits", "request"), ("block", "waits", "sigterm"), ("", "coroutine", "request")],
 )
 def test_stop_ends_the_process(folder, logged, how, call, step):
-    attempt = attempt_with(logged, task="t", args_text=json.dumps({"how": how, "seconds": 60}))
+    # On a busy machine a process may need longer than a short step to end.
+    steps = {"stop_step_sec": 30.0 if step == "request" else 0.3}
+    attempt = attempt_with(logged, settings=steps, task="t", args_text=json.dumps({"how": how, "seconds": 60}))
     ends: list[Outcome] = []
     task = task_of(folder, call).get("t")
     thread = threading.Thread(target=lambda: ends.append(attempt.run(task)))
@@ -189,7 +191,7 @@ def test_stop_ends_the_process(folder, logged, how, call, step):
     if how:
         eventually(lambda: "begun" in logged.texts_of("stdout"))
     attempt.stop(StopReason.CANCEL)
-    thread.join(30)
+    thread.join(60)
 
     (outcome,) = ends
     assert isinstance(outcome, Settlement)
