@@ -3302,7 +3302,7 @@ SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_adv
   FROM unnest(ARRAY['dl_job_events', 'dl_job_logs']) AS p (parent);
 
 -- Only the owner may call the functions that have the owner's rights, until roles.sql grants them. Triggers fire all the
--- same. PUBLIC keeps dl_new_id: a plain INSERT draws an id with the rights of its sender.
+-- same. PUBLIC keeps two: a plain INSERT draws an id and checks tags with the rights of its sender.
 REVOKE EXECUTE ON FUNCTION
     dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
     dl_claim_expected, dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_on_requeue, dl_jobs_on_manual_update, dl_jobs_end_queued,
@@ -3310,6 +3310,6 @@ REVOKE EXECUTE ON FUNCTION
     dl_parse_requests, dl_enqueue_many, dl_enqueue, dl_enqueue_graph, dl_create_deliveries,
     dl_create_alert_deliveries, dl_audit_row, dl_audit_jobs_inserted, dl_audit_prune, dl_jobs_record_slice
   FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION dl_new_id TO PUBLIC;
+GRANT EXECUTE ON FUNCTION dl_new_id, dl_is_tag_list TO PUBLIC;
 
 COMMIT;

@@ -30,7 +30,7 @@ REVOKE CREATE ON SCHEMA {schema} FROM {service}, {reader}, {enqueuer}, PUBLIC;
 GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {service};
 
 -- Functions: revoked from all, then granted by role. Those with the owner's rights go to the service only, except the two
--- that enqueue jobs. PUBLIC keeps dl_new_id. Trigger functions stay with the owner: triggers fire without a right to them,
+-- that enqueue jobs. PUBLIC keeps what a plain INSERT needs. Trigger functions stay with the owner: triggers fire without a right to them,
 -- and with one an account could fire them on a table of its own, such as the one that empties the events.
 DO $$
 DECLARE
@@ -41,7 +41,7 @@ BEGIN
                p.prorettype = 'pg_catalog.trigger'::regtype AS is_trigger
           FROM pg_proc p
          WHERE p.pronamespace = {schema_text}::regnamespace AND p.proname LIKE 'dl\_%' AND p.prokind = 'f'
-           AND p.proname <> 'dl_new_id'
+           AND p.proname NOT IN ('dl_new_id', 'dl_is_tag_list')
     LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC, {service}, {reader}', routine.signature);
         CONTINUE WHEN routine.is_trigger;
