@@ -389,7 +389,7 @@ def test_the_whole_service_runs_under_the_services_role(roles, dsn, start):
     assert "permission denied" not in process.text
 
 
-FUNCTIONS_OF_AN_ENQUEUER = {"dl_enqueue", "dl_enqueue_many", "dl_enqueue_graph", "dl_new_id"}
+FUNCTIONS_OF_AN_ENQUEUER = {"dl_enqueue", "dl_enqueue_many", "dl_enqueue_graph", "dl_new_id", "dl_is_tag_list"}
 
 
 def test_enqueuer_may_call_these_functions_only(roles):
