@@ -35,7 +35,7 @@ from workers.lineage import LineageDuty, LineageOptions
 from workers.metrics import PoolCounters
 from workers.offloads.pruning import prune_offloads
 from workers.schedules import LATE_SEC, SchedulesDuty
-from workers.threads import BackgroundThread, clock
+from workers.threads import BackgroundThread, Backoff, clock
 
 _log = log.get(__name__)
 _FOLLOW_INTERVAL_SEC = 30.0  # between two checks of a process that does not lead, if its heartbeats do not answer them
@@ -62,7 +62,6 @@ _DEPTHS_INTERVAL_SEC = 30.0  # recorded once a minute, and none may be left out
 _PRUNE_BATCH = 1000  # deliveries, data checks, dataset events
 _REST_FACTOR = 9  # statistics that are not late rest this many times as long as a batch took: jobs come first
 _MAX_STATISTICS_LAG_SEC = 60.0  # later statistics do not rest at all
-_FAILED_RETRY_SEC = 60.0
 AGGREGATE_BATCH = 10_000  # events
 _DELETE_BATCH = 500  # jobs
 _MAX_DELETE_PAUSE_SEC = 5.0
@@ -98,8 +97,9 @@ class Maintenance:
     """Runs duties while this process holds the maintenance lock, on the connection that holds it.
 
     Each step runs one slice of the duty that is longest overdue, so that a long duty cannot starve the others. A duty
-    that fails waits for its interval. When the connection is lost the lock is free, and any process may take over.
-    A leader that is frozen, or cut off from the server, keeps it: the follower duties are what must be done even then.
+    that fails is repeated after a pause that doubles. When the connection is lost the lock is free, and any process may
+    take over. A leader that is frozen, or cut off from the server, keeps it: the follower duties are what must be done
+    even then.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class Maintenance:
         self._lock, self._lock_check = Queues(session), Queues(follower_session)
         self._leader_generation = -1  # of the connection that holds the lock
         self._answered_at = self._followed_at = -math.inf  # the last heartbeat with nothing to do; the last check
+        self._backoffs: dict[str, Backoff] = {}  # of duties that fail
         self._next_run_at = {duty.name: clock() + duty.first_delay_sec for duty in duties}
         self.thread = BackgroundThread("maintenance", self.run_once, on_crash=on_crash)
 
@@ -167,18 +168,22 @@ class Maintenance:
                 self._run_duty(duty, self._next_follow_at)
 
     def _run_duty(self, duty: Duty, next_at: dict[str, float]) -> float | None:
+        """Log the first failure in a row and the success after it."""
         next_at[duty.name] = clock() + duty.interval_sec
         try:
-            return duty.run()
-        except DatabaseUnavailable as error:
-            if not self.is_leader:
-                raise  # the connection is gone, and the lock with it
-            _log.warning("maintenance.failed", duty=duty.name, error=str(error))
+            pause = duty.run()
         except Exception as error:
-            next_at[duty.name] = clock() + max(duty.interval_sec, _FAILED_RETRY_SEC)
-            write = _log.error if isinstance(error, DataloaderError) else _log.exception
-            write("maintenance.failed", duty=duty.name, error=str(error))
-        return None
+            if isinstance(error, DatabaseUnavailable) and self._leader_generation >= 0 and not self.is_leader:
+                raise  # the connection is gone, and the lock with it
+            if duty.name not in self._backoffs:
+                self._backoffs[duty.name] = Backoff()
+                write = _log.error if isinstance(error, DataloaderError) else _log.exception
+                write("maintenance.failed", duty=duty.name, error=str(error))
+            next_at[duty.name] = clock() + self._backoffs[duty.name].next_sec()
+            return None
+        if self._backoffs.pop(duty.name, None) is not None:
+            _log.info("maintenance.recovered", duty=duty.name)
+        return pause
 
     def _acquire_lock(self) -> bool:
         if self._lock_check.is_maintenance_lock_held():

@@ -17,12 +17,14 @@ from app.queue.jobs import JobQueue
 from pipelines.contract import Pipelines
 from pipelines.schedule_definition import ScheduleDefinition, definition_from, first_error, scheduled_job
 from pipelines.schedule_plan import plan_firings
-from workers.threads import clock
+from workers.threads import Backoff, clock
 
 _log = log.get(__name__)
 _BATCH = 50  # schedules
 _MAX_CLOCK_JUMP_SEC = 60.0
 _CLOCK_CHECK_SEC = 10.0  # a clock that has jumped ahead may jump back
+# A deadlock, a lock that was not had in time, a statement that was canceled.
+_CONTENTION_CODES = ("40", "55", "57014")
 LATE_SEC = 5.0  # other processes than the maintenance leader fire what is later than this
 
 
@@ -42,21 +44,41 @@ class SchedulesDuty:
         self._record_firing = record_firing
         self._tasks, self._zone, self._default_lease_sec = tasks, zone, default_lease_sec
         self._clocks: tuple[datetime, float] | None = None  # the database's and our own, at the last look
+        self._delayed: frozenset[UUID] = frozenset()  # schedules whose firings could not be written
+        self._retry_delayed_at, self._backoff = 0.0, Backoff()
 
     def run(self, *, late_by_sec: float = 0.0) -> float | None:
         """Fire one batch; return the seconds until the next time, None if there is none."""
-        due = self._schedules.due(limit=_BATCH, late_by_sec=late_by_sec)
+        is_retry = clock() >= self._retry_delayed_at
+        due = self._schedules.due(limit=_BATCH, late_by_sec=late_by_sec, without=() if is_retry else self._delayed)
         if self._has_clock_jumped(due.now):
             _log.warning("schedules.clock_jumped", now=due.now.isoformat())
             return _CLOCK_CHECK_SEC
-        if not due.schedules:
-            return None if due.next_in_sec is None else max(0.0, due.next_in_sec)
-        items = {
-            schedule.schedule_id: self.plan(schedule, due.now, due.updates.get(schedule.schedule_id))
-            for schedule in due.schedules
-        }
-        self._log_fired(due.schedules, self.fire(list(items.values())))
-        return 0.0
+        errors: dict[UUID, str] = {}
+        if due.schedules:
+            items = [self.plan(schedule, due.now, due.updates.get(schedule.schedule_id)) for schedule in due.schedules]
+            fired, errors = self.fire(items)
+            self._log_fired(due.schedules, fired)
+        self._record_delayed(errors, is_retry=is_retry)
+        if due.schedules:
+            return 0.0
+        waits_sec = [] if due.next_in_sec is None else [due.next_in_sec]
+        waits_sec += [self._retry_delayed_at - clock()] if self._delayed else []
+        return max(0.0, min(waits_sec)) if waits_sec else None
+
+    def _record_delayed(self, errors: Mapping[UUID, str], *, is_retry: bool) -> None:
+        """Try again those that could not be written after a pause that doubles. Log the first, and the end of all."""
+        if errors and not self._delayed:
+            _log.warning("schedules.delayed", schedules=len(errors), error=next(iter(errors.values())))
+        if not is_retry:
+            self._delayed |= errors.keys()
+            return
+        if errors:
+            self._retry_delayed_at = clock() + self._backoff.next_sec()
+        elif self._delayed:
+            _log.info("schedules.resumed")
+            self._backoff = Backoff()
+        self._delayed = frozenset(errors)
 
     def _has_clock_jumped(self, now: datetime) -> bool:
         before, self._clocks = self._clocks, (now, clock())
@@ -145,20 +167,23 @@ class SchedulesDuty:
                 continue
             _log.info("schedule.canceled_earlier_job", schedule=schedule.name, job_id=str(job_id))
 
-    def fire(self, items: Sequence[Mapping[str, Any]]) -> list[FiredTime]:
-        """All in one transaction; if a transaction of others holds one of their keys, one by one."""
+    def fire(self, items: Sequence[Mapping[str, Any]]) -> tuple[list[FiredTime], dict[UUID, str]]:
+        """All in one transaction; if a transaction of others holds what one of them needs, one by one. Return what was
+        fired, and the errors of the schedules that were not."""
         try:
-            return self._schedules.fire(items)
-        except DatabaseUnavailable:
+            return self._schedules.fire(items), {}
+        except DatabaseUnavailable as error:
+            if not str(getattr(error.__cause__, "pgcode", None)).startswith(_CONTENTION_CODES):
+                raise  # nothing can be written
             if len(items) == 1:
-                raise
-        fired = []
+                return [], {UUID(items[0]["schedule_id"]): str(error)}
+        fired: list[FiredTime] = []
+        errors: dict[UUID, str] = {}
         for item in items:
-            try:
-                fired += self._schedules.fire([item])
-            except DatabaseUnavailable as error:
-                _log.warning("schedule.delayed", schedule_id=item["schedule_id"], error=str(error))
-        return fired
+            fired_of_item, error_of_item = self.fire([item])
+            fired += fired_of_item
+            errors |= error_of_item
+        return fired, errors
 
     def _log_fired(self, schedules: list[Schedule], fired: list[FiredTime]) -> None:
         names: dict[UUID, str] = {schedule.schedule_id: schedule.name for schedule in schedules}

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from app.admin.schedules import Schedule, Schedules, Times, Updates
 from app.db.connection import Session
-from app.errors import WaitRefused
+from app.errors import DatabaseUnavailable, WaitRefused
 from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.job import ClaimedJob, Job, ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
 from app.queue.jobs import JobQueue
@@ -105,7 +105,9 @@ class _ScheduleClock:
         items = [self._duty.plan(schedule, now, updates.get(schedule.schedule_id)) for schedule in schedules]
         for firing in (firing for item in items for firing in item["firings"]):
             firing.get("job", {}).pop("available_at", None)
-        self._duty.fire(items)
+        _, errors = self._duty.fire(items)
+        if errors:
+            raise DatabaseUnavailable(next(iter(errors.values())))
 
 
 def _claim(queue: JobQueue, pipelines: Pipelines, queues: Sequence[str]) -> ClaimedJob | None:

@@ -57,6 +57,19 @@ class WakeupPipe:
                 os.close(self._write_fd)
 
 
+class Backoff:
+    """The pause after each failure in a row: it doubles up to a bound. One thread uses it."""
+
+    def __init__(self, *, first_sec: float = 1.0, max_sec: float = 60.0) -> None:
+        self._next_sec, self._max_sec = first_sec, max_sec
+
+    def next_sec(self) -> float:
+        """Return the seconds to wait after one more failure."""
+        pause_sec = self._next_sec
+        self._next_sec = min(self._max_sec, 2 * pause_sec)
+        return pause_sec
+
+
 class BackgroundThread(threading.Thread):
     """A thread that runs a step until it is stopped. A step returns the seconds until the next one.
 
@@ -72,7 +85,7 @@ class BackgroundThread(threading.Thread):
         self._step, self._on_crash, self._outage_retry_sec = step, on_crash, outage_retry_sec
         self._stop_requested = threading.Event()
         self._wakeup = threading.Event()
-        self._outage_logged = False
+        self.outage: str | None = None  # why the last step could not reach the database; written by the thread
 
     def wake(self) -> None:
         """Run the next step now."""
@@ -88,13 +101,13 @@ class BackgroundThread(threading.Thread):
             while not self._stop_requested.is_set():
                 try:
                     pause = self._step()
-                    if self._outage_logged:
+                    if self.outage is not None:
                         _log.info("database.available")
-                        self._outage_logged = False
+                        self.outage = None
                 except DatabaseUnavailable as error:
-                    if not self._outage_logged:
+                    if self.outage is None:
                         _log.warning("database.unavailable", error=str(error))
-                        self._outage_logged = True
+                    self.outage = str(error)
                     pause = self._outage_retry_sec
                 self.last_step_at = clock()
                 self._wakeup.wait(pause)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -271,10 +271,11 @@ class Schedules:
 
     # Called by the process that fires
 
-    def due(self, *, limit: int, late_by_sec: float = 0.0) -> DueSchedules:
+    def due(self, *, limit: int, late_by_sec: float = 0.0, without: Collection[UUID] = ()) -> DueSchedules:
         """The schedules whose next time has passed by `late_by_sec`, the longest overdue first, and those
-        whose datasets were updated that long ago."""
-        rows = self._execute("due_schedules", {"limit": limit, "late_by_sec": late_by_sec})
+        whose datasets were updated that long ago; `without` some."""
+        parameters = {"limit": limit, "late_by_sec": late_by_sec, "without": array(without)}
+        rows = self._execute("due_schedules", parameters)
         due = [(from_row(Schedule, row[2:-2]), *map(json.loads, row[-2:])) for row in rows if row[2] is not None]
         updates = {schedule.schedule_id: Updates(datasets, ids) for schedule, datasets, ids in due if ids}
         return DueSchedules(rows[0][0], rows[0][1], [schedule for schedule, _, _ in due], updates)

@@ -102,12 +102,14 @@ WITH bound AS MATERIALIZED (
     (SELECT s.*, '[]'::jsonb AS datasets, '[]'::jsonb AS updates
        FROM dl_schedules s
       WHERE next_at <= (SELECT due_at FROM bound) AND paused_at IS NULL AND orphaned_at IS NULL
+        AND schedule_id <> ALL (%(without)s::uuid[])
       ORDER BY next_at
       LIMIT %(limit)s::int)
     UNION ALL
     (SELECT s.*, u.datasets, u.ids
        FROM updates u JOIN dl_schedules s USING (schedule_id)
       WHERE s.next_at IS NULL AND s.error IS NULL AND s.paused_at IS NULL AND s.orphaned_at IS NULL
+        AND s.schedule_id <> ALL (%(without)s::uuid[])
         AND CASE coalesce(s.overrides ->> 'need', s.declared ->> 'need', 'all')
                 WHEN 'any' THEN u.datasets ?| ARRAY(SELECT jsonb_array_elements_text(coalesce(s.overrides -> 'after', s.declared -> 'after')))
                 ELSE u.datasets @> coalesce(s.overrides -> 'after', s.declared -> 'after') END
@@ -115,7 +117,10 @@ WITH bound AS MATERIALIZED (
 )
 SELECT clock_timestamp(),
        (SELECT extract(epoch FROM next_at - clock_timestamp())::float8
-          FROM dl_schedules WHERE next_at IS NOT NULL AND paused_at IS NULL AND orphaned_at IS NULL ORDER BY next_at LIMIT 1),
+          FROM dl_schedules
+         WHERE next_at IS NOT NULL AND paused_at IS NULL AND orphaned_at IS NULL AND schedule_id <> ALL (%(without)s::uuid[])
+         ORDER BY next_at
+         LIMIT 1),
        due.schedule_id, name, source, task, declared::text, overrides::text, seen_at, orphaned_at, paused_at, paused_by, paused_reason,
        version, last_at, next_at, error, created_at, changed_by, changed_at, datasets::text, updates::text
   FROM (VALUES (1)) AS single (n) LEFT JOIN due ON true;

@@ -109,6 +109,51 @@ def test_failing_duty_waits_and_the_others_run(queue_db, caplog, error):
     assert "maintenance.failed" in caplog.text
 
 
+def test_pause_of_a_failing_duty_doubles_and_two_lines_are_logged(queue_db, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    errors = [DatabaseUnavailable("no space left on device")] * 8
+    times: list[float] = []
+    now = start = clock()
+    monkeypatch.setattr(maintenance, "clock", lambda: now)
+
+    def run() -> None:
+        times.append(now - start)
+        if errors:
+            raise errors.pop()
+
+    leader = new_maintenance(queue_db, Duty("failing", 2.0, run))
+    for _ in range(10):
+        now += leader.run_once()
+
+    assert times == [0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0, 183.0, 185.0]
+    assert [record.getMessage() for record in caplog.records if record.getMessage().startswith("maintenance.")] == [
+        "maintenance.failed",
+        "maintenance.recovered",
+    ]
+
+
+def test_firings_that_cannot_be_written_are_tried_again_after_a_pause(worker_pools: WorkerPoolFixture, caplog):
+    caplog.set_level("INFO")
+    queue_db = worker_pools.queue_fixture
+    queue_db.sql(
+        "CREATE SEQUENCE tries;"
+        " CREATE FUNCTION fill_disk() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM nextval('tries'); RAISE disk_full USING MESSAGE = 'no space left on device'; END $$;"
+        " CREATE TRIGGER filling BEFORE INSERT ON dl_firings FOR EACH ROW EXECUTE FUNCTION fill_disk();"
+        " INSERT INTO dl_schedules (name, source, task, overrides, next_at)"
+        " SELECT 's' || n, 'people', 'quick', '{}', clock_timestamp() FROM generate_series(1, 5) n"
+    )
+    worker_pools.listening_pool({"q": 1})
+    eventually(lambda: queue_db.fetch_row("SELECT last_value FROM tries") >= 3, message="it is tried again")
+    queue_db.sql("DROP TRIGGER filling ON dl_firings")
+
+    eventually(lambda: "maintenance.recovered" in caplog.text, message="it works again")
+    queue_db.sql("DROP FUNCTION fill_disk; DROP SEQUENCE tries")
+
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_firings") == 5
+    assert (caplog.text.count("maintenance.failed"), caplog.text.count("delayed")) == (1, 0)
+
+
 def test_wake_runs_a_duty_before_its_interval(queue_db):
     runs: list[str] = []
     leader = new_maintenance(queue_db, Duty("bulk", 3600.0, lambda: runs.append("bulk"), first_delay_sec=3600.0))

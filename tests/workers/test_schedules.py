@@ -194,8 +194,32 @@ def test_a_key_that_a_long_transaction_holds_delays_its_own_schedule_only(schedu
     assert schedule_db.rows("outcome") == [("made",)] * 3
 
     holder.rollback()
+    eventually(lambda: schedule_db.fire() or schedule_db.rows("outcome") == [("made",)] * 4)
+
+
+def test_pause_of_a_held_schedule_doubles_and_two_lines_are_logged(schedule_db, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    for name in ("held", "free"):
+        schedule_db.create(name, last="date_trunc('hour', now()) - interval '1 minute'", task=name)
+    holder = schedule_db.queue.connect()
+    holder.cursor().execute("SELECT FROM dl_schedules WHERE name = 'held' FOR UPDATE")
+    now, pauses = clock(), list[float]()
+    monkeypatch.setattr(schedules, "clock", lambda: now)
+
+    for _ in range(3):
+        schedule_db.fire()
+        pauses.append(round(schedule_db.duty.run()))
+        now += pauses[-1]
+    assert schedule_db.rows("outcome") == [("made",)]
+    holder.rollback()
     schedule_db.fire()
-    assert schedule_db.rows("outcome") == [("made",)] * 4
+
+    assert schedule_db.rows("outcome") == [("made",)] * 2
+    assert pauses == [1, 2, 4]
+    assert [record.getMessage() for record in caplog.records if record.getMessage().startswith("schedules.")] == [
+        "schedules.delayed",
+        "schedules.resumed",
+    ]
 
 
 def test_what_was_changed_while_it_was_fired_is_fired_by_one_definition_only(schedule_db):
