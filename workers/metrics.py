@@ -37,6 +37,7 @@ class PoolState:
     dispatch_age_sec: float
     consuming: bool
     heartbeat_age_sec: float
+    outage: str | None  # why the last heartbeat did not reach the database
     reaper_age_sec: float | None  # None: it leaves leases of others to other processes
     threads: int
     busy: int

@@ -416,6 +416,7 @@ class WorkerPool:
             dispatch_age_sec=round(dispatch_age_sec, 1),
             consuming=ready and (self._dispatcher.all_busy or dispatch_age_sec < max_dispatch_age_sec),
             heartbeat_age_sec=round(now - self._heartbeat.last_beat_at, 1),
+            outage=self._heartbeat.thread.outage,
             reaper_age_sec=round(now - self._reaper.last_check_at, 1) if self._options.reaps else None,
             threads=len(self._workers),
             busy=len(running),

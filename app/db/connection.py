@@ -37,6 +37,10 @@ _UNDEFINED_MEMBER_CODES = {"42703", "42883"}  # no such column or function
 _LOST_SESSION_CODES = {"42P05", "26000"}  # a prepared statement exists too early, or no longer
 
 
+class ServerTimeout(psycopg2.OperationalError):
+    """The server did not answer in time; the connection is closed."""
+
+
 @contextmanager
 def translate_errors() -> Iterator[None]:
     """Raise our error in place of psycopg2's, `from` the original."""
@@ -82,8 +86,6 @@ def translate_dsn_errors() -> Iterator[None]:
 
 
 Row = tuple[Any, ...]
-
-_IS_READ_ONLY_QUERY = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool"
 
 # A prepared statement no longer fits the tables, or is missing, or exists already: 0A000, 26000, 42P05.
 STALE_PLAN_CODES = ("0A000", "26000", "42P05")
@@ -289,7 +291,7 @@ def _wait_ready(connection: Any, deadline: float) -> None:
         remaining_sec = deadline - time.monotonic()
         if remaining_sec <= 0 or not waiter.poll(remaining_sec * 1000):
             connection.close()
-            raise psycopg2.OperationalError("the server did not answer in time")
+            raise ServerTimeout("the server did not answer in time")
 
 
 class Session:
@@ -380,8 +382,9 @@ class Session:
         try:
             timeout = f"SET statement_timeout = {int(self._command_timeout_sec * 1000)}"
             connection.execute(f"{_SESSION_SETTINGS}; {timeout}", None, self._connect_timeout_sec)
-            if connection.execute(_IS_READ_ONLY_QUERY, None, self._connect_timeout_sec)[0][0]:
-                raise psycopg2.OperationalError("the server takes no writes: it is a standby")
+            query = self._statements["read_only_reason"].text
+            if (reason := connection.execute(query, None, self._connect_timeout_sec)[0][0]) is not None:
+                raise psycopg2.OperationalError(reason)
             refuse_other_queue(connection, self._dsn, self.schema, self._connect_timeout_sec)
         except BaseException:
             connection.close()

@@ -833,6 +833,14 @@ SELECT complete, log_id, attempt, ts, level, stream, line
 -- name: ping
 SELECT 1;
 
+-- name: read_only_reason
+-- Why a transaction of this session cannot write; null: it can. A transaction on a standby is read-only too.
+SELECT CASE WHEN pg_is_in_recovery() THEN 'the server takes no writes: it is a standby'
+            WHEN current_setting('transaction_read_only')::bool
+            THEN 'the database takes no writes: default_transaction_read_only is on (source: '
+                 || (SELECT source FROM pg_settings WHERE name = 'default_transaction_read_only') || ')'
+       END;
+
 -- name: is_commit_waiting
 -- Whether commits wait for a synchronous standby that is not there. Sessions of other roles may not be seen.
 SELECT EXISTS (SELECT FROM pg_stat_activity

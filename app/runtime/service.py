@@ -21,7 +21,6 @@ from app.admin.api_keys import ApiKeys
 from app.config import Settings
 from app.config.checks import working_folder
 from app.config.loading import is_colour_disabled
-from app.db.connection import translate_errors
 from app.db.pool import Pool
 from app.db.statements import Executor
 from app.doctor.examine import Connections, run_checks
@@ -50,6 +49,7 @@ _log = log.get(__name__)
 _SCHEMA_RETRY_SEC = 2.0
 _MIN_IDLE_SEC = 1.0  # a thread that has just got a job may not show it yet
 _POOLER_CHECK_INTERVAL_SEC = 30.0
+_POOLER_CHECKS = 3  # with connections that break
 _METRICS_MAX_AGE_SEC = 15.0
 _STANDBY_TIMEOUT_SEC = 5.0  # then the primary is asked
 
@@ -248,13 +248,21 @@ class Service:
 
     def _wait_for_direct_connection(self) -> None:
         """Wait until workers have sessions of their own: without them two attempts could hold one key."""
-        timeout_sec = self.settings.pg_connect_timeout
-        while (fault := _describe_pooler(self._worker_dsn(), timeout_sec=timeout_sec)) is not None:
+        while (fault := self._find_pooler()) is not None:
             _log.error("worker.pooler_refused", error=fault)
             self._not_ready_reason = fault
             if self._stopping.wait(_POOLER_CHECK_INTERVAL_SEC):
                 return
         self._not_ready_reason = None
+
+    def _find_pooler(self) -> str | None:
+        """Return why workers cannot use their connection; None if they can, or if it breaks each time."""
+        for _ in range(_POOLER_CHECKS):
+            with suppress(DatabaseUnavailable):
+                return _describe_pooler(self._worker_dsn(), timeout_sec=self.settings.pg_connect_timeout)
+            if self._stopping.wait(_SCHEMA_RETRY_SEC):
+                break
+        return None
 
     def _dsn(self) -> str:
         return _as_database_error(self.database.dsn)
@@ -294,6 +302,7 @@ class Service:
         return {
             **state,
             "connected": has_heartbeat and state["listener"] != "disconnected",
+            "outage": None if state["outage"] is None else log.redact_text(state["outage"]),
             "worker_id": str(state["worker_id"]),
             "broken_modules": sorted(self.pipeline_failures),
         }
@@ -357,12 +366,8 @@ def _as_database_error(dsn: Callable[[], str]) -> str:
 
 
 def _describe_pooler(dsn: str, *, timeout_sec: float) -> str | None:
-    """Return why workers cannot use this connection; None if they can, or if the database does not answer."""
-    try:
-        with translate_errors():
-            found = detect_pooler(dsn, timeout_sec=timeout_sec)
-    except DatabaseUnavailable:
-        return None
+    """Return why workers cannot use this connection; None if they can. Raises DatabaseUnavailable."""
+    found = detect_pooler(dsn, timeout_sec=timeout_sec)
     if not (found.shared or found.wandered or found.lost_state or found.lost_prepared):
         return None
     lost = ["LISTEN", "session locks"]

@@ -139,12 +139,14 @@ class ProbeEndpoints:
     """The WSGI app of the probe server."""
 
     def __init__(self, probe: Callable[[], Mapping[str, Any]], collectors: Iterable[Collector]) -> None:
-        def is_ready() -> bool:
-            """The pool's threads run, and its last heartbeat reached the database in time."""
+        def why_not_ready() -> str | None:
+            """None if the pool's threads run, and its last heartbeat reached the database in time."""
             state = probe()
-            return bool(state["ready"]) and bool(state.get("connected", True))
+            if state["ready"] and state.get("connected", True):
+                return None
+            return str(state.get("detail") or state.get("outage") or "no heartbeat has reached the database in time")
 
-        probes = Probes(is_ready, probe)
+        probes = Probes(why_not_ready, probe)
         registry = CollectorRegistry()
         for collector in collectors:
             registry.register(collector)

@@ -78,6 +78,7 @@ class ReadinessCheck:
     def __init__(self, queue: JobQueue, options: WebOptions, probe: Probe | None, pool: Pool | None) -> None:
         self._pool, self._probe = pool, probe
         self._was_ready = False
+        self._is_outage_logged = False
         self._database = RefreshingValue(
             lambda: _check_database(queue, pool), name="refresh-status", timeout_sec=options.status_timeout_sec
         )
@@ -85,11 +86,12 @@ class ReadinessCheck:
     def __call__(self) -> Readiness:
         try:
             database, schema = self._database.get()
+            reason = database.detail
         except RefreshTimeout as error:
-            database, schema = DatabaseStatus(False, str(error), None), None
+            database, schema, reason = DatabaseStatus(False, str(error), None), None, str(error)
         except DatabaseUnavailable as error:
-            LOG.warning("status.database_unavailable", error=str(error))
-            database, schema = DatabaseStatus(False, "unavailable", None), None
+            database, schema, reason = DatabaseStatus(False, "unavailable", None), None, str(error)
+        self._log_change(database.ready, reason)
         workers = None if self._probe is None else _check_workers(self._probe)
         is_ready = database.ready and (schema is None or schema.ready) and (workers is None or bool(workers["ready"]))
         self._was_ready = self._was_ready or is_ready
@@ -103,21 +105,29 @@ class ReadinessCheck:
             workers=workers,
         )
 
+    def _log_change(self, is_available: bool, reason: str | None) -> None:
+        """Log the first check that fails and the first that passes again: probes come every few seconds."""
+        if is_available and self._is_outage_logged:
+            LOG.info("status.database_available")
+        elif not is_available and not self._is_outage_logged:
+            LOG.warning("status.database_unavailable", error=reason)
+        self._is_outage_logged = not is_available
+
 
 class Probes:
     """The probes of a process: each returns None, or the reason why it fails."""
 
-    def __init__(self, is_ready: Callable[[], bool], probe: Probe | None) -> None:
-        self._is_ready, self._probe = is_ready, probe
+    def __init__(self, why_not_ready: Callable[[], str | None], probe: Probe | None) -> None:
+        self._why_not_ready, self._probe = why_not_ready, probe
         self._was_ready = False
 
     def started(self) -> str | None:
         return None if self._was_ready or self.ready() is None else "the process has not been ready yet"
 
     def ready(self) -> str | None:
-        is_ready = self._is_ready()
-        self._was_ready = self._was_ready or is_ready
-        return None if is_ready else "a component is not ready; /status says which"
+        reason = self._why_not_ready()
+        self._was_ready = self._was_ready or reason is None
+        return reason
 
     def consuming(self) -> str | None:
         if self._probe is None:
@@ -130,7 +140,7 @@ class Probes:
 
 def create_health_blueprint(check_readiness: ReadinessCheck, probe: Probe | None, options: WebOptions) -> ApiBlueprint:
     blueprint = ApiBlueprint("status", "")
-    probes = Probes(lambda: check_readiness().ready, probe)
+    probes = Probes(lambda: _why_not_ready(check_readiness()), probe)
     info = Info("dataloader", options.version, options.environment)
     not_ready = (ProblemCode.NOT_READY,)
 
@@ -190,6 +200,19 @@ def _probe_result(reason: str | None) -> ProbeResult:
     return ProbeResult()
 
 
+def _why_not_ready(readiness: Readiness) -> str | None:
+    """The reason for callers who may read it."""
+    if readiness.ready:
+        return None
+    components = {"database": readiness.database, "schema": readiness.schema}
+    details = {name: component.detail for name, component in components.items() if component and not component.ready}
+    if readiness.workers is not None and not readiness.workers["ready"]:
+        details["workers"] = readiness.workers.get("detail")
+    if not has_full_details():
+        return f"not ready: {', '.join(details)}"
+    return "; ".join(f"{name}: {detail or 'not ready'}" for name, detail in details.items())
+
+
 def _public_view(readiness: Readiness) -> Readiness:
     """Only the `ready` fields."""
     schema = None if readiness.schema is None else SchemaStatus(readiness.schema.ready, None, None, SCHEMA_VERSION)
@@ -202,8 +225,10 @@ def _check_database(queue: JobQueue, pool: Pool | None) -> tuple[DatabaseStatus,
     database, version = DatabaseStatus(True, None, round(queue.ping() * 1000, 2)), None
     if pool is None:
         return database, None
-    if any(is_waiting for (is_waiting,) in pool.execute("is_commit_waiting")):
+    reason: str | None = pool.execute("read_only_reason")[0][0]
+    if reason is None and any(is_waiting for (is_waiting,) in pool.execute("is_commit_waiting")):
         reason = "commits wait for a standby that is not there; docs/backup.md, step 3 of a failover"
+    if reason is not None:
         database = DatabaseStatus(False, reason, database.round_trip_ms)
     try:
         rows = pool.execute("schema_version")

@@ -152,6 +152,8 @@ def test_remedy_of_standby_promotes_it(run_folder, ready_made, postgres_binaries
         remedy = find_finding(find_problems(dsn), "error writable", "is a standby").remedy
         instead, _, statement = remedy.partition(", or ")
         assert instead == "name the primary in DL_DB_DSN"
+        status = read_status(dsn)
+        assert (status["ready"], status["database"]["detail"]) == (False, "the server takes no writes: it is a standby")
 
         run_remedy(dsn, statement)
 

@@ -2,21 +2,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from psycopg2.extensions import parse_dsn
 
 from app.config import load_settings
 from app.db import schema
+from app.db.connection import AsyncConnection
+from app.doctor import facts
 from app.errors import ConfigError, EmbeddedServerError
 from app.log import tear_down
 from app.runtime import service as services
 from app.runtime import startup
 from app.runtime.service import Service, set_up_logging
+from app.runtime.worker import ProbeEndpoints
 from pipelines import contract
 from tests.support import PrivateServer, eventually
-from tests.support.databases import query_value
+from tests.support.databases import execute_sql, query_value
 
 Made = Callable[..., Service]
 
@@ -53,6 +58,42 @@ def test_interpreter_that_is_missing_is_a_configuration_error(made: Made, monkey
     with pytest.raises(ConfigError, match="DL_TASKS: found '/nowhere/bin/python' of task 'old', which cannot be"):
         _ = made(DL_TASKS=tasks).pipeline_failures
     assert made(DL_TASKS=tasks, workers=False).pipeline_failures == {}
+
+
+def test_workers_on_a_read_only_database_are_not_ready(made: Made, dsn: str):
+    schema.migrate(dsn)
+    execute_sql(dsn, f'ALTER DATABASE "{parse_dsn(dsn)["dbname"]}" SET default_transaction_read_only = on')
+    service = made(DL_DB_DSN=dsn)
+    probes = ProbeEndpoints(service.probe, [])
+
+    service.start()
+
+    reason = b"default_transaction_read_only is on (source: database)"
+    eventually(lambda: reason in probes.respond("/health/ready")[2])
+    assert probes.respond("/health/ready")[0] == HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def test_connection_that_breaks_at_the_start_is_no_pooler(
+    made: Made, dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    schema.migrate(dsn)
+    prepare, cut = facts._set_session_state, list[int]()
+
+    def cut_the_second(client: AsyncConnection, number: int, timeout_sec: float) -> int:
+        pid = prepare(client, number, timeout_sec)
+        if number and not cut:
+            cut.append(pid)
+            execute_sql(dsn, f"SELECT pg_terminate_backend({pid}, 5000)")
+        return pid
+
+    monkeypatch.setattr(facts, "_set_session_state", cut_the_second)
+    service = made(DL_DB_DSN=dsn)
+
+    service.start()
+
+    eventually(lambda: service.probe()["ready"], message="jobs can start")
+    assert cut
+    assert "worker.pooler_refused" not in caplog.text
 
 
 def test_it_works_until_it_is_stopped(made: Made, dsn: str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from contextlib import closing
 from typing import Any
 
 import psycopg2
@@ -114,6 +115,42 @@ def test_other_schema_version_is_not_ready_and_names_remedy(databases, change, f
     assert response.json["schema"]["ready"] is False
     assert response.json["schema"]["version"] == found
     assert result in response.json["schema"]["detail"]
+
+
+def test_read_only_database_is_not_ready_and_is_logged_once(databases, captured):
+    with databases.fresh() as dsn:
+        migrate(dsn)
+        name = psycopg2.extensions.parse_dsn(dsn)["dbname"]
+        _execute(dsn, f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+        pool = Pool(dsn, recycle_sec=0.0)
+        client: Any = create_app(JobQueue(pool), Pipelines(), WebOptions(version="1"), pool=pool).test_client()
+
+        statuses = [client.get("/status") for _ in range(2)]
+        probes = [client.get("/health/ready") for _ in range(2)]
+        connection = psycopg2.connect(dsn, options="-c default_transaction_read_only=off")
+        with closing(connection), connection, connection.cursor() as cursor:
+            cursor.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+        after = client.get("/health/ready")
+        pool.close()
+
+    reason = "the database takes no writes: default_transaction_read_only is on (source: database)"
+    assert [(response.status_code, response.json["database"]["detail"]) for response in statuses] == [(503, reason)] * 2
+    assert [(response.status_code, response.json["detail"]) for response in probes] == [
+        (503, f"database: {reason}")
+    ] * 2
+    assert after.status_code == 200
+    lines = [record.getMessage() for record in captured.records if record.getMessage().startswith("status.")]
+    assert lines == ["status.database_unavailable", "status.database_available"]
+
+
+def test_unreachable_database_is_logged_once(app_without_database, captured):
+    client = app_without_database()
+
+    probes = [client.get("/health/ready") for _ in range(3)]
+
+    assert [(probe.status_code, probe.json["detail"]) for probe in probes] == [(503, "database: unavailable")] * 3
+    lines = [record.getMessage() for record in captured.records if record.getMessage().startswith("status.")]
+    assert lines == ["status.database_unavailable"]
 
 
 def test_silent_database_times_out():
