@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg2
+from psycopg2 import extensions as ext
 
-from app.db.connection import AsyncConnection, connect
+from app.db.connection import AsyncConnection, ServerTimeout, connect, translate_errors
 from app.db.encoding import array
 from app.db.schema import SchemaVersion
 from app.db.statements import Executor
@@ -19,7 +20,6 @@ from app.db.statements import Executor
 _CLOCK_SAMPLES = 3
 _CLIENT_COUNT = 4
 _MAX_READY = 500
-_NO_SUCH_STATEMENT = "26000"
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,21 @@ def detect_pooler(dsn: str, *, timeout_sec: float) -> Pooler:
     """Whether a pooler gives one server process to several clients.
 
     Several clients connect, and one after the other opens a transaction. Each must have a server process of its own,
-    with its settings and prepared statements.
+    with its settings and prepared statements. Where a transaction has to wait for the end of another client's, twice in
+    a row, the server process is shared. Raises DatabaseUnavailable when a connection breaks.
     """
+    with translate_errors():
+        for _ in range(2):
+            with suppress(_TransactionWaits):
+                return _compare_clients(dsn, timeout_sec=timeout_sec)
+        return Pooler(shared=True, wandered=False, lost_state=False, lost_prepared=False)
+
+
+class _TransactionWaits(Exception):
+    """A transaction did not begin in time while another client's was open."""
+
+
+def _compare_clients(dsn: str, *, timeout_sec: float) -> Pooler:
     clients = [connect(dsn, name="dataloader-doctor", timeout_sec=timeout_sec) for _ in range(_CLIENT_COUNT)]
     try:
         pids = [_set_session_state(client, n, timeout_sec) for n, client in enumerate(clients)]
@@ -129,7 +142,7 @@ def detect_pooler(dsn: str, *, timeout_sec: float) -> Pooler:
             client.execute("BEGIN", None, timeout_sec)  # while the one before still holds its own
             query = "SELECT pg_backend_pid(), current_setting('dl.doctor', true)"
             states.append(client.execute(query, None, timeout_sec)[0])
-            lost_prepared = _has_lost_prepared(client, timeout_sec) or lost_prepared
+            lost_prepared = lost_prepared or not _is_prepared(client, timeout_sec)
             if n:
                 clients[n - 1].execute("ROLLBACK", None, timeout_sec)
         return Pooler(
@@ -138,27 +151,36 @@ def detect_pooler(dsn: str, *, timeout_sec: float) -> Pooler:
             lost_state=any(value != str(n) for n, (_, value) in enumerate(states)),
             lost_prepared=lost_prepared,
         )
-    except psycopg2.OperationalError:  # the second transaction had to wait for the end of the first
-        return Pooler(shared=True, wandered=False, lost_state=False, lost_prepared=False)
+    except psycopg2.OperationalError as error:
+        if isinstance(error, ServerTimeout) or "query_wait_timeout" in str(error):  # the latter ends PgBouncer's queue
+            raise _TransactionWaits from error
+        raise
     finally:
         for client in clients:
-            for statement in ("ROLLBACK", "DEALLOCATE dl_doctor", "RESET dl.doctor"):  # a pooler may keep the session
-                with suppress(psycopg2.Error):
-                    client.execute(statement, None, timeout_sec)
+            with suppress(psycopg2.Error):
+                if client.info.transaction_status != ext.TRANSACTION_STATUS_IDLE:
+                    client.execute("ROLLBACK", None, timeout_sec)
+                _deallocate(client, timeout_sec)  # a pooler may keep the session
+                client.execute("RESET dl.doctor", None, timeout_sec)
             client.close()
 
 
-def _has_lost_prepared(connection: AsyncConnection, timeout_sec: float) -> bool:
-    try:
-        connection.execute("EXECUTE dl_doctor", None, timeout_sec)
-    except psycopg2.Error as error:
-        return error.pgcode == _NO_SUCH_STATEMENT
-    return False
+# The server logs each statement that fails: what is not there is not executed.
+
+
+def _is_prepared(connection: AsyncConnection, timeout_sec: float) -> bool:
+    query = "SELECT count(*) FROM pg_prepared_statements WHERE name = 'dl_doctor'"
+    return bool(connection.execute(query, None, timeout_sec)[0][0])
+
+
+def _deallocate(connection: AsyncConnection, timeout_sec: float) -> None:
+    if _is_prepared(connection, timeout_sec):
+        connection.execute("DEALLOCATE dl_doctor", None, timeout_sec)
 
 
 def _set_session_state(connection: AsyncConnection, number: int, timeout_sec: float) -> int:
-    with suppress(psycopg2.Error):  # behind a pooler another client may have prepared it
-        connection.execute("DEALLOCATE dl_doctor", None, timeout_sec)
+    with suppress(psycopg2.Error):  # behind a pooler another client may have prepared it, or deallocate it now
+        _deallocate(connection, timeout_sec)
     connection.execute(f"PREPARE dl_doctor AS SELECT {number}", None, timeout_sec)
     query = f"SELECT pg_backend_pid(), set_config('dl.doctor', '{number}', false)"
     return int(connection.execute(query, None, timeout_sec)[0][0])

@@ -26,6 +26,7 @@ unix_socket_dir =
 auth_type = any
 pool_mode = {mode}
 default_pool_size = {pool_size}
+query_wait_timeout = {query_wait_timeout}
 max_client_conn = 200
 logfile =
 pidfile =
@@ -43,14 +44,17 @@ def find_pgbouncer() -> str:
 
 
 @contextmanager
-def running_pgbouncer(dsn: str, folder: Path, mode: str = "transaction", *, pool_size: int = 4) -> Iterator[str]:
+def running_pgbouncer(
+    dsn: str, folder: Path, mode: str = "transaction", *, pool_size: int = 4, query_wait_timeout: int = 120
+) -> Iterator[str]:
     """The DSN by which a PgBouncer of this test's own leads to the server of `dsn`; it ends with the block."""
     path, port, given = find_pgbouncer(), free_port(), parse_dsn(dsn)
     target = " ".join(f"{key}={given[key]}" for key in ("host", "port", "user", "password") if key in given)
     place = Path(tempfile.mkdtemp(prefix="bouncer-", dir=folder))
     place.chmod(0o755)
     file = place / "pgbouncer.ini"
-    file.write_text(_CONFIGURATION.format(target=target, port=port, mode=mode, pool_size=pool_size), encoding="utf-8")
+    values = {"port": port, "mode": mode, "pool_size": pool_size, "query_wait_timeout": query_wait_timeout}
+    file.write_text(_CONFIGURATION.format(target=target, **values), encoding="utf-8")
     command = [path, str(file)]
     with Process(command, output=place / "output.log", user=_server_account(given.get("host", ""))) as process:
         process.wait_for_port(port)

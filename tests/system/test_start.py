@@ -9,6 +9,7 @@ from pathlib import Path
 from app.config.dsn import format_dsn, parse_dsn
 from app.db.schema import SCHEMA_VERSION
 from tests.support import PrivateServer, Process, eventually, free_port
+from tests.support.databases import execute_sql
 from tests.support.real_service import (
     ServiceJobs,
     ServiceStarter,
@@ -200,3 +201,18 @@ def test_taken_port_is_reported(run: ServiceStarter):
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         assert run("serve", APP_PORT=str(port)).process.wait() == 69
+
+
+def test_healthy_service_writes_no_error_into_the_servers_log(start: Callable[..., Process], server: PrivateServer):
+    execute_sql(server.dsn, "CREATE ROLE etl LOGIN", "CREATE DATABASE etl OWNER etl")
+    dsn = format_dsn({**parse_dsn(server.dsn), "user": "etl", "dbname": "etl"})
+    log = Path(query_rows(server.dsn, "SHOW data_directory")[0][0]).parent / "server.log"
+    before = len(log.read_text())
+
+    assert start("migrate", env={"DL_DB_DSN": dsn}).wait() == 0
+    running = ServiceStarter(start, dsn)("serve").wait_until_ready()
+    start("doctor", env={"DL_DB_DSN": dsn}).wait()
+    assert running.stop() == 0
+
+    levels = ("ERROR: ", "WARNING: ", "FATAL: ", "PANIC: ")
+    assert [line for line in log.read_text()[before:].splitlines() if any(level in line for level in levels)] == []

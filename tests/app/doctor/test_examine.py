@@ -247,6 +247,12 @@ def test_a_pooler_in_transaction_mode_is_known_by_its_behaviour(examined, dsn, r
     assert [one.severity for one in apart] == [Severity.OK, Severity.OK]
 
 
+@pytest.mark.parametrize("query_wait_timeout", [120, 1])
+def test_transactions_that_wait_for_each_other_show_a_pooler(dsn, run_folder, query_wait_timeout):
+    with running_pgbouncer(dsn, run_folder, pool_size=1, query_wait_timeout=query_wait_timeout) as way:
+        assert detect_pooler(way, timeout_sec=1.0 if query_wait_timeout > 1 else 10.0).shared
+
+
 def test_a_pooler_that_keeps_sessions_apart_is_none(dsn, run_folder):
     with running_pgbouncer(dsn, run_folder, mode="session") as way:
         found = detect_pooler(way, timeout_sec=10)
