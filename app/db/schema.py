@@ -33,6 +33,8 @@ _MIGRATION_SETTINGS = (
     f"{READ_WRITE_SESSION} SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0"
 )
 _MIN_SERVER_VERSION = 150000
+REQUIRED_ENCODING = "UTF8"
+CREATE_DATABASE = "CREATE DATABASE jobs ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
 _INSUFFICIENT_PRIVILEGE = "42501"
 # Classes of SQLSTATE: not supported, data, constraints, dependent objects, names and kinds of objects.
 _BLOCKING_CODE_CLASSES = ("0A", "22", "23", "2B", "42")
@@ -207,7 +209,7 @@ def _record(cursor: Any, target: SchemaVersion) -> None:
 
 
 def check(dsn: str, schema: str = "public", *, connect_timeout_sec: float = 5.0) -> None:
-    """Raise SchemaMissing, SchemaOutdated or SchemaTooNew if this version cannot work with the tables."""
+    """Raise SchemaMissing, SchemaOutdated, SchemaTooNew or SchemaBlocked if this version cannot work with them."""
     with translate_errors(), _cursor(dsn, connect_timeout_sec) as cursor:
         require_compatible(
             _recorded_version(cursor, schema), schema, has_tables=_exists(cursor, sql.Identifier(schema, "dl_jobs"))
@@ -252,9 +254,13 @@ def _migration(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_s
 def _cursor(dsn: str, connect_timeout_sec: float, *, session_settings: str = "") -> Iterator[Any]:
     timeout_sec = max(2, int(connect_timeout_sec))
     connection = connect_any_host(
-        dsn, lambda host: psycopg2.connect(host, connect_timeout=timeout_sec, application_name="dataloader-migrate")
+        dsn,
+        lambda host: psycopg2.connect(
+            host, connect_timeout=timeout_sec, application_name="dataloader-migrate", client_encoding="UTF8"
+        ),
     )
     try:
+        _require_utf8(connection)
         if session_settings:
             connection.autocommit = True
             with connection.cursor() as cursor:
@@ -265,6 +271,16 @@ def _cursor(dsn: str, connect_timeout_sec: float, *, session_settings: str = "")
             yield cursor
     finally:
         connection.close()
+
+
+def _require_utf8(connection: Any) -> None:
+    """Raise SchemaBlocked if the database cannot hold every text: an error message or a line of a log may be any."""
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding not in (REQUIRED_ENCODING, None):
+        raise SchemaBlocked(
+            f"database {connection.info.dbname!r} has the encoding {encoding}, and the queue needs"
+            f" {REQUIRED_ENCODING}; name another database, made by {CREATE_DATABASE}"
+        )
 
 
 def _require_schema_rights(cursor: Any, schema: str) -> None:

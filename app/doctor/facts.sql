@@ -52,6 +52,7 @@ SELECT jsonb_build_object(
            'version_text', current_setting('server_version'),
            'user', current_user,
            'database', current_database(),
+           'encoding', getdatabaseencoding(),
            'superuser', (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
            'sees_others', pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),
            'ends_others', pg_has_role(current_user, 'pg_signal_backend', 'USAGE'),

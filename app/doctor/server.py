@@ -8,6 +8,7 @@ from typing import Any
 
 from app.db.repair import quote_identifier
 from app.db.rights import FEATURE_RIGHTS
+from app.db.schema import CREATE_DATABASE, REQUIRED_ENCODING
 from app.doctor.facts import Pooler
 from app.doctor.findings import Finding, error, info, ok, warning
 
@@ -40,6 +41,7 @@ class ConnectionBudget:
 def check_server(server: Mapping[str, Any], ahead_sec: float, budget: ConnectionBudget) -> Iterator[Finding]:
     settings: Mapping[str, str] = server["settings"]
     yield _check_version(server)
+    yield _check_encoding(server)
     yield from _check_durability(server, settings)
     yield from _check_vacuum(server, settings)
     yield _check_writable(server, settings)
@@ -66,6 +68,16 @@ def _check_version(server: Mapping[str, Any]) -> Finding:
     if server["version"] < _MIN_VERSION:
         return error("server_version", f"PostgreSQL {server['version_text']}", "dataloader needs 15 or newer")
     return ok("server_version", f"PostgreSQL {server['version_text']}")
+
+
+def _check_encoding(server: Mapping[str, Any]) -> Finding:
+    if server["encoding"] != REQUIRED_ENCODING:
+        return error(
+            "encoding",
+            f"database {server['database']!r} has the encoding {server['encoding']}, which cannot hold every text",
+            f"name another database, made by {CREATE_DATABASE}",
+        )
+    return ok("encoding", f"the database has the encoding {REQUIRED_ENCODING}")
 
 
 def _check_durability(server: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:

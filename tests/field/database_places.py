@@ -104,12 +104,6 @@ def other_locale(ground: Ground) -> Iterator[Deployment]:
     yield ground.deployment(ground.owned_database(options=options), ground.owned_database(options=options))
 
 
-@place("encoding", "a database in LATIN1")
-def other_encoding(ground: Ground) -> Iterator[Deployment]:
-    options = "TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'"
-    yield ground.deployment(ground.owned_database(options=options), ground.owned_database(options=options))
-
-
 @place("pgbouncer-session", "behind PgBouncer in session mode")
 def pgbouncer_session(ground: Ground) -> Iterator[Deployment]:
     yield from behind_pgbouncer(ground, "session")

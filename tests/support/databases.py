@@ -37,14 +37,15 @@ class Databases:
         self._names = (f"{self._prefix}_{worker}_{number}" for number in itertools.count(1))
 
     @contextmanager
-    def fresh(self, *, schema: bool = True) -> Iterator[str]:
-        """Yield the DSN of a database that is dropped at the end, also with open connections."""
+    def fresh(self, *, schema: bool = True, options: str = "") -> Iterator[str]:
+        """Yield the DSN of a database that is dropped at the end, also with open connections. `options`: of CREATE
+        DATABASE."""
         name = next(self._names)
         made = self._ensure_template()
         template = made if schema else "template0"
         with self._admin() as admin:
             admin.cursor().execute(
-                f'CREATE DATABASE "{name}" TEMPLATE "{template}" OWNER "{self.owner}" STRATEGY FILE_COPY'
+                f'CREATE DATABASE "{name}" TEMPLATE "{template}" OWNER "{self.owner}" STRATEGY FILE_COPY {options}'
             )
         try:
             yield self.dsn_of(name)

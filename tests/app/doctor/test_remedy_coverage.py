@@ -11,6 +11,7 @@ from tests.support.processes import ROOT
 # Severity and check of what no test provokes or mends, and why.
 NOT_RUN = {
     "error server_version": "needs PostgreSQL 14 or older, which has to be replaced",
+    "error encoding": "needs another database; tests/app/db/test_other_encodings.py has the finding",
     "warning clock": "a clock is set by NTP, for the whole machine",
     "error clock": "the same finding, further off",
     "error notification_queue": "the queue has 8 GB; its remedy is that of `transactions`",

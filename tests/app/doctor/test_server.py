@@ -25,6 +25,7 @@ def judged(
 ) -> dict[str, Severity]:
     server = {
         "version": 160000, "version_text": "16", "user": "dl", "database": "jobs", "superuser": False,
+        "encoding": "UTF8",
         "sees_others": True, "ends_others": True, "temporary_tables": True, "in_recovery": False, "connections": 5,
         "role_limit": -1, "database_limit": -1, "waiting_commits": 0, "standby_names": "", "role_is_read_only": False,
         "frozen_age": 1000, "notification_queue_usage": 0.0, "settings": FINE | (settings or {}), **result,
@@ -48,6 +49,7 @@ def test_a_server_in_order_has_nothing_but_good_news():
         ({"frozen_age": 1_200_000_000}, "wraparound", Severity.WARNING),
         ({"frozen_age": 1_900_000_000}, "wraparound", Severity.ERROR),
         ({"in_recovery": True}, "writable", Severity.ERROR),
+        ({"encoding": "LATIN1"}, "encoding", Severity.ERROR),
         ({"settings": {"default_transaction_read_only": "on"}}, "writable", Severity.ERROR),
         ({"budget": ConnectionBudget(30, 16)}, "connections", Severity.WARNING),
         ({"role_limit": 10}, "connections", Severity.WARNING),
