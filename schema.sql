@@ -2075,21 +2075,20 @@ CREATE INDEX dl_offloads_ended_idx ON dl_offloads (ended_at) WHERE ended_at IS N
 -- INSERT INTO dl_jobs has no right to the other tables. Their conditions are in WHEN, so that claims, heartbeats and
 -- settlements pay no call.
 
--- A job that is due when it is inserted is ready at once: promoting it later would write another row version. It gets the
--- tenant that its queue's rule gives it. The statements of this project do both themselves.
+-- A job that is due when it is inserted is ready at once: promoting it later would write another row version. One that is
+-- inserted as waiting for jobs or a limit has nothing yet that would end its wait. It gets the tenant that its queue's rule gives it. The
+-- statements of this project do both themselves.
 CREATE OR REPLACE FUNCTION dl_jobs_set_ready() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    IF NEW.available_at <= clock_timestamp() THEN
-        NEW.wait_state := 'ready';
-    END IF;
+    NEW.wait_state := CASE WHEN NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END;
     NEW.fair_key := coalesce(NEW.fair_key, dl_fair_key(NEW.queue, NEW.partition_key, NEW.producer, NEW.args));
     RETURN NEW;
 END $$;
 
 CREATE OR REPLACE TRIGGER dl_jobs_set_ready BEFORE INSERT ON dl_jobs
     FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND NEW.wait_state = 'scheduled')
+    WHEN (NEW.status = 'queued' AND NEW.wait_state IN ('scheduled', 'waiting', 'limited'))
     EXECUTE FUNCTION dl_jobs_set_ready();
 
 -- A new job gets its event, and its queue a notification.
@@ -2690,7 +2689,8 @@ END $$;
 
 -- Enqueue jobs that wait for one another, in the caller's own transaction: {"name", "on_failure", "idempotency_key", "jobs": […]}.
 -- A job has the fields of dl_enqueue_many, a `key`, and `after`: [{"job": key, "on": "succeeded"}], which names jobs before it in
--- the array, so there is no circle. All are created, or none. A graph whose idempotency_key exists is returned as it is.
+-- the array, so there is no circle. All are created, or none. A graph whose idempotency_key exists is returned as it is, if its
+-- jobs have the same queues, tasks and args; else 23505.
 CREATE OR REPLACE FUNCTION dl_enqueue_graph(graph jsonb)
     RETURNS TABLE (graph_id uuid, created bool, key text, job_id uuid)
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
@@ -2763,6 +2763,15 @@ BEGIN
         ON CONFLICT (idempotency_key) DO NOTHING
     RETURNING dl_graphs.graph_id INTO id;
     IF id IS NULL THEN
+        IF EXISTS (SELECT FROM dl_graphs g
+                          JOIN dl_jobs j ON j.graph_id = g.graph_id AND j.graph_key IS NOT NULL
+                          LEFT JOIN jsonb_array_elements(items) AS i (value) ON i.value ->> 'key' = j.graph_key
+                    WHERE g.idempotency_key = graph ->> 'idempotency_key'
+                      AND coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args)) IS DISTINCT FROM
+                          dl_request_hash(i.value ->> 'queue', i.value ->> 'task', coalesce(nullif(i.value -> 'args', 'null'), '{}'))) THEN
+            RAISE unique_violation
+                  USING MESSAGE = format('the key %L belongs to a graph with other jobs', graph ->> 'idempotency_key');
+        END IF;
         RETURN QUERY SELECT g.graph_id, false, j.graph_key, j.job_id
                        FROM dl_graphs g JOIN dl_jobs j ON j.graph_id = g.graph_id
                       WHERE g.idempotency_key = graph ->> 'idempotency_key' ORDER BY j.created_at;

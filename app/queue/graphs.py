@@ -18,6 +18,7 @@ from app.queue.job import NewJob, Status, encode_request
 
 MAX_JOBS = 10_000
 MAX_EDGES = 50_000
+_UNIQUE_VIOLATION = "23505"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +154,8 @@ class Graphs:
         idempotency_key: str | None = None,
         created_by: str | None = None,
     ) -> EnqueuedGraph:
-        """Enqueue a graph whole, its jobs in any order. Raises InvalidJob, whose field names the job."""
+        """Enqueue a graph whole, its jobs in any order. Raises InvalidJob, whose field names the job, and
+        IdempotencyConflict if the graph with the key has other jobs."""
         items = []
         for item in order_jobs(jobs):
             edges = [{"job": parent, "on": on} for parent, on in item.after]
@@ -162,7 +164,12 @@ class Graphs:
         graph = {"name": name, "on_failure": on_failure, "jobs": items}
         graph |= {} if idempotency_key is None else {"idempotency_key": idempotency_key}
         graph |= {} if created_by is None else {"created_by": created_by}
-        rows = self._execute("enqueue_graph", {"graph": json.dumps(graph, allow_nan=False)})
+        try:
+            rows = self._execute("enqueue_graph", {"graph": json.dumps(graph, allow_nan=False)})
+        except InvalidJob as error:
+            if idempotency_key is None or getattr(error.__cause__, "pgcode", None) != _UNIQUE_VIOLATION:
+                raise
+            raise IdempotencyConflict(idempotency_key, None) from error
         return EnqueuedGraph(as_uuid(rows[0][0]), rows[0][1], {key: as_uuid(job_id) for _, _, key, job_id in rows})
 
     def fan_out(self, jobs: Sequence[NewJob], then: NewJob, *, on: str, need: str) -> tuple[list[UUID], UUID]:

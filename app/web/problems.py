@@ -308,7 +308,7 @@ def problem_response(error: Exception, request_id: str, *, is_read: bool = False
         case errors.InvalidJob() if error.field:
             message = str(error).removeprefix("PostgreSQL refused a value: ").removeprefix(f"{error.field} ")
             problem["errors"] = [FieldError(error.field, message)]
-        case errors.IdempotencyConflict():
+        case errors.IdempotencyConflict() if error.job_id is not None:
             problem |= {"instance": f"/api/v1/jobs/{error.job_id}", "job_id": str(error.job_id)}
         case errors.BulkMismatch():
             problem["matching_count"] = error.actual

@@ -57,7 +57,9 @@ class GraphRequest(BodyModel):
         description="cancel: when a job failed or was lost, what has not started is canceled, except jobs that wait "
         "for a failure or for any end. continue: only what needs the failed job is skipped.",
     )
-    idempotency_key: Name | None = Field(None, description="A second request with it returns the same graph.")
+    idempotency_key: Name | None = Field(
+        None, description="A second request with it and the same jobs returns the same graph."
+    )
     jobs: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_JOBS)] = Field(
         description="The jobs, in any order: `key`, `after`, `need`, and the fields of a trigger without its keys.",
         examples=[
@@ -107,7 +109,7 @@ def create_graphs_blueprint(
         "/graphs",
         body=GraphRequest,
         response=GraphResponse,
-        problems=(ProblemCode.QUEUE_DRAINING, ProblemCode.OUTSIDE_KEY_LIMITS),
+        problems=(ProblemCode.QUEUE_DRAINING, ProblemCode.IDEMPOTENCY_CONFLICT, ProblemCode.OUTSIDE_KEY_LIMITS),
         scope=Scope.TRIGGER,
         max_body_bytes=options.max_batch_bytes,
     )

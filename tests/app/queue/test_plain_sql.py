@@ -40,6 +40,8 @@ def webhook(queue_db):
         ({"available_at": "2999-01-01"}, "scheduled"),
         ({"available_at": "infinity"}, "scheduled"),
         ({"wait_state": "blocked"}, "blocked"),
+        ({"wait_state": "waiting"}, "ready"),
+        ({"wait_state": "limited", "available_at": "2999-01-01"}, "scheduled"),
         ({"status": "succeeded"}, "scheduled"),
     ],
 )

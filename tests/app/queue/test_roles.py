@@ -431,3 +431,15 @@ def test_key_of_a_job_of_another_task_is_a_conflict(roles, key):
     ((outcome, job_id),) = do(roles["enqueuer"], "SELECT outcome, job_id FROM dl_enqueue_many(%s)", mine)
 
     assert (outcome, job_id) == ("conflict", foreign)
+
+
+def test_enqueuer_gets_no_ids_of_a_graph_of_other_jobs(roles):
+    def graph(task: str) -> str:
+        return json.dumps({"idempotency_key": "k", "jobs": [{"key": "a", "queue": "q", "task": task, "lock_key": "k"}]})
+
+    call = "SELECT job_id FROM dl_enqueue_graph(%s)"
+    theirs = do(roles["service"], call, graph("report"))
+
+    with pytest.raises(errors.UniqueViolation, match="the key 'k' belongs to a graph with other jobs"):
+        do(roles["enqueuer"], call, graph("load"))
+    assert do(roles["enqueuer"], call, graph("report")) == theirs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from uuid import uuid4
 
@@ -9,16 +10,17 @@ import psycopg2
 import pytest
 
 from app.admin.api_keys import Scope
+from app.queue.graphs import Graphs, NewGraphJob
 from app.queue.job import NewJob
 from app.web.app import OPERATIONS
 from app.web.trigger_request import TriggerRequest
 
-TRIGGER, BATCH = "/api/v1/jobs/trigger", "/api/v1/jobs/batch"
+TRIGGER, BATCH, GRAPHS, FORM = "/api/v1/jobs/trigger", "/api/v1/jobs/batch", "/api/v1/graphs", "/tasks/load"
 # Operations that a key with `trigger` alone may call, and what tries each. A new one needs a test before it is listed.
 OPERATIONS_OF_A_TRIGGER_KEY = {
     "trigger_job": "here",
     "trigger_jobs": "here",
-    "trigger_graph": "its jobs are parents of each other only, and have no key",
+    "trigger_graph": "here; its jobs are parents of each other only, and have no key of their own",
     "get_job_status": "here",
     "list_tasks": "test_guard",
     "list_queues": "test_guard",
@@ -28,7 +30,7 @@ OPERATIONS_OF_A_TRIGGER_KEY = {
     "get_openapi": "has no argument",
     "show_docs": "shows the document",
     "choose_zone": "sets a cookie",
-    "submit_task_start": "its parents are checked as those of a trigger",
+    "submit_task_start": "here",
 }
 NAMES_OF_JOBS = {"after", "args", "idempotency_key", "live_key", "debounce", "throttle"}
 OTHER_FIELDS = {
@@ -36,7 +38,8 @@ OTHER_FIELDS = {
     "producer", "consumer_group", "time_limit_sec", "retry", "limits", "need", "fair_key", "expires_at",
     "start_within_sec", "logical_at", "interval_start", "interval_end", "webhook", "tags",
 }  # fmt: skip
-MINE = {"queue": "mine", "task": "load", "lock_key": "k"}
+MINE: dict[str, Any] = {"queue": "mine", "task": "load", "lock_key": "k"}
+INPUTS = {"queue": "mine", "lock_key": "k", "args": "{}"}  # of the form that starts a task
 RULES: dict[str, dict[str, Any]] = {
     "idempotency_key": {"idempotency_key": "shared"},
     "live_key": {"live_key": "shared"},
@@ -89,6 +92,16 @@ def test_a_foreign_parent_is_one_that_does_not_exist(app, headers, foreign):
     assert str(answers[:3]).replace(foreign, unknown) == str(answers[3:])
 
 
+def test_the_form_hides_a_foreign_parent(app, headers, foreign):
+    unknown, answers = str(uuid4()), []
+    for job_id in (foreign, unknown):
+        answer = app.post(FORM, data={**INPUTS, "after": job_id}, headers=headers)
+        assert (answer.status_code, f"there is no job {job_id}" in answer.text) == (409, True)
+        answers.append(answer.text)
+
+    assert answers[0].replace(foreign, unknown) == answers[1]
+
+
 def test_an_own_parent_is_accepted(app, headers):
     parent = app.post(TRIGGER, json=MINE, headers=headers).json["job_id"]
 
@@ -108,3 +121,39 @@ def test_a_key_of_a_foreign_job_is_a_conflict(app, headers, queue, name):
     assert "shared" in one.json["detail"]
     assert many.json["items"][0]["outcome"] == "conflict"
     assert queue.get(theirs).args == {}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_form_refuses_a_key_of_a_foreign_job(app, headers, queue, name):
+    queue.enqueue(NewJob(queue="theirs", task="report", lock_key="k", **RULES[name]))
+
+    answer = app.post(FORM, data={**INPUTS, "more": json.dumps(RULES[name])}, headers=headers)
+
+    assert (answer.status_code, "already belongs to job" in answer.text) == (409, True)
+
+
+@pytest.mark.parametrize(
+    "own", [{}, {"queue": "theirs"}, {"task": "report"}, {"args": {"day": 1}}], ids=lambda own: next(iter(own), "same")
+)
+def test_the_key_of_a_graph_of_other_jobs_is_a_conflict(app, headers, queue, own):
+    fields = {**MINE, **own}
+    theirs = NewGraphJob(key="a", job=NewJob(**fields))
+    graph = Graphs(queue.executor).enqueue([theirs], idempotency_key="shared")
+
+    answer = app.post(GRAPHS, json={"idempotency_key": "shared", "jobs": [{"key": "a", **MINE}]}, headers=headers)
+
+    if own:
+        assert (answer.status_code, answer.json["code"]) == (409, "idempotency_conflict")
+        assert str(graph.graph_id) not in answer.text
+        assert str(graph.jobs["a"]) not in answer.text
+    else:
+        assert answer.json == {"graph_id": str(graph.graph_id), "created": False, "jobs": {"a": str(graph.jobs["a"])}}
+
+
+def test_the_key_of_a_graph_with_more_jobs_is_a_conflict(app, headers, queue):
+    jobs = [NewGraphJob(key=key, job=NewJob(**MINE)) for key in ("a", "b")]
+    Graphs(queue.executor).enqueue(jobs, idempotency_key="shared")
+
+    answer = app.post(GRAPHS, json={"idempotency_key": "shared", "jobs": [{"key": "a", **MINE}]}, headers=headers)
+
+    assert answer.status_code == 409
