@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from pipelines import zone_clock
 from pipelines.periods import KEY_EXAMPLES, PERIOD_TEXT, Unit, check_moment, parse_period, with_article
-from pipelines.zone_clock import DAY, HOUR, SECOND
+from pipelines.zone_clock import DAY, HOUR, SECOND, find_zone
 
 MAX_KEY_BYTES = 200
 _MAX_LISTED, _MAX_SHOWN = 100_000, 20
@@ -143,8 +143,8 @@ class _Calendar:
         if not isinstance(self.zone, str):
             raise TypeError(f"zone is a name such as Europe/Moscow, not {self.zone!r}")
         try:
-            return ZoneInfo(self.zone)
-        except (KeyError, ValueError, OSError):
+            return find_zone(self.zone)
+        except ValueError:
             raise ValueError(f"there is no time zone {self.zone!r}; use a name such as Europe/Moscow") from None
 
     @cached_property

@@ -13,9 +13,11 @@ from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from itertools import islice
 from typing import Literal, NamedTuple, get_args
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
+
+from pipelines.zone_clock import find_zone
 
 Gap = Literal["after", "skip"]
 Fold = Literal["first", "second", "both"]
@@ -89,8 +91,8 @@ class Timing:
     @cached_property
     def _zone(self) -> ZoneInfo:
         try:
-            return ZoneInfo(self.zone)
-        except (ZoneInfoNotFoundError, ValueError, OSError):
+            return find_zone(self.zone)
+        except ValueError:
             raise ValueError(f"zone: {self.zone[:100]!r} is no IANA time zone, such as Europe/Moscow or UTC") from None
 
     @cached_property

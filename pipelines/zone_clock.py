@@ -7,6 +7,18 @@ from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
+# Files that are no zones of the IANA database: another machine has other times in them, or none.
+_LOCAL_NAMES, _LOCAL_FOLDERS = ("localtime", "Factory", "posixrules"), ("posix/", "right/")
+
+
+def find_zone(name: str) -> ZoneInfo:
+    """Return the zone of the IANA database with this name. Raises ValueError."""
+    if name in _LOCAL_NAMES or name.startswith(_LOCAL_FOLDERS):
+        raise ValueError(f"{name!r} is not the same on each machine")
+    try:
+        return ZoneInfo(name)
+    except (KeyError, OSError) as error:
+        raise ValueError(f"there is no time zone {name[:100]!r}") from error
 
 
 def offset_at(moment: datetime, zone: ZoneInfo) -> timedelta:

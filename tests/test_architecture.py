@@ -26,7 +26,7 @@ _SERVICE = ("app.errors", "app.log", "app.net", "app.tracing", "app.wording")
 ROOMS: dict[str, frozenset[str]] = {
     "app": frozenset(),
     "app.errors": frozenset(),
-    "app.config": frozenset({"app.errors"}),
+    "app.config": frozenset({"app.errors", "pipelines.zone_clock"}),
     "app.net": frozenset({"pipelines.toolkit.networks"}),
     "app.wording": frozenset(),
     "app.tracing": frozenset({"app.errors"}),

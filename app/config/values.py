@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
-from zoneinfo import ZoneInfo
 
 from pydantic import (
     AfterValidator,
@@ -27,6 +26,7 @@ from pydantic import (
 )
 
 from app.config import dsn
+from pipelines.zone_clock import find_zone
 
 MAX_CONCURRENCY = 1000
 MAX_QUEUE_GRACE_SEC = 86_400
@@ -67,10 +67,7 @@ def matching(pattern: str, problem: str = "") -> AfterValidator:
 
 
 def _check_time_zone(name: str) -> str:
-    try:
-        ZoneInfo(name)
-    except (KeyError, ValueError, OSError):
-        raise ValueError from None
+    find_zone(name)
     return name
 
 

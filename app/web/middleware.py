@@ -14,7 +14,7 @@ from flask import Response, current_app, render_template, request
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from app import log
-from app.web.auth.guard import AUTHENTICATOR, IS_PAGE, REQUEST_ID, Authenticator, log_fields
+from app.web.auth.guard import AUTHENTICATOR, IS_PAGE, IS_READ, REQUEST_ID, Authenticator, log_fields
 from app.web.links import current_path, current_url
 from app.web.openapi import route_template
 from app.web.problems import ProblemCode, problem_code, problem_response
@@ -130,7 +130,7 @@ def handle_error(error: Exception) -> Response:
     code = problem_code(error)
     if code is ProblemCode.KEY_REQUIRED and request.environ.get(IS_PAGE):
         return _redirect_to_login()
-    response = problem_response(error, request.environ[REQUEST_ID], is_read=request.method in ("GET", "HEAD"))
+    response = problem_response(error, request.environ[REQUEST_ID], is_read=request.environ.get(IS_READ, False))
     if request.environ.get(IS_PAGE) or _is_unknown_page():
         response = _problem_page(response)
     if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR and code not in _EXPECTED_CODES:

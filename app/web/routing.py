@@ -16,7 +16,7 @@ from werkzeug.exceptions import NotFound, RequestEntityTooLarge, UnsupportedMedi
 
 from app.admin.api_keys import Scope
 from app.db.statements import acting_as
-from app.web.auth.guard import CSRF_FIELD, REQUEST_ID, authorize
+from app.web.auth.guard import CSRF_FIELD, IS_READ, REQUEST_ID, authorize
 from app.web.json_io import MAX_JSON_DEPTH, FieldError, dump_body, dump_json, parse
 from app.web.problems import InvalidRequest, ProblemCode, problem_code
 from app.web.schemas import field_errors
@@ -163,6 +163,7 @@ def _check_scope(operation: Operation, view: Callable[..., Response]) -> Callabl
 
     def checked_view(**path: Any) -> Response:
         environ = request.environ
+        environ[IS_READ] = operation.method == "GET" or operation.scope is Scope.READ
         actor = authorize(environ, required_scopes, is_page=is_page)
         if actor is None or operation.method == "GET":
             return view(**path)

@@ -236,6 +236,7 @@ def test_task_without_schedule_declares_none(known):
         ({"cron": "0 0 30 2 *"}, "never fires"),
         ({"every": 367 * 86_400}, "expression: an interval has 1 to"),
         ({"every": 60, "zone": "Moscow"}, "zone: 'Moscow' is no IANA time zone"),
+        ({"every": 60, "zone": "localtime"}, "zone: 'localtime' is no IANA time zone"),
         ({"after": ["a"], "zone": "Moscow"}, "zone: 'Moscow' is no IANA time zone"),
         ({"starts": "2026-01-02T00:00Z", "ends": "2026-01-01T00:00Z"}, "ends_at: is not later than starts_at"),
         ({"args": {"days": ["{yesterday}"]}}, "args.days.0: {yesterday} is none of the placeholders"),

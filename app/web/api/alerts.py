@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 from uuid import UUID
-from zoneinfo import available_timezones
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -21,6 +20,7 @@ from app.web.routing import ApiBlueprint
 from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, BodyModel, Deleted, QueryModel, require_change, require_one_field
 from pipelines.contract import Pipelines
 from pipelines.reports import MAX_DATASET_BYTES
+from pipelines.zone_clock import find_zone
 
 _MAX_DURATION_SEC = 30 * 86_400.0  # statistics are kept no longer
 _MIN_WINDOW_SEC = 60.0
@@ -32,8 +32,10 @@ RunCount = Annotated[int, Field(ge=1, le=INT4_MAX)]
 
 
 def _validate_zone(raw: str) -> str:
-    if raw not in available_timezones():
-        raise PydanticCustomError("zone", "is not a time zone of the IANA database, such as Europe/Moscow")
+    try:
+        find_zone(raw)
+    except ValueError:
+        raise PydanticCustomError("zone", "is not a time zone of the IANA database, such as Europe/Moscow") from None
     return raw
 
 

@@ -108,7 +108,7 @@ def _in_networks(text: str, networks: tuple[Network, ...]) -> bool:
 LOG = log.get("app.web.auth.guard")
 # Keys of the WSGI environment.
 AUTHENTICATOR, ACTOR = "dataloader.authenticator", "dataloader.actor"
-IS_PAGE, REQUEST_ID = "dataloader.page", "dataloader.request_id"
+IS_PAGE, IS_READ, REQUEST_ID = "dataloader.page", "dataloader.read", "dataloader.request_id"
 _CHALLENGE = 'Bearer realm="dataloader"'
 CSRF_FIELD = "csrf_token"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

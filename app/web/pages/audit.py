@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any
@@ -27,6 +28,8 @@ PAGE_SIZE = 100
 _MAX_EXPORTED = 10_000
 _MAX_SCANNED_ENTRIES = 100_000  # for one page, where no index serves the filter
 _CSV = "text/csv"
+_FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+_LINE_BREAKS = re.compile(r"[\r\n\v\f\x85\u2028\u2029\t]+")  # a formula may begin in the next line
 _CSV_FIELDS = (
     "audit_id", "at", "action", "actor", "key_id", "via", "address", "request_id", "subject", "subject_id", "before",
     "after", "db_user", "count", "first_at",
@@ -165,12 +168,12 @@ def to_csv(entries: Iterable[AuditEntry]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A cell that a spreadsheet does not take for a formula."""
+    """A cell that a spreadsheet does not take for a formula, and of one line."""
     if value is None:
         return ""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)
-    text = str(value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    text = _LINE_BREAKS.sub(" ", str(value))
+    return f"'{text}" if text.lstrip().startswith(_FORMULA_STARTS) else text

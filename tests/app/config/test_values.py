@@ -24,7 +24,9 @@ def test_a_zone_exists(name):
     assert parse("TIMEZONE", name) == name
 
 
-@pytest.mark.parametrize("name", ["Mars/Olympus", "../etc/passwd", "Europe", "/etc/localtime", "UTC\x00"])
+@pytest.mark.parametrize(
+    "name", ["Mars/Olympus", "../etc/passwd", "Europe", "/etc/localtime", "UTC\x00", "localtime", "Factory"]
+)
 def test_what_is_no_zone_is_refused(name):
     with pytest.raises(ConfigError, match="IANA"):
         parse("TIMEZONE", name)

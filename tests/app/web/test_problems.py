@@ -99,6 +99,23 @@ def test_without_database_requests_get_503_with_retry_after(app_without_database
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "is_unknown"),
+    [
+        ("get", "/api/v1/jobs", False),
+        ("post", "/api/v1/bulk/count", False),
+        ("post", JOB + "/cancel", True),
+    ],
+)
+def test_only_a_change_has_an_unknown_outcome(app_without_database, method, path, is_unknown):
+    body = {"json": {"action": "cancel", "filter": {"text": "x"}}} if path.endswith("count") else {}
+
+    response = getattr(app_without_database(), method)(path, **body)
+
+    assert is_problem(response, 503, "database_unavailable")
+    assert ("outcome is unknown" in response.json["detail"]) is is_unknown
+
+
+@pytest.mark.parametrize(
     ("error", "status", "code"),
     [
         (DatabaseUnavailable("password=s3cret host=db"), 503, "database_unavailable"),

@@ -78,6 +78,17 @@ def test_export_has_what_the_filter_matches(client, trigger):
     assert "since" in refused.json["detail"]
 
 
+@pytest.mark.parametrize("name", ["＝1+1", "＠SUM(1)", " =1+1", "a\n=1+1", "a\r\n=1+1"])
+def test_export_has_no_cell_with_a_formula(client, name):
+    client.patch("/api/v1/queues", json={"queue": name, "concurrency": 3})
+
+    text = client.get("/audit/export?triggers=all").text
+    (row,) = csv.DictReader(io.StringIO(text))
+
+    assert row["subject_id"] in (f"'{name}", "a =1+1")
+    assert len(text.splitlines()) == 2
+
+
 def test_api_folds_triggers_too(client, trigger):
     for number in range(2):
         trigger(lock_key=f"k{number}")
