@@ -507,8 +507,9 @@ CREATE TABLE dl_workers (
     superseded_by    uuid,                                -- the process that took over its name
     takeover_at      timestamptz,                         -- when a process last began to take over its jobs
     dead_at          timestamptz                          -- when its death was proved
--- Heartbeats update it often. Each vacuum or analyze would make all sessions plan their statements on it again; updates prune its pages.
-) WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);
+-- Heartbeats update it often. Each vacuum or analyze would make all sessions plan their statements on it again; updates prune its pages,
+-- as long as these have room for the next version of each row.
+) WITH (fillfactor = 50, autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);
 
 -- A claim of another service or an older process leaves worker_id as it is: that of an earlier attempt, whose process may
 -- be dead. Our claims set it and every end of an attempt clears it, so one that does not change is stale.

@@ -162,5 +162,6 @@ ALTER TABLE dl_workers
     ADD COLUMN labels jsonb NOT NULL DEFAULT '{}',
     ADD COLUMN unserved_tasks jsonb NOT NULL DEFAULT '{}',
     ADD COLUMN reaps bool NOT NULL DEFAULT true;
--- Heartbeats would have new statistics taken each minute, and every session would plan again what reads this table.
-ALTER TABLE dl_workers SET (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);
+-- Heartbeats would have new statistics taken each minute, and every session would plan again what reads this table. A page has room
+-- for the next version of each row, so that heartbeats add no pages.
+ALTER TABLE dl_workers SET (fillfactor = 50, autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);

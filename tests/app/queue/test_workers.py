@@ -49,6 +49,20 @@ def reap(queue_db: QueueFixture, run: ClaimedJob, worker: UUID | None) -> list[R
     return queue_db.queue.reap([(run.id, run.run_id, run.lock_key)], pause_sec=5.0, worker_id=worker)
 
 
+def test_heartbeats_add_no_pages(queue_db: QueueFixture, deaths: WorkerLiveness):
+    tasks = tuple(f"load.table_{n}" for n in range(60))
+    workers = [WorkerInfo(uuid4(), f"host:{n}", "1", ("q",), tasks, 1) for n in range(20)]
+    for worker in workers:
+        deaths.send_heartbeat(worker, HERE, heartbeat_sec=10)
+    before = queue_db.fetch_row("SELECT pg_relation_size('dl_workers')")
+
+    for _ in range(20):
+        for worker in workers:
+            deaths.send_heartbeat(worker, HERE, heartbeat_sec=10)
+
+    assert queue_db.fetch_row("SELECT pg_relation_size('dl_workers')") == before
+
+
 def test_heartbeat_with_a_limit_names_the_next_processes_in_turn(heartbeat: Callable[..., HeartbeatResult]):
     """So each process of a host is watched by as many others, and by none of another host."""
     heartbeat(UUID(int=3), HostFacts("another boot", "pid:[1]", "time:[2]", 1, 1))
