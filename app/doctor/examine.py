@@ -9,8 +9,10 @@ from app.doctor.engines import check_engines
 from app.doctor.facts import DatabaseFacts, detect_pooler
 from app.doctor.findings import Finding, error, worst
 from app.doctor.queue import (
+    LONG_LOCK_SEC,
     LONG_TRANSACTION_SEC,
     check_listeners,
+    check_lock_holders,
     check_queue,
     check_retention,
     check_tables,
@@ -59,6 +61,7 @@ def run_checks(facts: DatabaseFacts, connections: Connections) -> list[Finding]:
     run_check("queue", check_live_queue)
     run_check("bloat", lambda: check_tables(facts.tables()))
     run_check("transactions", lambda: check_transactions(facts.transactions(older_sec=LONG_TRANSACTION_SEC)))
+    run_check("locks", lambda: check_lock_holders(facts.lock_holders(older_sec=LONG_LOCK_SEC)))
     run_check(
         "retention", lambda: check_retention(facts.is_retention_paused(), is_decided=connections.is_retention_decided)
     )

@@ -51,6 +51,24 @@ class Transaction:
 
 
 @dataclass(frozen=True)
+class LockHolder:
+    """A session of others that holds a lock on jobs, or on their table."""
+
+    pid: int
+    name: str
+    user: str
+    state: str
+    age_sec: float  # of its transaction
+    query: str
+    mode: str
+
+    @property
+    def has_table(self) -> bool:
+        """Whether no other session can write any job."""
+        return self.mode not in ("RowShareLock", "RowExclusiveLock")
+
+
+@dataclass(frozen=True)
 class Pooler:
     """How connections behave while others are open."""
 
@@ -103,6 +121,10 @@ class DatabaseFacts:
 
     def transactions(self, *, older_sec: float) -> list[Transaction]:
         return [Transaction(*row) for row in self._execute("doctor_transactions", {"older_sec": older_sec})]
+
+    def lock_holders(self, *, older_sec: float) -> list[LockHolder]:
+        parameters = {"schema": self.schema, "older_sec": older_sec}
+        return [LockHolder(*row) for row in self._execute("doctor_lock_holders", parameters)]
 
     def queue(self, *, max_ready: int = _MAX_READY) -> Mapping[str, Any]:
         """The state of the queue, with the tasks of the first `max_ready` jobs of each queue."""

@@ -121,6 +121,18 @@ SELECT 'slot', slot_name, '', CASE WHEN active THEN 'active' ELSE 'inactive' END
  ORDER BY 5 DESC NULLS LAST
  LIMIT 20;
 
+-- name: doctor_lock_holders
+-- Sessions of others that have held locks on jobs or their table for longer than `older_sec`. Locks of reading and of vacuum are no obstacle.
+SELECT l.pid, coalesce(a.application_name, ''), coalesce(a.usename, ''), coalesce(a.state, ''),
+       extract(epoch FROM clock_timestamp() - a.xact_start)::float8, left(coalesce(a.query, ''), 120), l.mode
+  FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.relation = to_regclass(quote_ident(%(schema)s::text) || '.dl_jobs')
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND l.granted AND l.mode NOT IN ('AccessShareLock', 'ShareUpdateExclusiveLock')
+   AND NOT starts_with(a.application_name, 'dataloader-') AND a.xact_start < clock_timestamp() - make_interval(secs => %(older_sec)s::float8)
+ ORDER BY a.xact_start
+ LIMIT 20;
+
 -- name: doctor_queue
 -- Jobs that no worker will claim, and attempts that run too long. Each list is limited: the tasks of ready jobs are those of
 -- the first `max_ready` of each queue. Workers mark the other jobs of unknown tasks.

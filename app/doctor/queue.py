@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from app.doctor.facts import TableStats, Transaction
+from app.doctor.facts import LockHolder, TableStats, Transaction
 from app.doctor.findings import Finding, error, info, ok, warning
 from app.queue.labels import describe_missing, format_labels
 from app.wording import format_count, format_duration, suggestion
 
 LONG_TRANSACTION_SEC = 300.0
+LONG_LOCK_SEC = 60.0  # as long as a lease is by default
 _VERY_LONG_TRANSACTION_SEC = 3600.0
 _MIN_DEAD_ROWS, _MIN_DEAD_SHARE = 50_000, 0.5
 _MAX_NAMES_SHOWN = 5
@@ -89,6 +90,20 @@ def _transaction_finding(transaction: Transaction, facts: Mapping[str, Any]) -> 
     report = warning if transaction.is_in_database and is_old else info
     remedy = f"{terminate}; or wait for its end: until then vacuum removes no dead row"
     return report("transactions", message, remedy, **facts)
+
+
+def check_lock_holders(holders: Sequence[LockHolder]) -> Iterator[Finding]:
+    for holder in holders:
+        what = "the table of jobs" if holder.has_table else "jobs that it has changed or locked"
+        message = (
+            f"{holder.name or 'a session without a name'} (pid {holder.pid}, {holder.user}) has had a lock on {what}"
+            f" for {format_duration(holder.age_sec)}: their leases are not renewed, and healthy jobs run again"
+        )
+        message += f"; {holder.state}" if holder.state else ""
+        message += f": {holder.query}" if holder.query else ""
+        yield warning("locks", message, f"SELECT pg_terminate_backend({holder.pid})", **vars(holder))
+    if not holders:
+        yield ok("locks", f"no session of others has held a lock on jobs for {LONG_LOCK_SEC:.0f} s")
 
 
 def check_queue(facts: Mapping[str, Any]) -> Iterator[Finding]:

@@ -191,6 +191,29 @@ def test_remedy_of_transactions_ends_them(bare_server, monkeypatch):
             eventually(partial(is_gone, bare_server, "transactions", name))
 
 
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        ("UPDATE dl_jobs SET priority = 1 WHERE status = 'running'", "jobs that it has changed or locked"),
+        ("SELECT FROM dl_jobs FOR UPDATE", "jobs that it has changed or locked"),
+        ("LOCK TABLE dl_jobs IN SHARE MODE", "the table of jobs"),
+    ],
+)
+def test_remedy_of_locks_ends_their_session(bare_server, monkeypatch, statement, what):
+    monkeypatch.setattr("app.doctor.examine.LONG_LOCK_SEC", 0.0)
+    assert is_gone(bare_server, "locks")
+    with closing(psycopg2.connect(make_dsn(bare_server, application_name="console"))) as session:
+        session.cursor().execute(statement)
+        finding = find_finding(
+            find_problems(bare_server), "warning locks", f"console (pid {session.info.backend_pid}, "
+        )
+        assert f"has had a lock on {what}" in finding.message
+
+        run_remedy(bare_server, finding.remedy)
+
+        eventually(partial(is_gone, bare_server, "locks"))
+
+
 def test_remedy_of_bloat_vacuums(bare_server, monkeypatch):
     monkeypatch.setattr("app.doctor.queue._MIN_DEAD_ROWS", 500)
     execute_sql(
