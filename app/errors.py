@@ -348,12 +348,11 @@ class WaitRefused(InvalidJob):
 
 
 class IdempotencyConflict(DataloaderError):
-    """A key belongs to a job of another queue or task, the idempotency key to one with other args, or that of a graph
-    to one with other jobs."""
+    """A key belongs to a job of another queue or task, or the idempotency key to a request with other values."""
 
-    def __init__(self, key: str, job_id: UUID | None) -> None:
-        """`job_id`: of the job with the key; None: a graph has it."""
-        owner = "a graph with other jobs" if job_id is None else f"job {job_id}, which has another queue, task or args"
+    def __init__(self, key: str, job_id: UUID | None, owner: str = "") -> None:
+        """`job_id`: of the job with the key; None: `owner` has it."""
+        owner = owner or f"job {job_id}, which has another queue, task or args"
         super().__init__(f"the key {key!r} already belongs to {owner}; use a new key for a new request")
         self.key = key
         self.job_id = job_id

@@ -308,7 +308,8 @@ def create_backfill(session: Session, queue: str, count: int) -> UUID:
     last = first + timedelta(hours=count)
     slices = {"unit": "hour", "zone": "UTC", "start": first.isoformat()[:13], "end": last.isoformat()[:13]}
     template = definition_from({"task": "noop", "expression": "@daily", "queue": queue}, zone="UTC").to_json()
-    return Backfills(session).create("noop", queue=queue, slices=slices, total=count, template=template).backfill_id
+    backfill, _ = Backfills(session).create("noop", queue=queue, slices=slices, total=count, template=template)
+    return backfill.backfill_id
 
 
 def measure_claim(dsn: str, options: argparse.Namespace) -> list[Sequence[Cell]]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
-from uuid import UUID, uuid4
+from uuid import UUID
 
-from app.db.encoding import array, as_uuid, from_row, validate_json, validate_texts
+from app.db.encoding import array, as_uuid, from_row, id_of_key, validate_json, validate_texts
 from app.db.statements import Executor
-from app.errors import BackfillEnded, BackfillNotFound
+from app.errors import BackfillEnded, BackfillNotFound, IdempotencyConflict
 from app.queue.job import Status
 
 _BAD_ENDS = frozenset({Status.FAILED, Status.LOST, Status.CANCELED})
@@ -151,17 +151,26 @@ class Backfills:
         template: Mapping[str, Any],
         options: BackfillOptions | None = None,
         created_by: str | None = None,
-    ) -> Backfill:
-        """Create a backfill of `total` slices; the maintenance leader makes its jobs."""
+        idempotency_key: str | None = None,
+    ) -> tuple[Backfill, bool]:
+        """Create a backfill of `total` slices; the maintenance leader makes its jobs. Return it, and whether it is new.
+        Raises IdempotencyConflict if the one with the key has other values."""
         options = options or BackfillOptions()
-        backfill_id = uuid4()
+        backfill_id = id_of_key("backfill", idempotency_key)
         parameters = {
             **vars(options), "backfill_id": str(backfill_id), "mode": options.mode.value, "total": total,
             "slices": validate_json("slices", dict(slices)), "template": validate_json("args", dict(template)),
         }  # fmt: skip
         texts = validate_texts({"task": task, "queue": queue, "note": options.note, "created_by": created_by})
-        self._execute("create_backfill", {**parameters, **texts})
-        return self.get(backfill_id)
+        is_new = bool(self._execute("create_backfill", {**parameters, **texts}))
+        backfill = self.get(backfill_id)
+        requested = (task, queue, slices, options.mode, options.newest_first, template)
+        known = (
+            backfill.task, backfill.queue, backfill.slices, backfill.mode, backfill.newest_first, backfill.template,
+        )  # fmt: skip
+        if idempotency_key is not None and not is_new and known != requested:
+            raise IdempotencyConflict(idempotency_key, None, "a backfill with other values")
+        return backfill, is_new
 
     def get(self, backfill_id: UUID) -> Backfill:
         """Raises BackfillNotFound."""

@@ -1,13 +1,16 @@
 -- Backfills and the slices of tasks. See the tables of schema.sql.
 
 -- name: create_backfill
+-- No row: there is one with this id.
 INSERT INTO dl_backfills (backfill_id, task, queue, slices, mode, newest_first, concurrency, template, stop_after_failures, total, note,
                           created_by, changed_by)
 VALUES (%(backfill_id)s::uuid, %(task)s::text, %(queue)s::text, %(slices)s::jsonb, %(mode)s::text, %(newest_first)s::bool,
         %(concurrency)s::int, %(template)s::jsonb, %(stop_after_failures)s::int, %(total)s::int, %(note)s::text,
-        %(created_by)s::text, %(created_by)s::text);
+        %(created_by)s::text, %(created_by)s::text)
+    ON CONFLICT (backfill_id) DO NOTHING;
 
-SELECT dl_set_backfill_limit(%(backfill_id)s::uuid);
+SELECT dl_set_backfill_limit(backfill_id) FROM dl_backfills
+ WHERE backfill_id = %(backfill_id)s::uuid AND xmin = pg_current_xact_id()::xid;
 
 -- name: backfills
 -- The newest first; with `backfill_id` that one alone. The slices of each are counted by the state of their last job; a slice

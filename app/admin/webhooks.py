@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from app.db.encoding import array, as_uuid, from_row, sanitize_text, validate_texts
+from app.db.encoding import array, as_uuid, from_row, id_of_key, sanitize_text, validate_texts
 from app.db.statements import Executor
-from app.errors import DeliveryNotFound, WebhookNotFound
+from app.errors import DeliveryNotFound, IdempotencyConflict, WebhookNotFound
 
 MAX_RESPONSE_LENGTH = 500
 _MAX_ERROR_LENGTH = 500
@@ -158,12 +158,20 @@ class Webhooks:
         queue: str | None = None,
         task: str | None = None,
         description: str = "",
-    ) -> tuple[Webhook, str]:
-        """Add a webhook; return it with its secret, which cannot be read again."""
-        secret = _new_secret()
+        idempotency_key: str | None = None,
+    ) -> tuple[Webhook, str | None]:
+        """Add a webhook; return it with its secret, which cannot be read again; None: the one with the key is there.
+        Raises IdempotencyConflict if that one has other values."""
+        secret, webhook_id = _new_secret(), id_of_key("webhook", idempotency_key)
         texts = {"url": url, "queue": queue, "task": task, "description": description, "secret": secret}
-        rows = self._execute("add_webhook", validate_texts(texts) | {"events": array(events)})
-        return from_row(Webhook, rows[0]), secret
+        parameters = validate_texts(texts) | {"events": array(events), "webhook_id": str(webhook_id)}
+        if rows := self._execute("add_webhook", parameters):
+            return from_row(Webhook, rows[0]), secret
+        webhook = self.get(webhook_id)
+        requested = (url, list(events), queue, task, description)
+        if (webhook.url, webhook.events, webhook.queue, webhook.task, webhook.description) != requested:
+            raise IdempotencyConflict(idempotency_key or "", None, "a webhook with other values")
+        return webhook, None
 
     def all(self) -> list[Webhook]:
         return [from_row(Webhook, row) for row in self._execute("webhooks", {"webhook_id": None})]

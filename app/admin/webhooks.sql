@@ -2,8 +2,11 @@
 -- that caused the event.
 
 -- name: add_webhook
-INSERT INTO dl_webhooks (url, events, queue, task, description, secret)
-VALUES (%(url)s::text, %(events)s::text[], %(queue)s::text, %(task)s::text, %(description)s::text, %(secret)s::text)
+-- No row: there is one with this id.
+INSERT INTO dl_webhooks (webhook_id, url, events, queue, task, description, secret)
+VALUES (%(webhook_id)s::uuid, %(url)s::text, %(events)s::text[], %(queue)s::text, %(task)s::text, %(description)s::text,
+        %(secret)s::text)
+    ON CONFLICT (webhook_id) DO NOTHING
 RETURNING webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
           disabled_reason, failures, failing_since, paused_until, old_secret_until;
 

@@ -63,6 +63,7 @@ backfill_argument = click.argument("backfill_id", type=click.UUID)
 @click.option("--stop-after", "stop_after_failures", type=POSITIVE, metavar="COUNT",
               help="Pause when so many slices in a row ended badly.")  # fmt: skip
 @click.option("--note", help="Why, shown with the backfill.")
+@click.option("--idempotency-key", help="Create no second backfill when the command is repeated.")
 @click.option("--dry-run", is_flag=True, help="Show what would be loaded, and load nothing.")
 @click.option("--watch", is_flag=True, help="Show the progress until it has ended.")
 @args_options

@@ -52,11 +52,13 @@ def webhooks_list(service: RemoteService) -> None:
 @click.option("--queue", help="Only events of jobs in this queue.")
 @click.option("--task", help="Only events of jobs of this task.")
 @click.option("--description", help="What it is for.")
+@click.option("--idempotency-key", help="Create no second webhook when the command is repeated.")
 def webhooks_create(service: RemoteService, *, to: str, events: tuple[str, ...], **options: Any) -> None:
     """Create a webhook that sends every end of a job, or the given events, to ADDRESS. The secret is shown only now."""
     webhook = service.post(_PATH, without_none({**options, "url": to, "events": events or None}))
     service.print_warnings(webhook)
-    service.print_payload(webhook, f"webhook {webhook['webhook_id']}", f"secret  {webhook['secret']}")
+    secret = webhook["secret"] or "shown when it was created; `dataloader webhooks rotate` makes another"
+    service.print_payload(webhook, f"webhook {webhook['webhook_id']}", f"secret  {secret}")
 
 
 @webhooks.command("edit", short_help="Change a webhook, switch it off or on.")

@@ -16,7 +16,7 @@ from enum import Enum
 from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
-from uuid import UUID
+from uuid import UUID, uuid4, uuid5
 
 from app.errors import InvalidJob
 
@@ -33,6 +33,9 @@ class JsonNull(Enum):
     """JSON's null, where None means unchanged."""
 
     NULL = "null"
+
+
+_KEY_NAMESPACE = UUID("2f0d1a5e-6c1b-4c53-9b5e-0d4a8f3f7c21")
 
 
 def array(values: Iterable[Any]) -> str:
@@ -210,6 +213,11 @@ def _decoder(hint: Any) -> Callable[[Any], Any] | None:
     if isinstance(container, type) and issubclass(container, bytes | Enum):
         return container
     return getattr(container, "from_json", None)
+
+
+def id_of_key(kind: str, idempotency_key: str | None) -> UUID:
+    """The id of a new row: with an idempotency key always the same, so that a second row with the key is not made."""
+    return uuid4() if idempotency_key is None else uuid5(_KEY_NAMESPACE, f"{kind} {idempotency_key}")
 
 
 def as_uuid(value: str | UUID) -> UUID:

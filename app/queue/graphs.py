@@ -169,7 +169,7 @@ class Graphs:
         except InvalidJob as error:
             if idempotency_key is None or getattr(error.__cause__, "pgcode", None) != _UNIQUE_VIOLATION:
                 raise
-            raise IdempotencyConflict(idempotency_key, None) from error
+            raise IdempotencyConflict(idempotency_key, None, "a graph with other jobs") from error
         return EnqueuedGraph(as_uuid(rows[0][0]), rows[0][1], {key: as_uuid(job_id) for _, _, key, job_id in rows})
 
     def fan_out(self, jobs: Sequence[NewJob], then: NewJob, *, on: str, need: str) -> tuple[list[UUID], UUID]:

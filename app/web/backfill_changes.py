@@ -85,6 +85,9 @@ class NewBackfill(BodyModel):
         None, description="Pause when so many slices in a row ended badly."
     )
     note: Annotated[str, Field(max_length=500)] | None = None
+    idempotency_key: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
+        None, description="A second request with it and the same values returns the same backfill."
+    )
     dry_run: bool = Field(False, description="Count, and create nothing.")
 
 
@@ -107,10 +110,11 @@ class BackfillPlan:
 
 @dataclass(frozen=True)
 class CreatedBackfill:
-    """The backfill, or with `dry_run` the plan alone."""
+    """The backfill, or with `dry_run` the plan alone. `created` is false if the idempotency key found it."""
 
     plan: BackfillPlan
     backfill: Backfill | None
+    created: bool
 
 
 def visible_backfill(backfill: Backfill) -> Backfill:
@@ -141,14 +145,14 @@ class BackfillEditor:
         return backfill
 
     def create(self, body: NewBackfill) -> CreatedBackfill:
-        """Raises InvalidRequest."""
+        """Raises InvalidRequest and IdempotencyConflict."""
         partitions = _partitions(body, self._pipelines, self._options)
         definition, queue_name = _template(body, self._pipelines, self._schedules, self._options)
         current_actor().require_trigger(body.task, queue_name)
         plan = self._plan(body, partitions, definition, queue_name)
         if body.dry_run:
-            return CreatedBackfill(plan, None)
-        created = self.backfills.create(
+            return CreatedBackfill(plan, None, created=False)
+        backfill, is_new = self.backfills.create(
             body.task,
             queue=queue_name,
             slices=partitions.to_json(),
@@ -164,9 +168,11 @@ class BackfillEditor:
                 note=body.note,
             ),
             created_by=current_actor().name,
+            idempotency_key=body.idempotency_key,
         )
-        audit_action("backfill.created", backfill_id=created.backfill_id, task=body.task, slices=plan.total)
-        return CreatedBackfill(plan, created)
+        if is_new:
+            audit_action("backfill.created", backfill_id=backfill.backfill_id, task=body.task, slices=plan.total)
+        return CreatedBackfill(plan, backfill, created=is_new)
 
     def _plan(
         self, body: NewBackfill, partitions: Partitions, definition: ScheduleDefinition, queue_name: str

@@ -152,7 +152,7 @@ class ScheduleOperator(Operator):
         template = {"args": {"seconds": self.random.choice((0.2, 0.6))}, "max_attempts": 3, "lease_ttl_sec": 2}
 
         def create(session: Session) -> Backfill:
-            return Backfills(session).create(
+            backfill, _ = Backfills(session).create(
                 SLICE_TASK,
                 queue=QUEUE,
                 slices=slices.to_json(),
@@ -160,6 +160,7 @@ class ScheduleOperator(Operator):
                 template=template,
                 options=options,
             )
+            return backfill
 
         found: list[Backfill] = []
         change = change_limit(

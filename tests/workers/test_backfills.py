@@ -29,10 +29,11 @@ class BackfillFixture:
 
     def create(self, first: str = "2026-01-01", last: str = "2026-01-31", **options: Any) -> Backfill:
         slices = Daily(first, end=last, zone="Europe/Moscow")
-        return self.backfills.create(
+        backfill, _ = self.backfills.create(
             "t", queue="q", slices=slices.to_json(), total=slices.count(), template={"args": {"day": "{partition}"}},
             options=BackfillOptions(**options),
         )  # fmt: skip
+        return backfill
 
     def make(self) -> None:
         while self.duty.run() == 0.0:
@@ -177,7 +178,7 @@ def test_jobs_are_made_some_ahead_of_need(fixture):
 
 def test_args_that_fit_no_slice_pause_it_with_the_reason(fixture):
     slices = Daily("2026-01-01", end="2026-01-02", zone="UTC")
-    backfill = fixture.backfills.create(
+    backfill, _ = fixture.backfills.create(
         "t", queue="q", slices=slices.to_json(), total=2, template={"args": {"day": "{partition}"}, "limits": {"w": 0}}
     )
     fixture.make()

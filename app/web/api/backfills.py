@@ -78,7 +78,13 @@ def create_backfills_blueprint(editor: BackfillEditor) -> ApiBlueprint:
         """List backfills, newest first, with the number of their slices by state."""
         return BackfillList([visible_backfill(found) for found in editor.newest(task=query.task, limit=query.limit)])
 
-    @blueprint.post("/backfills", body=NewBackfill, response=CreatedBackfill, problems=outside, scope=Scope.OPERATE)
+    @blueprint.post(
+        "/backfills",
+        body=NewBackfill,
+        response=CreatedBackfill,
+        problems=(*outside, ProblemCode.IDEMPOTENCY_CONFLICT),
+        scope=Scope.OPERATE,
+    )
     def create_backfill(body: NewBackfill) -> CreatedBackfill:
         """Load slices of a task for the first time or again, a few at a time.
 

@@ -62,6 +62,9 @@ class NewWebhook(BodyModel):
     queue: Name | None = Field(None, description="Only jobs of this queue; null: all.")
     task: Name | None = Field(None, description="Only jobs of this task; null: all.")
     description: str = Field("", max_length=1000, description="A note.")
+    idempotency_key: Name | None = Field(
+        None, description="A second request with it and the same values returns the same webhook, without its secret."
+    )
 
     _validate_events = field_validator("events")(validate_events)
 
@@ -113,9 +116,11 @@ class WebhookWithSecret(Webhook):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CreatedWebhook(WebhookWithSecret):
-    """A webhook that was created, with its secret. `warnings`: why its queue or task may be misspelt."""
+class CreatedWebhook(Webhook):
+    """A webhook that was created, with its secret; null: the idempotency key found it. `warnings`: why its queue or
+    task may be misspelt."""
 
+    secret: str | None
     warnings: list[str]
 
 
@@ -156,14 +161,21 @@ def create_webhooks_blueprint(executor: Executor, pipelines: Pipelines, options:
         """List webhooks, oldest first. Only a key with `admin` sees whole URLs, others only their hosts."""
         return WebhookList([visible_webhook(webhook) for webhook in webhooks.all()])
 
-    @blueprint.post("/webhooks", body=new_model, response=CreatedWebhook, scope=Scope.ADMIN)
+    @blueprint.post(
+        "/webhooks",
+        body=new_model,
+        response=CreatedWebhook,
+        problems=(ProblemCode.IDEMPOTENCY_CONFLICT,),
+        scope=Scope.ADMIN,
+    )
     def create_webhook(body: NewWebhook) -> CreatedWebhook:
         """Create a webhook.
 
         The response has the secret that signs its deliveries. It cannot be read again.
         """
         webhook, secret = webhooks.add(**vars(body))
-        audit_action("webhook.created", webhook_id=webhook.webhook_id)
+        if secret is not None:
+            audit_action("webhook.created", webhook_id=webhook.webhook_id)
         warnings = names.warnings(queue=body.queue, task=body.task)
         return CreatedWebhook(**vars(webhook), secret=secret, warnings=warnings)
 

@@ -167,7 +167,7 @@ def create_webhooks_page(source: Executor, pipelines: Pipelines, options: WebOpt
         """Send a delivery again, and retry it like a new one."""
         webhooks.redeliver(delivery_id)
 
-    def _show_secret(webhook: Webhook, secret: str) -> Response:
+    def _show_secret(webhook: Webhook, secret: str | None) -> Response:
         return pages.render(
             "secret.html",
             what="Secret of the webhook",

@@ -47,6 +47,22 @@ def make(dsn):
     session.close()
 
 
+def test_backfill_with_a_key_is_made_once(client):
+    request = {**JANUARY, "idempotency_key": "january"}
+    first = client.post("/api/v1/backfills", json=request).json
+    changed = client.patch(f"/api/v1/backfills/{first['backfill']['backfill_id']}", json={"concurrency": 7})
+    second = client.post("/api/v1/backfills", json=request).json
+    others = [
+        client.post("/api/v1/backfills", json={**request, **fields})
+        for fields in ({"mode": "all"}, {"queue": "other"}, {"slices": {"from": "2026-01-01", "to": "2026-01-30"}})
+    ]
+
+    assert (first["created"], second["created"]) == (True, False)
+    assert second["backfill"] == changed.json
+    assert {(other.status_code, other.json["code"]) for other in others} == {(409, "idempotency_conflict")}
+    assert len(client.get("/api/v1/backfills").json["backfills"]) == 1
+
+
 def test_a_backfill_is_planned_created_paused_and_canceled(client, dsn):
     planned = client.post("/api/v1/backfills", json={**JANUARY, "dry_run": True}).json
     assert planned["backfill"] is None

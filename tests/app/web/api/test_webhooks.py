@@ -50,6 +50,17 @@ def test_secret_is_returned_once(hooks):
     assert rotated["old_secret_expires_at"] is not None
 
 
+def test_webhook_with_a_key_is_made_once(hooks):
+    first, second = (add(hooks, idempotency_key="on call") for _ in range(2))
+    other = hooks.post("/api/v1/webhooks", json={"url": URL, "queue": "q", "idempotency_key": "on call"})
+
+    assert first.pop("secret").startswith("whsec_")
+    assert second.pop("secret") is None
+    assert first == second
+    assert (other.status_code, other.json["code"]) == (409, "idempotency_conflict")
+    assert len(hooks.get("/api/v1/webhooks").json["webhooks"]) == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
