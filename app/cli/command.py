@@ -54,6 +54,7 @@ _METAVARS = {
     "DURATION": "--expires --for --resume --lease-ttl --start-within --time-limit --window --timeout --retry-timeout "
     "--overlap --exit-when-idle --target-wait --jitter --notice-time --every",
     "STATUS[,STATUS…]": "--status",
+    "TAG": "--tag",
     "TASK": "--task",
     "TEXT": "--text --note --description",
     "TIME": "--available-at --expires-at --created-from --created-to --finished-from --finished-to",
