@@ -190,15 +190,28 @@ def drain(*, is_self: bool, wait: bool, timeout: float | None, as_json: bool) ->
 
 @click.command(short_help="Bring the database to this version's tables.")
 @click.option("--roles", is_flag=True, help="Only print the SQL of the roles for least privilege, and change nothing.")
+@click.option("--uninstall", is_flag=True, help="Show what of the queue is in the schema, and remove it.")
+@click.option("--yes", is_flag=True, help="With --uninstall: do not ask for confirmation.")
+@click.option("--force", is_flag=True, help="With --uninstall: also while processes or jobs run.")
 @json_option
-def migrate(*, roles: bool, as_json: bool) -> None:
+def migrate(*, roles: bool, uninstall: bool, yes: bool, force: bool, as_json: bool) -> None:
     """Create the tables, or bring those of an earlier version up to date, in one transaction and under a lock.
 
     Doing it twice does no harm. Tables of a newer version are left alone; unless they serve this version too, it fails.
+
+    --uninstall removes the tables with all jobs, the functions and the types of the queue, in one transaction. The
+    schema, roles, and whatever else is in the schema stay. It shows them first, and asks for confirmation.
     """
     from app.runtime import commands
 
+    if (yes or force) and not uninstall:
+        raise click.UsageError("--yes and --force belong to --uninstall")
     settings = _load_settings()
+    if uninstall:
+        from app.cli.uninstall import uninstall_queue
+
+        uninstall_queue(settings, yes=yes, force=force, as_json=as_json)
+        return
     if roles:
         click.echo(commands.roles_sql(settings.schema), nl=False)
         return

@@ -93,7 +93,7 @@ def migrate(
     _add_wait_states(dsn, schema, connect_timeout_sec, lock_timeout_sec)
     text = schema_text()
     target = SchemaVersion(SCHEMA_VERSION, hashlib.sha256(text.encode()).hexdigest(), COMPATIBLE_FROM)
-    with _migration(dsn, schema, connect_timeout_sec, lock_timeout_sec) as cursor:
+    with migration_transaction(dsn, schema, connect_timeout_sec, lock_timeout_sec) as cursor:
         found = _recorded_version(cursor, schema)
         if found is not None and found.is_newer:
             require_compatible(found, schema, has_tables=True)
@@ -116,7 +116,7 @@ def apply_repairs(
     dsn: str, repairs: Iterable[Repair], schema: str = "public", *, connect_timeout_sec: float = 5.0
 ) -> None:
     """Restore objects of the schema, all or none. Raises SchemaBlocked if rows or other objects forbid it."""
-    with _migration(dsn, schema, connect_timeout_sec, lock_timeout_sec=30.0) as cursor:
+    with migration_transaction(dsn, schema, connect_timeout_sec, lock_timeout_sec=30.0) as cursor:
         for repair in repairs:
             _apply(cursor, repair.statement, f"restore {repair.object_name}")
 
@@ -124,7 +124,7 @@ def apply_repairs(
 def _add_wait_states(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_sec: float) -> None:
     """Add the values of a type from before version 5, in a transaction of their own: PostgreSQL lets no statement use a
     value in the transaction that adds it. The values alone change nothing."""
-    with _migration(dsn, schema, connect_timeout_sec, lock_timeout_sec) as cursor:
+    with migration_transaction(dsn, schema, connect_timeout_sec, lock_timeout_sec) as cursor:
         for name in ("dl_place", "dl_wait_state"):
             cursor.execute("SELECT to_regtype(%s) IS NOT NULL", (name,))
             if cursor.fetchone()[0]:
@@ -151,6 +151,16 @@ def _upgrade(cursor: Any, version: int, text: str) -> list[str]:
 
 def _require_no_processes(cursor: Any) -> None:
     """Raise SchemaBlocked while processes of an older version run: their statements have the old names."""
+    if running := find_processes(cursor):
+        raise SchemaBlocked(
+            f"this upgrade needs all processes of the older version stopped; still running: {', '.join(running)}."
+            " Nothing was changed: stop `dataloader serve` and `dataloader worker` everywhere (SIGTERM), wait until a"
+            " killed worker's heartbeat is out of date, and run `dataloader migrate` again"
+        )
+
+
+def find_processes(cursor: Any) -> list[str]:
+    """Return the live worker processes, and the sessions of all processes that are no short command."""
     running = []
     if _exists(cursor, sql.Identifier("dl_workers")):
         cursor.execute(
@@ -165,13 +175,7 @@ def _require_no_processes(cursor: Any) -> None:
         " AND application_name <> ALL (%s) ORDER BY 1, 2",
         (_SHORT_LIVED_SESSIONS,),
     )
-    running += [f"session {name} from {address}" for name, address in cursor.fetchall()]
-    if running:
-        raise SchemaBlocked(
-            f"this upgrade needs all processes of the older version stopped; still running: {', '.join(running)}."
-            " Nothing was changed: stop `dataloader serve` and `dataloader worker` everywhere (SIGTERM), wait until a"
-            " killed worker's heartbeat is out of date, and run `dataloader migrate` again"
-        )
+    return running + [f"session {name} from {address}" for name, address in cursor.fetchall()]
 
 
 def _apply(cursor: Any, statement: str, purpose: str) -> None:
@@ -233,8 +237,10 @@ def require_compatible(recorded: SchemaVersion | None, schema: str, *, has_table
 
 
 @contextmanager
-def _migration(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_sec: float) -> Iterator[Any]:
-    """A transaction under the lock of migrations, with the schema, which is created, as its search path."""
+def migration_transaction(
+    dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_sec: float, *, create: bool = True
+) -> Iterator[Any]:
+    """A transaction under the lock of migrations, with the schema, which is created if wanted, as its search path."""
     with translate_errors(), _cursor(dsn, connect_timeout_sec, session_settings=_MIGRATION_SETTINGS) as cursor:
         number = cursor.connection.server_version
         if number < _MIN_SERVER_VERSION:
@@ -243,7 +249,7 @@ def _migration(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_s
         cursor.execute("SET LOCAL lock_timeout = %s", (f"{lock_timeout_sec}s",))
         cursor.execute("SET LOCAL client_min_messages = warning")
         cursor.execute("SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", (schema,))
-        if not cursor.fetchone()[0]:
+        if create and not cursor.fetchone()[0]:
             _require_schema_rights(cursor, schema)
             cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
         cursor.execute(sql.SQL("SET LOCAL search_path TO {}, pg_temp").format(sql.Identifier(schema)))

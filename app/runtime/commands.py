@@ -19,9 +19,11 @@ from app.admin.retention import Retention
 from app.config import Settings, load_settings
 from app.config.dsn import parse_dsn
 from app.config.loading import inherited_environment
+from app.db import uninstall
 from app.db.roles import roles_sql
 from app.db.schema import SCHEMA_VERSION, Migration
 from app.db.statements import AuditContext, acting_as
+from app.db.uninstall import Installation, require_unused
 from app.doctor.cells import CellFacts, UnavailableCell, check_cells
 from app.doctor.examine import run_checks
 from app.doctor.facts import DatabaseFacts
@@ -40,8 +42,9 @@ from app.web.pages.cells import CellReader, CellRow
 from workers.secrets import SecretStore
 
 __all__ = [
-    "ApiKeys", "NewApiKey", "Scope", "audited_api_keys", "database_dsn", "migrate", "preview_held_retention", "prune",
-    "psql_command", "roles_sql", "run_cells_doctor", "run_doctor", "run_worker", "serve",
+    "ApiKeys", "NewApiKey", "Scope", "audited_api_keys", "database_dsn", "find_installation", "migrate",
+    "preview_held_retention", "prune", "psql_command", "remove_installation", "require_unused", "roles_sql",
+    "run_cells_doctor", "run_doctor", "run_worker", "serve",
 ]  # fmt: skip
 _PRUNE_BATCH_SIZE = 500
 _DRAIN_POLL_SEC = 1.0
@@ -71,6 +74,24 @@ def migrate(settings: Settings) -> Migration:
         database.apply_repairs(repairs)
         restored = (f"restored {repair.object_name}" for repair in repairs if repair.object_name)
         return replace(migration, steps=(*migration.steps, *restored))
+
+
+def find_installation(settings: Settings) -> Installation:
+    """Return what `uninstall` would remove."""
+    set_up_logging(settings)
+    with closing(Database(settings)) as database:
+        return uninstall.find_installation(
+            database.worker_dsn(), settings.schema, connect_timeout_sec=settings.pg_connect_timeout
+        )
+
+
+def remove_installation(settings: Settings, *, force: bool) -> Installation:
+    """Remove the queue from the settings' schema; with `force` while it is in use too."""
+    set_up_logging(settings)
+    with closing(Database(settings)) as database:
+        return uninstall.uninstall(
+            database.worker_dsn(), settings.schema, force=force, connect_timeout_sec=settings.pg_connect_timeout
+        )
 
 
 @dataclass(frozen=True)
