@@ -1255,6 +1255,42 @@ BEGIN
     RETURN closed;
 END $$;
 
+-- ── Failure handlers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Tasks whose job is enqueued when a job of `task` has failed or is lost for good. Workers write what their tasks declare.
+CREATE TABLE dl_failure_handlers (
+    task    text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
+    handler text NOT NULL CHECK (handler <> '' AND octet_length(handler) <= 1000),
+    queue   text CHECK (queue <> '' AND octet_length(queue) <= 1000)  -- of the handler's jobs; NULL: that of the failed job
+);
+
+-- A job has failed for good, by any statement of any process: its handler's job is enqueued in the same transaction. The
+-- failure of a handler's job, which its producer marks, enqueues nothing. References to secrets and results become plain
+-- objects: they are the failed job's.
+CREATE OR REPLACE FUNCTION dl_jobs_failed() RETURNS trigger
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    declared dl_failure_handlers;
+BEGIN
+    SELECT * INTO declared FROM dl_failure_handlers h WHERE h.task = NEW.task;
+    IF FOUND THEN
+        PERFORM count(*) FROM dl_create_jobs(jsonb_build_array(jsonb_build_object(
+            'queue', coalesce(declared.queue, NEW.queue), 'task', declared.handler, 'lock_key', 'on_failed:' || NEW.job_id,
+            'parent_id', NEW.job_id, 'producer', 'on_failed:' || NEW.task, 'traceparent', NEW.traceparent,
+            'args', jsonb_build_object(
+                'job_id', NEW.job_id, 'queue', NEW.queue, 'task', NEW.task, 'status', NEW.status, 'attempt', NEW.attempt,
+                'error', left(NEW.error, 8000),
+                'args', regexp_replace(dl_json_text_limited(NEW.args, 1048576), '"\$(secret|result)": ', '"\1": ', 'g')::jsonb))), false);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_failed AFTER UPDATE OF status ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status IN ('failed', 'lost') AND OLD.status NOT IN ('failed', 'lost')
+          AND starts_with(NEW.producer, 'on_failed:') IS NOT TRUE)
+    EXECUTE FUNCTION dl_jobs_failed();
+
 -- ── Schedules ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Schedules make jobs at nominal times. What applies is `declared` with `overrides` on top: the definition in code and what
@@ -3316,7 +3352,7 @@ SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_adv
 REVOKE EXECUTE ON FUNCTION
     dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
     dl_claim_expected, dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_on_requeue, dl_jobs_on_manual_update, dl_jobs_end_queued,
-    dl_jobs_cancel_running, dl_jobs_check_limits, dl_jobs_graph_ended, dl_jobs_graph_requeued, dl_graph_work_done, dl_edges_added,
+    dl_jobs_cancel_running, dl_jobs_check_limits, dl_jobs_failed, dl_jobs_graph_ended, dl_jobs_graph_requeued, dl_graph_work_done, dl_edges_added,
     dl_parse_requests, dl_enqueue_many, dl_enqueue, dl_enqueue_graph, dl_create_deliveries,
     dl_create_alert_deliveries, dl_audit_row, dl_audit_jobs_inserted, dl_audit_prune, dl_jobs_record_slice
   FROM PUBLIC;

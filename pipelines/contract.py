@@ -68,6 +68,8 @@ class Pipelines:
         lock_key: str | None = None,
         limits: Mapping[str, int] | None = None,
         start_within: int | None = None,
+        unique_by: Sequence[str] = (),
+        on_failed: str | None = None,
         breaker: Breaker | None = None,
         partitions: Partitions | None = None,
         memory_mb: int | None = None,
@@ -105,6 +107,9 @@ class Pipelines:
             lock_key: the lock key of jobs that name none, such as "customer:{id}": one job of a key runs at a time
             limits: the named limits of jobs that name none, such as {"partner": 1}
             start_within: seconds after its time within which a job must start
+            unique_by: args of which one waiting or running job has the same values, such as ("day",): a further trigger
+                gets that job
+            on_failed: a task; a job of it is enqueued when a job of this one has failed for good
             breaker: pauses the task after failures, such as Breaker(failures=5, resume=300)
             partitions: the slices that backfills load, such as Daily("2026-01-01")
             memory_mb: memory limit of its own process
@@ -128,6 +133,8 @@ class Pipelines:
             lock_key=lock_key,
             limits=limits,
             start_within=start_within,
+            unique_by=unique_by,
+            on_failed=on_failed,
             breaker=breaker,
             partitions=partitions,
             memory_mb=memory_mb,
@@ -188,6 +195,7 @@ class Pipelines:
 
     def add(self, task: Task) -> None:
         task.check_limits()
+        task.check_unique_by()
         known = self._tasks.get(task.name)
         if known is not None and (known.command, _origin(known)) != (task.command, _origin(task)):
             raise TaskConflict(f"task {task.name!r} is registered twice: by {_origin(known)} and by {_origin(task)}")
@@ -203,6 +211,19 @@ class Pipelines:
     def declared_limits(self) -> dict[str, dict[str, int]]:
         """The limits of the tasks that have some."""
         return {task.name: dict(task.options.limits) for task in self if task.options.limits}
+
+    def declared_unique_by(self) -> dict[str, list[str]]:
+        """The args of which one live job has the same values, of the tasks that name some."""
+        return {task.name: list(task.options.unique_by) for task in self if task.options.unique_by}
+
+    def declared_failure_handlers(self) -> list[dict[str, Any]]:
+        """The tasks that handle failures of others, with the queue of their jobs; None: that of the failed job."""
+        return [
+            {"task": task.name, "handler": name, "queue": known and known.options.queue}
+            for task in self
+            if (name := task.options.on_failed) is not None
+            for known in (self.get(name),)
+        ]
 
     def declared_requirements(self) -> dict[str, dict[str, bool | str]]:
         """The labels that workers need for the tasks that require some."""
@@ -260,15 +281,19 @@ def _make_options(
     no_retry: Sequence[ErrorMatcher] = (),
     rules: Mapping[ErrorMatcher, Rule] | None = None,
     limits: Mapping[str, int] | None = None,
+    unique_by: Sequence[str] = (),
     argv: Sequence[str] | None = None,
     requires: Mapping[str, bool | str] | None = None,
     **options: Any,
 ) -> TaskOptions:
     if isinstance(argv, str):
         raise TypeError(f"argv is a list, such as [{argv!r}]")
+    if isinstance(unique_by, str):
+        raise TypeError(f"unique_by is a list, such as [{unique_by!r}]")
     return TaskOptions(
         rules=_merge_rules(no_retry, rules),
         limits=limits or {},
+        unique_by=tuple(unique_by),
         argv=None if argv is None else tuple(argv),
         requires={} if requires is None else requires,
         **options,

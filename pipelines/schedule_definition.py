@@ -317,13 +317,14 @@ def fill_job(
     values = times.placeholders()
     args = fill_template(definition.args, values, definition.zone)
     queue = definition.queue or (None if task is None else task.options.queue) or DEFAULT_QUEUE
-    limits = definition.limits
+    limits, live_key = definition.limits, None
     if task is not None:
         if errors := task.check_args(args):
             raise ValueError(
                 "; ".join(f"args.{path}: {message}" if path else f"args: {message}" for path, message in errors)
             )
         limits = limits if limits is not None else task.fill_limits(args)
+        live_key = task.unique_live_key(args)
         if task.options.lock_key is not None:
             lock_key = task.fill_lock_key(args)
     if definition.lock_key is not None:
@@ -339,6 +340,7 @@ def fill_job(
         "time_limit_sec": definition.time_limit_sec,
         "retry": definition.retry,
         "limits": limits,
+        "live_key": live_key,
         "logical_at": times.logical_at.isoformat(),
         "interval_start": interval and interval.start.isoformat(),
         "interval_end": interval and interval.end.isoformat(),

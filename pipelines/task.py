@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,16 +26,15 @@ from pipelines.job_args import (
 )
 from pipelines.limits import check_limits
 from pipelines.partitions import Partitions
+from pipelines.requirements import check_requirements
 from pipelines.retry import DEFAULT, Fail, Policy, Rules
+from pipelines.unique import unique_live_key
 
 Isolation = Literal["thread", "process"]
 
 DEFAULT_QUEUE = "etl.default"  # of jobs by schedules and backfills; WORKERS_JSON serves it by default
 
 _INT4_MAX = 2_147_483_647
-_MAX_LABELS = 20
-# As in app.config.values, which reads the labels of a worker.
-_LABEL_NAME, _LABEL_VALUE = re.compile(r"[a-z][a-z0-9_.-]{0,62}"), re.compile(r"(?!true$|false$)[A-Za-z0-9_.:/-]{1,63}")
 _POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -68,6 +66,8 @@ class TaskOptions:
     lock_key: str | None = None  # likewise; a template such as "customer:{id}"
     limits: Mapping[str, int] = field(default_factory=dict)  # likewise; names are templates. Checked with the task
     start_within: int | None = None  # likewise; seconds after its time
+    unique_by: tuple[str, ...] = ()  # args: one live job of the task has the same values of them
+    on_failed: str | None = None  # the task of the job that is enqueued when one has failed for good
     breaker: Breaker | None = None
     partitions: Partitions | None = None
     memory_mb: int | None = None  # of an isolated process, as the next three
@@ -94,13 +94,17 @@ class TaskOptions:
             _check_positive(name, getattr(self, name), int)
             if getattr(self, name) is not None and self.isolation != "process":
                 raise ValueError(f"{name} limits an isolated process: it needs isolation='process'")
+        if any(not name or type(name) is not str for name in self.unique_by):
+            raise ValueError(f'unique_by names args, such as ("day",), not {self.unique_by!r}')
+        if self.unique_by and self.partitions is not None:
+            raise ValueError("a task with partitions has one live job of a slice: it takes no unique_by")
         if self.argv is not None:
             _check_argv(self.argv, 'argv is a list of texts, such as ["--date", "{date}"]')
             if self.isolation != "process":
                 raise ValueError("argv belongs to a whole process: it needs isolation='process'")
         self._check_interpreter()
-        _check_requirements(self.requires)
-        for name in ("queue", "lock_key"):
+        check_requirements(self.requires)
+        for name in ("queue", "lock_key", "on_failed"):
             text = getattr(self, name)
             if text is not None and (not isinstance(text, str) or not text.strip() or not text.isprintable()):
                 raise ValueError(f"{name} is a text that is neither empty nor has control characters, not {text!r}")
@@ -127,18 +131,6 @@ class TaskOptions:
     @cached_property
     def lock_key_template(self) -> Template | None:
         return None if self.lock_key is None else Template(self.lock_key)
-
-
-def _check_requirements(requires: Any) -> None:
-    if not isinstance(requires, Mapping):
-        raise TypeError(f'requires maps labels to values, such as {{"gpu": True, "spot": False}}, not {requires!r}')
-    if len(requires) > _MAX_LABELS:
-        raise ValueError(f"a task requires at most {_MAX_LABELS} labels, not {len(requires)}")
-    for name, value in requires.items():
-        if not isinstance(name, str) or not _LABEL_NAME.fullmatch(name):
-            raise ValueError(f"a label has 1 to 63 of a-z, 0-9, _ . and -, and begins with a letter: not {name!r}")
-        if not isinstance(value, bool) and not (isinstance(value, str) and _LABEL_VALUE.fullmatch(value)):
-            raise ValueError(f"label {name!r} is True, False or a text of 1 to 63 characters, not {value!r}")
 
 
 def _check_argv(argv: object, description: str) -> None:
@@ -288,6 +280,17 @@ class Task:
     def fill_limits(self, args: Mapping[str, Any]) -> dict[str, int] | None:
         """Return the limits of a job with these args, None if the task has none. Raises ValueError."""
         return fill_limits(self.options.limits, self.complete_args(args))
+
+    def check_unique_by(self) -> None:
+        """Raises ValueError for names of args that the task does not take."""
+        for name in self.options.unique_by:
+            if not self._may_have_argument(name):
+                raise ValueError(f"task {self.name!r}: unique_by: {name!r} is no argument of this task")
+
+    def unique_live_key(self, args: Mapping[str, Any]) -> str | None:
+        """Return the live key of a job with these args, None if the task declares no `unique_by`."""
+        names = self.options.unique_by
+        return unique_live_key(self.name, names, self.complete_args(args)) if names else None
 
     def complete_args(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the args with the task's defaults, as its args model has them; args that do not fit as they are."""

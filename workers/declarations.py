@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from app import log
 from app.admin.breakers import Breakers
+from app.admin.failures import Failures
 from app.admin.schedules import Schedule, Schedules, ScheduleSource
 from app.db.statements import Executor
 from app.queue.labels import split_tasks
@@ -41,8 +42,10 @@ def describe_worker(worker_id: UUID, name: str, pipelines: Pipelines, options: P
 
 
 def write_declarations(pipelines: Pipelines, executor: Executor, worker_id: UUID, options: PoolOptions) -> None:
-    """Write the breakers and schedules of the tasks to the database, and what keeps a schedule from making jobs."""
+    """Write the breakers, failure handlers and schedules of the tasks to the database, and what keeps a schedule from
+    making jobs."""
     Breakers(executor).declare(pipelines.declared_breakers())
+    Failures(executor).declare_handlers(pipelines.names, pipelines.declared_failure_handlers())
     declared, schedules = declared_schedules(pipelines), Schedules(executor)
     for name in schedules.declare(declared, worker_id):
         _log.error("schedule.name_taken", schedule=name)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
 from app.queue.job import ClaimedJob, NewJob
 from pipelines.task import fill_limits
+from pipelines.unique import unique_live_key
 from workers.secrets import Redactor
 
 
@@ -20,6 +21,8 @@ class FollowUpSettings(Protocol):
     def follow_up_lease_sec(self) -> int: ...
     @property
     def task_limits(self) -> Mapping[str, Mapping[str, int]]: ...
+    @property
+    def task_unique_by(self) -> Mapping[str, Sequence[str]]: ...
 
 
 class FollowUpContext(Protocol):
@@ -57,12 +60,14 @@ class FollowUps:
         job_args = self._context.redactor.restore_references(args or {})
         if limits is None:
             limits = fill_limits(settings.task_limits.get(task, {}), job_args)
+        unique_by = settings.task_unique_by.get(task)
         return NewJob(
             queue=queue or job.queue,
             task=task,
             lock_key=lock_key or task,
             limits=limits,
             args=job_args,
+            live_key=None if unique_by is None else unique_live_key(task, unique_by, job_args),
             idempotency_key=idempotency_key or self.make_key(task, job_args, queue),
             priority=job.priority if priority is None else priority,
             available_at=available_at,

@@ -143,6 +143,7 @@ class WorkerPool:
             connection_settings=self._connection_settings,
             max_result_bytes=options.limits.max_result_bytes,
             task_limits=self._pipelines.declared_limits(),
+            task_unique_by=self._pipelines.declared_unique_by(),
             process_lock=self._registration.process_lock,
             run_isolated=run_isolated,
             log=self._logs.write,

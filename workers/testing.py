@@ -51,6 +51,7 @@ def drain(
         settings = AttemptSettings(
             connection_settings=ConnectionSettings(dsn=dsn, schema=schema, targets=dict(targets or {})),
             task_limits=pipelines.declared_limits(),
+            task_unique_by=pipelines.declared_unique_by(),
             run_isolated=run_isolated,
             isolation_enabled=False,
         )

@@ -1,12 +1,15 @@
-"""Failed and lost jobs, grouped by task and fingerprint of the error."""
+"""Failed and lost jobs, grouped by task and fingerprint of the error; and the tasks that handle failures."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from app.db.encoding import from_row, validate_texts
+from app.db.encoding import array, from_row, validate_texts
 from app.db.statements import Executor
 
 MAX_SCANNED = 10_000
@@ -40,7 +43,7 @@ class FailureGroups:
 
 
 class Failures:
-    """Reads groups of failures."""
+    """Reads groups of failures, and writes the failure handlers of tasks."""
 
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
@@ -55,3 +58,7 @@ class Failures:
         scanned, scanned_to = rows[0][:2]
         groups = [from_row(FailureGroup, row[2:]) for row in rows if row[2] is not None]
         return FailureGroups(groups, scanned, scanned_to if scanned >= MAX_SCANNED else None)
+
+    def declare_handlers(self, tasks: Iterable[str], handlers: Iterable[Mapping[str, Any]]) -> None:
+        """Write which tasks handle the failures of these tasks: task, handler, and its queue or None."""
+        self._execute("declare_failure_handlers", {"tasks": array(tasks), "handlers": json.dumps(list(handlers))})

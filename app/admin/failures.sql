@@ -34,3 +34,15 @@ SELECT scan.scanned, scan.scanned_to, g.task, g.error_fingerprint, g.jobs, g.fir
               ORDER BY h.hour DESC)
   FROM scan LEFT JOIN groups g ON true LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[g.job_id])
  ORDER BY g.jobs DESC, g.last_at DESC, g.task, g.error_fingerprint;
+
+-- name: declare_failure_handlers
+-- Writes the handlers of the tasks that a process knows, and deletes those that they no longer declare.
+WITH declared AS MATERIALIZED (
+    SELECT d.task, d.handler, d.queue FROM jsonb_to_recordset(%(handlers)s::jsonb) AS d (task text, handler text, queue text)
+), deleted AS (
+    DELETE FROM dl_failure_handlers h WHERE h.task = ANY (%(tasks)s::text[]) AND h.task NOT IN (SELECT task FROM declared)
+)
+INSERT INTO dl_failure_handlers AS h (task, handler, queue)
+SELECT task, handler, queue FROM declared ORDER BY task
+    ON CONFLICT (task) DO UPDATE SET handler = excluded.handler, queue = excluded.queue
+ WHERE (h.handler, h.queue) IS DISTINCT FROM (excluded.handler, excluded.queue);

@@ -24,6 +24,7 @@ SERVICE_RIGHTS: Mapping[str, str] = {
     "dl_edges": "SELECT, INSERT, UPDATE, DELETE",
     "dl_graph_work": "SELECT, INSERT, UPDATE, DELETE",
     "dl_breakers": "SELECT, INSERT, UPDATE, DELETE",
+    "dl_failure_handlers": "SELECT, INSERT, UPDATE, DELETE",
     "dl_schedules": "SELECT, INSERT, UPDATE, DELETE",
     "dl_firings": "SELECT, INSERT, UPDATE, DELETE",
     "dl_dataset_updates": "SELECT, INSERT, UPDATE, DELETE",

@@ -59,10 +59,10 @@ class _DefaultFailed:
     errors: list[ArgError]
 
 
-def apply_task_defaults(pipelines: Pipelines, zone: str, *, has_slices: bool = True) -> Callable[[Any], Any]:
+def apply_task_defaults(pipelines: Pipelines, zone: str, *, has_live_keys: bool = True) -> Callable[[Any], Any]:
     """Return a function that fills in the task's defaults before a request is validated.
 
-    Also the slice, if the args are those of one; `zone` is that of slices that name none.
+    Also the live key, of a slice or of the args that make its jobs unique; `zone` is that of slices that name none.
     """
 
     def with_defaults(request: Any) -> Any:
@@ -77,8 +77,11 @@ def apply_task_defaults(pipelines: Pipelines, zone: str, *, has_slices: bool = T
             known["lock_key"] = _from_args(task, task.fill_lock_key, request.get("args", {}))
         if request.get("limits") is None and task.options.limits:
             known["limits"] = _from_args(task, task.fill_limits, request.get("args", {}))
-        if has_slices and task.options.partitions is not None:
+        if has_live_keys and task.options.partitions is not None:
             known |= _slice_fields(task, request, zone)
+        if has_live_keys and task.options.unique_by and _is_free_of(request, _NOT_OF_UNIQUE):
+            args = request.get("args", {})
+            known["live_key"] = task.unique_live_key(args if isinstance(args, dict) else {})
         if (
             task.options.start_within is not None
             and request.get("expires_at") is request.get("start_within_sec") is None
@@ -89,13 +92,18 @@ def apply_task_defaults(pipelines: Pipelines, zone: str, *, has_slices: bool = T
     return with_defaults
 
 
+_NOT_OF_UNIQUE = ("live_key", "debounce", "throttle")
 _NOT_OF_SLICES = ("live_key", "debounce", "throttle", "after", "logical_at", "interval_start", "interval_end")
+
+
+def _is_free_of(request: dict[str, Any], names: tuple[str, ...]) -> bool:
+    return all(request.get(name) is None for name in names)
 
 
 def _slice_fields(task: Task, request: dict[str, Any], zone: str) -> dict[str, Any]:
     """Return the fields by which the job counts as the load of a slice, if its args are those of one."""
     args = request.get("args", {})
-    if not isinstance(args, dict) or any(request.get(name) is not None for name in _NOT_OF_SLICES):
+    if not isinstance(args, dict) or not _is_free_of(request, _NOT_OF_SLICES):
         return {}
     times = slice_of_args(task, args, zone=zone)
     if times is None or times.partition is None or request.get("partition_key") not in (None, "", times.partition):
@@ -338,14 +346,14 @@ class TriggerRequest(BodyModel):
 
 
 def trigger_request_model(
-    options: WebOptions, pipelines: Pipelines, *, has_slices: bool = True
+    options: WebOptions, pipelines: Pipelines, *, has_live_keys: bool = True
 ) -> type[TriggerRequest]:
-    """Return the model with the limits and defaults of the settings and of the task; without `has_slices` no job counts
-    as the load of a slice."""
+    """Return the model with the limits and defaults of the settings and of the task; without `has_live_keys` no job has
+    one, also not as the load of a slice."""
     return _make_model(
         pipelines,
         zone=options.timezone,
-        has_slices=has_slices,
+        has_live_keys=has_live_keys,
         min_lease_sec=options.min_lease_ttl_sec,
         default_lease_sec=options.default_lease_ttl_sec,
         allowed_hosts=options.webhook_allowed_hosts,
@@ -358,7 +366,7 @@ def _make_model(
     pipelines: Pipelines,
     *,
     zone: str,
-    has_slices: bool,
+    has_live_keys: bool,
     min_lease_sec: int,
     default_lease_sec: int,
     allowed_hosts: tuple[str, ...],
@@ -376,7 +384,7 @@ def _make_model(
     class Described(TriggerRequest):
         model_config = ConfigDict(json_schema_extra=_require_without_task_default(pipelines))
 
-    fill: Any = model_validator(mode="before")(apply_task_defaults(pipelines, zone, has_slices=has_slices))
+    fill: Any = model_validator(mode="before")(apply_task_defaults(pipelines, zone, has_live_keys=has_live_keys))
     return create_model(
         "TriggerRequest",
         __base__=Described,

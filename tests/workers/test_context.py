@@ -297,6 +297,11 @@ def test_follow_up_has_the_limits_of_its_task_unless_it_names_some(queue_db, at_
         at_work.enqueue("next")
 
 
+def test_follow_up_of_unique_task_is_the_live_job(queue_db, at_work):
+    at_work.settings = replace(at_work.settings, task_unique_by={"next": ["day"]})
+    assert at_work.enqueue("next", {"day": 1, "n": 1}) == at_work.enqueue("next", {"day": 1, "n": 2})
+
+
 def test_attempt_that_lost_its_job_enqueues_nothing(queue_db, at_work):
     queue_db.expire_lease(at_work.job_id)
     queue_db.queue.reap([(at_work.job_id, at_work.job.run_id, "key")], pause_sec=0)

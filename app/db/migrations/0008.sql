@@ -63,6 +63,15 @@ BEGIN
     EXECUTE format('DROP FUNCTION %s', old);
 END $$;
 
+-- Failure handlers.
+
+-- Tasks whose job is enqueued when a job of `task` has failed or is lost for good. Workers write what their tasks declare.
+CREATE TABLE dl_failure_handlers (
+    task    text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
+    handler text NOT NULL CHECK (handler <> '' AND octet_length(handler) <= 1000),
+    queue   text CHECK (queue <> '' AND octet_length(queue) <= 1000)  -- of the handler's jobs; NULL: that of the failed job
+);
+
 -- Claims: at most four of a queue prefetch at a time.
 
 -- A claim that prefetches holds one of the four permits of its queue until its transaction ends. Without permits each of many claims would

@@ -103,7 +103,7 @@ def create_graphs_blueprint(
     queue: JobQueue, pipelines: Pipelines, options: WebOptions, queue_settings: QueueSettingsCache
 ) -> ApiBlueprint:
     blueprint = ApiBlueprint("graphs", "/api/v1", MAX_JSON_DEPTH + 2, problems=DATABASE_PROBLEMS)
-    model, graphs = trigger_request_model(options, pipelines, has_slices=False), Graphs(queue.executor)
+    model, graphs = trigger_request_model(options, pipelines, has_live_keys=False), Graphs(queue.executor)
 
     @blueprint.post(
         "/graphs",

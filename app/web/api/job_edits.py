@@ -116,14 +116,17 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
     def clone_job(body: JobClone, job_id: str) -> dict[str, Any]:
         """Create a job like this one, with other args if given.
 
-        Its idempotency key, its live key and its parent are not copied. A value of `args` that is sent masked, as it
+        Its idempotency key, its live key and its parent are not copied; of a task with `unique_by` the live job with
+        these args is returned, if there is one. A value of `args` that is sent masked, as it
         was shown, is copied.
         """
         original = reader.get_with_version(parse_job_id(job_id)).job
         changes = _unmasked({name: value for name, value in vars(body).items() if value is not None}, original)
-        new_job = NewJob(**{**{name: getattr(original, name) for name in CLONED_FIELDS}, **changes})
+        values = {name: getattr(original, name) for name in CLONED_FIELDS} | changes
+        task = pipelines.get(values["task"])
+        new_job = NewJob(**values, live_key=None if task is None else task.unique_live_key(values["args"]))
         current_actor().require_trigger(new_job.task, new_job.queue)
-        errors = validate_args(pipelines.get(new_job.task), dict(new_job.args))
+        errors = validate_args(task, dict(new_job.args))
         if errors:
             raise InvalidRequest(errors)
         clone = queue.enqueue(new_job)

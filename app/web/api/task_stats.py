@@ -24,6 +24,8 @@ class TaskOptions:
     queue: str | None
     lock_key: str | None
     limits: dict[str, int]
+    unique_by: list[str]
+    on_failed: str | None
     retry: dict[str, Any]
     rules: dict[str, str | float]
     time_limit_sec: float | None
@@ -45,6 +47,7 @@ class TaskOptions:
             "time_limit_sec": options.time_limit,
             "argv": None if options.argv is None else list(options.argv),
             "requires": dict(options.requires),
+            "unique_by": list(options.unique_by),
         }
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
