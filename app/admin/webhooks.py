@@ -17,6 +17,7 @@ from app.db.statements import Executor
 from app.errors import DeliveryNotFound, IdempotencyConflict, WebhookNotFound
 
 MAX_RESPONSE_LENGTH = 500
+MAX_REDELIVERED = 1_000  # at a time: each has a line in the audit log
 _MAX_ERROR_LENGTH = 500
 _SECRET_BYTES = 32
 SECRET_PREFIX = "whsec_"  # noqa: S105 - a prefix, not a secret
@@ -246,6 +247,10 @@ class Webhooks:
         """Send a delivery again now, and retry it like a new one."""
         if not self._execute("redeliver", {"delivery_id": str(delivery_id)}):
             raise DeliveryNotFound(delivery_id)
+
+    def redeliver_undelivered(self, webhook_id: UUID) -> int:
+        """Send again what was not delivered to a webhook, the oldest `MAX_REDELIVERED`; return how many."""
+        return int(self._single_row("redeliver_undelivered", webhook_id, limit=MAX_REDELIVERED)[0])
 
     def backlog(self) -> DeliveryBacklog:
         return DeliveryBacklog(*self._execute("webhook_backlog")[0])

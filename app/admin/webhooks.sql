@@ -187,8 +187,9 @@ WITH disabled AS (
 SELECT dl_create_alert_deliveries(array_agg(alert_id), 'alert.firing') AS deliveries, (SELECT count(*) FROM disabled) AS disabled FROM fired;
 
 -- name: deliveries
--- Newest first; `before` is the last delivery of the previous page.
-SELECT d.delivery_id, d.webhook_id, coalesce(d.url, w.url) AS url, d.job_id, d.event, d.state, d.attempts, d.created_at, d.due_at,
+-- Newest first; `before` is the last delivery of the previous page. A paused receiver gets nothing before the end of its pause.
+SELECT d.delivery_id, d.webhook_id, coalesce(d.url, w.url) AS url, d.job_id, d.event, d.state, d.attempts, d.created_at,
+       CASE WHEN d.due_at IS NOT NULL THEN greatest(d.due_at, w.paused_until) END AS next_attempt_at,
        d.delivered_at, last.status, last.error, d.body
   FROM dl_deliveries d
        LEFT JOIN dl_webhooks w ON w.webhook_id = d.webhook_id
@@ -221,6 +222,24 @@ WITH redelivered AS (
     UPDATE dl_webhooks w SET paused_until = NULL FROM redelivered WHERE w.webhook_id = redelivered.webhook_id AND w.paused_until IS NOT NULL
 )
 SELECT delivery_id, pg_notify('dl_control', 'deliver') AS notified FROM redelivered;
+
+-- name: redeliver_undelivered
+-- The same for the oldest deliveries of a webhook that were not delivered. No row: there is no such webhook.
+WITH undelivered AS (
+    SELECT delivery_id FROM dl_deliveries
+     WHERE webhook_id = %(webhook_id)s::uuid AND state <> 'delivered'
+     ORDER BY created_at, delivery_id
+     LIMIT %(limit)s::int
+), redelivered AS (
+    UPDATE dl_deliveries d
+       SET state = 'pending', due_at = clock_timestamp(), claim_id = NULL, earlier_attempts = attempts
+      FROM undelivered
+     WHERE d.delivery_id = undelivered.delivery_id
+    RETURNING d.delivery_id
+), resumed AS (
+    UPDATE dl_webhooks SET paused_until = NULL WHERE webhook_id = %(webhook_id)s::uuid AND paused_until IS NOT NULL
+)
+SELECT (SELECT count(*) FROM redelivered), pg_notify('dl_control', 'deliver') FROM dl_webhooks WHERE webhook_id = %(webhook_id)s::uuid;
 
 -- name: prune_deliveries
 -- Delete old finished deliveries in batches; an advisory lock lets one process do so at a time.

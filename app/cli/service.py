@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from app.config import Settings
 
 _MARKS = {"ok": ("ok", "green"), "info": ("note", "cyan"), "warning": ("warning", "yellow"), "error": ("ERROR", "red")}
+_FINDING_FIELDS = ("check", "severity", "message", "remedy", "facts")
 _SETTINGS = Table("variable, value, source, default", uncut="variable, source")
 _TASKS = Table("task, kind, module, requires, python", {"requires": lambda task: format_labels(task["requires"])})
 
@@ -344,7 +345,10 @@ def doctor(*, everything: bool, of_cells: bool, as_json: bool) -> None:
     worst = findings[0].severity.word if findings else "ok"
     shown = [finding for finding in findings if everything or finding.severity.word != "ok"]
     if as_json:
-        items = [{**vars(finding), "severity": finding.severity.word} for finding in findings]
+        items = [
+            {name: getattr(finding, name) for name in _FINDING_FIELDS} | {"severity": finding.severity.word}
+            for finding in findings
+        ]
         click.echo(text.json_text({"worst": worst, "findings": items}))
     else:
         for finding in shown:

@@ -11,6 +11,7 @@ from app.cli import text
 from app.cli.parsing import SECONDS, limit_option, without_none
 from app.cli.service_options import RemoteGroup, RemoteService
 from app.cli.tables import Table
+from app.wording import format_count
 
 EVENTS = ("job.succeeded", "job.failed", "job.canceled", "job.lost", "job.retrying", "alert.firing", "alert.resolved")
 DELIVERY_STATES = ("pending", "delivered", "failed")
@@ -125,13 +126,23 @@ def webhooks_delivery(service: RemoteService, *, delivery_id: UUID) -> None:
     lines = []
     for attempt in delivery["attempt_log"]:
         times = f"{text.format_time(attempt['at'])}  {attempt['status'] or '-'}  {attempt['duration_ms']:.0f} ms"
-        lines.append(f"{times}  {text.one_line(attempt['error'] or attempt['response'])[:_MAX_ERROR_LENGTH]}")
+        is_status_alone = attempt["error"] == f"answered {attempt['status']}"
+        reason = attempt["response"] if is_status_alone else attempt["error"] or attempt["response"]
+        lines.append(f"{times}  {text.one_line(reason)[:_MAX_ERROR_LENGTH]}".rstrip())
     service.print_payload(delivery, head, *lines)
 
 
-@webhooks.command("redeliver", short_help="Send a delivery again.")
-@delivery_argument
-def webhooks_redeliver(service: RemoteService, *, delivery_id: UUID) -> None:
-    """Send a delivery again, under the same id, with retries for a day as if it were new."""
-    service.post(f"/api/v1/deliveries/{delivery_id}/redeliver")
-    service.print_payload({"delivery_id": str(delivery_id)}, "it will be sent")
+@webhooks.command("redeliver", short_help="Send a delivery, or all undelivered ones, again.")
+@click.argument("delivery_id", type=click.UUID, required=False)
+@click.option("--webhook", "webhook_id", type=click.UUID, help="All that was not delivered to this webhook.")
+def webhooks_redeliver(service: RemoteService, *, delivery_id: UUID | None, webhook_id: UUID | None) -> None:
+    """Send a delivery again, under the same id, with retries for a day as if it were new; or with --webhook all that
+    were not delivered, the oldest thousand."""
+    if (delivery_id is None) == (webhook_id is None):
+        raise click.UsageError("name a delivery, or a webhook with --webhook")
+    if delivery_id is not None:
+        service.post(f"/api/v1/deliveries/{delivery_id}/redeliver")
+        service.print_payload({"delivery_id": str(delivery_id)}, "it will be sent")
+        return
+    queued = service.post(f"{_PATH}/{webhook_id}/redeliver")
+    service.print_payload(queued, f"{format_count(queued['deliveries'], 'delivery', 'deliveries')} will be sent")

@@ -148,6 +148,13 @@ class DeliveryQueued:
     delivery_id: UUID
 
 
+@dataclass(frozen=True)
+class DeliveriesQueued:
+    """How many deliveries will be sent again."""
+
+    deliveries: int
+
+
 def create_webhooks_blueprint(executor: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     blueprint = ApiBlueprint("webhooks", "/api/v1", problems=DATABASE_PROBLEMS)
     webhooks, names = Webhooks(executor), NameCheck(executor, pipelines)
@@ -224,6 +231,21 @@ def create_webhooks_blueprint(executor: Executor, pipelines: Pipelines, options:
     def ping_webhook(webhook_id: UUID) -> DeliveryQueued:
         """Send a test delivery. A worker process sends it, like all others."""
         return DeliveryQueued(webhooks.ping(webhook_id))
+
+    @blueprint.post(
+        "/webhooks/<uuid:webhook_id>/redeliver",
+        response=DeliveriesQueued,
+        problems=webhook_problems,
+        scope=Scope.OPERATE,
+    )
+    def redeliver_undelivered(webhook_id: UUID) -> DeliveriesQueued:
+        """Send again what was not delivered to a webhook, the oldest thousand, and end its pause.
+
+        Each delivery has its id and the retries of a new one.
+        """
+        count = webhooks.redeliver_undelivered(webhook_id)
+        audit_action("webhook.redelivered", webhook_id=webhook_id, deliveries=count)
+        return DeliveriesQueued(count)
 
     @blueprint.get("/deliveries", query=DeliveriesQuery, response=DeliveryList, scope=Scope.READ, standby=True)
     def list_deliveries(query: DeliveriesQuery) -> DeliveryList:

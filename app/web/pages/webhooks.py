@@ -151,6 +151,26 @@ def create_webhooks_page(source: Executor, pipelines: Pipelines, options: WebOpt
         """Send a test delivery."""
         return redirect_to(f"/deliveries/{webhooks.ping(webhook_id)}")
 
+    @pages.action(f"{path}/redeliver", **of_webhook)
+    def submit_redeliveries(webhook_id: UUID) -> None:
+        """Send again what was not delivered to a webhook."""
+        webhooks.redeliver_undelivered(webhook_id)
+
+    def _show_secret(webhook: Webhook, secret: str | None) -> Response:
+        return pages.render(
+            "secret.html",
+            what="Secret of the webhook",
+            name=webhook.description or visible_webhook(webhook).url,
+            secret=secret,
+            use="It signs the deliveries: give it to the receiver.",
+            next_url=f"/webhooks/{webhook.webhook_id}",
+        )
+
+    _add_delivery_pages(pages, webhooks)
+    return pages.blueprint
+
+
+def _add_delivery_pages(pages: PageRenderer, webhooks: Webhooks) -> None:
     @pages.page("/deliveries/<uuid:delivery_id>", problems=_UNKNOWN_DELIVERY)
     def show_delivery(delivery_id: UUID) -> Response:
         """Show a delivery: its body, and the response to each attempt."""
@@ -166,18 +186,6 @@ def create_webhooks_page(source: Executor, pipelines: Pipelines, options: WebOpt
     def submit_redelivery(delivery_id: UUID) -> None:
         """Send a delivery again, and retry it like a new one."""
         webhooks.redeliver(delivery_id)
-
-    def _show_secret(webhook: Webhook, secret: str | None) -> Response:
-        return pages.render(
-            "secret.html",
-            what="Secret of the webhook",
-            name=webhook.description or visible_webhook(webhook).url,
-            secret=secret,
-            use="It signs the deliveries: give it to the receiver.",
-            next_url=f"/webhooks/{webhook.webhook_id}",
-        )
-
-    return pages.blueprint
 
 
 def can_admin() -> bool:

@@ -72,6 +72,8 @@ def test_a_webhook_from_its_making_to_its_end(shell: Shell):
     assert ping in shell("webhooks", "deliveries", "--webhook", hook, "--state", "pending").output
     assert "webhook.ping" in shell("webhooks", "delivery", ping).output
     assert "it will be sent" in shell("webhooks", "redeliver", ping).output
+    assert shell("webhooks", "redeliver", "--webhook", hook).output == "1 delivery will be sent\n"
+    shell("webhooks", "redeliver", code=2)
 
     assert "is deleted" in shell("webhooks", "delete", hook).output
     shell("webhooks", "remove", hook, code=3)  # as it was called in 0.2.0
@@ -85,15 +87,17 @@ def test_each_try_of_a_delivery_is_a_line(shell: Shell, webhook_dsn: str):
     with connection, connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO dl_delivery_attempts (delivery_id, number, status, duration_ms, answer, error)"
-            " VALUES (%s, 1, NULL, 15000, '', 'no answer'), (%s, 2, 200, 3, 'thanks', NULL)",
-            (ping, ping),
+            " VALUES (%s, 1, NULL, 15000, '', 'no answer'), (%s, 2, 503, 3, 'upstream down', 'answered 503'),"
+            " (%s, 3, 200, 3, 'thanks', NULL)",
+            (ping, ping, ping),
         )
     connection.close()
 
-    _, first, second = shell("webhooks", "delivery", ping).output.splitlines()
+    _, first, second, third = shell("webhooks", "delivery", ping).output.splitlines()
 
     assert first.endswith("-  15000 ms  no answer")
-    assert second.endswith("200  3 ms  thanks")
+    assert second.endswith("503  3 ms  upstream down")
+    assert third.endswith("200  3 ms  thanks")
 
 
 def test_invalid_request_item_is_reported(shell: Shell):

@@ -118,6 +118,8 @@ def test_delivery_of_job_is_found_and_sent_again(hooks, trigger):
         "delivery_id": of_job["delivery_id"]
     }
     assert hooks.get(f"/api/v1/deliveries/{uuid4()}").json["code"] == "delivery_not_found"
+    assert hooks.post(f"/api/v1/webhooks/{hook}/redeliver").json == {"deliveries": 2}
+    assert hooks.post(f"/api/v1/webhooks/{uuid4()}/redeliver").json["code"] == "webhook_not_found"
 
 
 def test_delivery_masks_secrets_and_shows_full_url_to_admin_only(clean, queue, pipelines, pool, dsn):

@@ -86,3 +86,46 @@ def test_delivery_is_sent_shown_and_sent_again(client, webhooks, dsn):
     client.post(f"{path}/retry")
     assert [delivery.state for delivery in webhooks.deliveries()] == [DeliveryState.PENDING]
     assert "No deliveries in this state" in client.get(listed).text
+
+
+def test_paused_receiver_has_its_next_attempt_after_the_pause(client, webhooks, dsn):
+    webhook, _ = webhooks.add(URL)
+    sent = client.post(f"/webhooks/{webhook.webhook_id}/ping").headers["Location"]
+    execute_sql(
+        dsn,
+        "UPDATE dl_webhooks SET failures = 3, failing_since = now(), paused_until = now() + interval '4 min 30 s'",
+        "UPDATE dl_deliveries SET due_at = now() - interval '7 min', attempts = 1",
+        "INSERT INTO dl_delivery_attempts (delivery_id, number, status, duration_ms, answer, error)"
+        " SELECT delivery_id, 1, 503, 84, '', 'answered 503' FROM dl_deliveries",
+    )
+
+    listed, page = client.get(f"/webhooks/{webhook.webhook_id}").text, client.get(sent).text
+
+    assert [text.count(">in 4 min ") for text in (listed, page)] == [1, 1]
+    assert "7 min ago" not in listed + page
+    assert [text.count("503") for text in (listed, page)] == [1, 1]
+    execute_sql(dsn, "UPDATE dl_webhooks SET paused_until = NULL")
+    assert "waits for a worker process, due" in client.get(sent).text
+
+
+def test_undelivered_are_sent_again_together(client, webhooks, dsn):
+    webhook, other = webhooks.add(URL)[0], webhooks.add(URL)[0]
+    for receiver in (webhook, webhook, webhook, other):
+        webhooks.ping(receiver.webhook_id)
+    execute_sql(
+        dsn,
+        "UPDATE dl_webhooks SET failures = 3, failing_since = now(), paused_until = now() + interval '4 min'",
+        "UPDATE dl_deliveries SET attempts = 12, state = 'failed', due_at = NULL",
+        "UPDATE dl_deliveries SET state = 'delivered', delivered_at = now() WHERE ctid = (SELECT max(ctid) FROM"
+        f" dl_deliveries WHERE webhook_id = '{webhook.webhook_id}')",
+    )
+
+    assert client.get("/webhooks").text.count("Send undelivered again") == 2
+    sent = client.post(f"/webhooks/{webhook.webhook_id}/redeliver")
+
+    assert (sent.status_code, sent.headers["Location"]) == (303, f"/webhooks/{webhook.webhook_id}")
+    states = sorted(delivery.state for delivery in webhooks.deliveries(webhook_id=webhook.webhook_id))
+    assert states == [DeliveryState.DELIVERED, DeliveryState.PENDING, DeliveryState.PENDING]
+    assert [d.state for d in webhooks.deliveries(webhook_id=other.webhook_id)] == [DeliveryState.FAILED]
+    assert webhooks.get(webhook.webhook_id).paused_until is None
+    assert webhooks.get(other.webhook_id).paused_until is not None
