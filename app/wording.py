@@ -49,6 +49,11 @@ def format_duration(seconds: float | timedelta | None) -> str:
     return " ".join(part for part in parts if not part.startswith("0 "))
 
 
+def format_attempt(attempt: int, run: int) -> str:
+    """`1`, and for the next attempt of this number `1, run 2`."""
+    return str(attempt) if run == 1 else f"{attempt}, run {run}"
+
+
 def replace_seconds(sentence: str) -> str:
     """Write the seconds within a sentence, such as `5561 s`, as durations."""
     return _SECONDS_PATTERN.sub(lambda match: format_duration(float(match[1])), sentence)

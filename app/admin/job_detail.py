@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -15,6 +16,7 @@ from app.db.statements import Executor
 from app.errors import JobNotFound
 from app.queue.job import Job, JobEvent, Status
 from app.queue.jobs import JobQueue
+from app.wording import format_attempt
 
 MAX_ATTEMPTS_SHOWN = 200
 _MAX_FOLLOW_UPS_SHOWN = 100
@@ -25,7 +27,8 @@ _ATTEMPT_EVENT_FIELDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptRecord:
-    """An attempt of a job, from its events. `outcome` is the kind of the event that ended it; null while it runs."""
+    """An attempt of a job, from its events. `outcome` is the kind of the event that ended it; null while it runs. A
+    release, or a retry by hand, uses the number again: `run` counts the attempts that have it."""
 
     attempt: int
     run_id: UUID | None
@@ -39,6 +42,17 @@ class AttemptRecord:
     error_fingerprint: str | None
     retry_in_sec: float | None
     event_fields: dict[str, Any]
+    run: int = 1
+
+    @property
+    def label(self) -> str:
+        return format_attempt(self.attempt, self.run)
+
+
+def run_at(attempts: Sequence[AttemptRecord], attempt: int, at: datetime) -> int:
+    """The run of the attempt that wrote a line at this time."""
+    runs = [record.run for record in attempts if record.attempt == attempt and record.started_at <= at]
+    return max(runs, default=1)
 
 
 @dataclass(frozen=True)
@@ -186,7 +200,12 @@ def _pair_attempt_events(events: Iterable[JobEvent]) -> list[AttemptRecord]:
             pairs.append((event, None))
         elif pairs and pairs[-1][1] is None and event.kind not in ("cancel_requested", "stop_pending"):
             pairs[-1] = (pairs[-1][0], event)
-    return [_attempt_from_events(started, ended) for started, ended in pairs]
+    attempts, used = [], Counter[int]()
+    for started, ended in pairs:
+        attempt = _attempt_from_events(started, ended)
+        used[attempt.attempt] += 1
+        attempts.append(replace(attempt, run=used[attempt.attempt]))
+    return attempts
 
 
 def _attempt_from_events(started: JobEvent, ended: JobEvent | None) -> AttemptRecord:

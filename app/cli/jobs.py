@@ -29,7 +29,7 @@ from app.cli.parsing import (
 )
 from app.cli.service_options import OutageNotice, RemoteService, remote_command
 from app.cli.tables import Table
-from app.wording import format_count, format_duration
+from app.wording import format_attempt, format_count, format_duration
 from dataloader.errors import NotFound, Refused, ServiceUnavailable
 
 _PAGE_LINES = 1000
@@ -182,7 +182,8 @@ def logs(
     is_empty = True
     try:
         for line in follow or _read_pages(service, job_id, tail, query):
-            head = f"{text.format_time(line['ts'])}  {line['attempt']}  {text.one_line(line['level']):<8}"
+            attempt = format_attempt(line["attempt"], line.get("run", 1))
+            head = f"{text.format_time(line['ts'])}  {attempt}  {text.one_line(line['level']):<8}"
             shown = text.json_line(line) if service.as_json else f"{head} {text.printable(line['line'])}".rstrip()
             click.echo(shown, file=output)
             is_empty = False
@@ -227,7 +228,8 @@ def show(service: RemoteService, *, job_id: UUID) -> None:
         started, ended = text.format_time(attempt["started_at"]), text.format_time(attempt["finished_at"])
         outcome = "running" if attempt["outcome"] is None else f"{attempt['outcome']} at {ended}"
         worker = text.format_value(attempt["worker"])
-        lines.append(f"attempt {attempt['attempt']:<10} from {started} on {worker}: {outcome}")
+        number = format_attempt(attempt["attempt"], attempt.get("run", 1))
+        lines.append(f"attempt {number:<10} from {started} on {worker}: {outcome}")
         lines += [f"  {text.format_message(attempt['error'])}"] if attempt["error"] else []
         lines += [f"    {text.printable(line)}" for line in (attempt.get("traceback") or "").splitlines()]
     service.print_payload(job, *lines)

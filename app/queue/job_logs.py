@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -49,11 +50,13 @@ class LogSearchPage:
 
 @dataclass(frozen=True)
 class LogSummary:
-    """How many lines a job's log has, by attempt, and how many were left out."""
+    """How many lines a job's log has, by attempt, and how many were left out. `runs`: the lines of each run of an
+    attempt, and the first of them."""
 
     lines: dict[int, int]
     dropped: dict[int, int]
     is_exact: bool  # False: there are more lines than were counted
+    runs: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     @property
     def line_count(self) -> int:
@@ -102,9 +105,12 @@ class JobLogSearch:
 
     def summary(self, job_id: UUID, *, max_lines: int = MAX_COUNTED_LINES) -> LogSummary:
         rows = self._execute("log_summary", {"job_id": str(job_id), "limit": max_lines + 1})
-        lines = {attempt: count for attempt, count, _ in rows}
-        dropped = {attempt: count for attempt, _, count in rows if count}
-        return LogSummary(lines, dropped, sum(lines.values()) <= max_lines)
+        lines, dropped = Counter[int](), Counter[int]()
+        for attempt, _, line_count, dropped_count, _ in rows:
+            lines[attempt] += line_count
+            dropped[attempt] += dropped_count
+        runs = {(attempt, run): (line_count, first_id) for attempt, run, line_count, _, first_id in rows}
+        return LogSummary(dict(lines), dict(+dropped), lines.total() <= max_lines, runs)
 
     def _scan(
         self, parameters: dict[str, Any], backwards: bool, start_id: int, limit: int, time_budget_sec: float

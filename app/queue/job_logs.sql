@@ -57,19 +57,28 @@ SELECT (SELECT log_id FROM scanned ORDER BY log_id LIMIT 1) AS window_end, (SELE
  ORDER BY f.log_id DESC;
 
 -- name: log_summary
--- The attempts that have lines among the first `limit` of a job's log, with their number, and how many lines were left out.
+-- The attempts that have lines among the first `limit` of a job's log, with the number of these, how many were left out, and
+-- the first line. Attempts with the same number are told apart by the time of their lines.
 SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
        set_config('enable_bitmapscan', 'off', true),
        set_config('statement_timeout', '3s', true);
 
 WITH scanned AS MATERIALIZED (
-    SELECT attempt, dropped
+    SELECT log_id, attempt, ts, dropped
       FROM dl_job_logs
      WHERE job_id = %(job_id)s::uuid
      ORDER BY log_id
      LIMIT %(limit)s::int
+), repeated AS MATERIALIZED (
+    SELECT payload ->> 'attempt' AS attempt, ts, row_number() OVER (PARTITION BY payload ->> 'attempt' ORDER BY event_id) AS run
+      FROM dl_job_events
+     WHERE job_id = %(job_id)s::uuid AND kind = 'picked'
+), lines AS (
+    SELECT attempt, log_id, dropped,
+           (SELECT coalesce(max(run), 1) FROM repeated r WHERE r.run > 1 AND r.attempt = scanned.attempt::text AND r.ts <= scanned.ts) AS run
+      FROM scanned
 )
-SELECT attempt, count(*)::int AS lines, coalesce(sum(dropped), 0)::int AS dropped
-  FROM scanned
- GROUP BY attempt
- ORDER BY attempt;
+SELECT attempt, run::int, count(*)::int AS lines, coalesce(sum(dropped), 0)::int AS dropped, min(log_id) AS first_id
+  FROM lines
+ GROUP BY attempt, run
+ ORDER BY attempt, run;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from itertools import islice
@@ -14,6 +14,7 @@ from flask import Response
 from pydantic import Field
 
 from app.admin.api_keys import Scope
+from app.admin.job_detail import AttemptRecord, JobReader, run_at
 from app.errors import DatabaseUnavailable, JobNotFound
 from app.queue.job import JobLogLine, LogPage
 from app.queue.job_logs import JobLogSearch, LogFilter
@@ -22,6 +23,7 @@ from app.web.api.jobs import JobWatcher, parse_job_id
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode, RequestRejected
 from app.web.routing import ApiBlueprint
 from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, QueryModel
+from app.wording import format_attempt
 
 TEXT = "text/plain"
 MAX_WAIT_SEC = 10  # a shutdown waits for pending requests
@@ -67,11 +69,18 @@ class LogTextQuery(QueryModel):
 
 
 @dataclass(frozen=True)
+class RunLogLine(JobLogLine):
+    """A line of a job's log. `run` counts the attempts of this number: a release, or a retry by hand, uses it again."""
+
+    run: int
+
+
+@dataclass(frozen=True)
 class JobLogs:
     """Lines, the oldest first. `complete`: the job has ended, and nothing comes after the last line that is there."""
 
     job_id: UUID
-    lines: list[JobLogLine]
+    lines: list[RunLogLine]
     next: int  # what to send as `after` for the lines that follow
     complete: bool
 
@@ -83,7 +92,7 @@ def levels_from(level: str | None) -> tuple[str, ...] | None:
 
 def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher) -> ApiBlueprint:
     blueprint = ApiBlueprint("job_logs", "/api/v1", problems=DATABASE_PROBLEMS)
-    search = JobLogSearch(queue.executor)
+    search, reader = JobLogSearch(queue.executor), JobReader(queue.executor)
     downloads = threading.BoundedSemaphore(MAX_DOWNLOADS)
 
     @blueprint.get(
@@ -114,7 +123,9 @@ def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher) -> ApiBluepr
             )
 
         page = watcher.wait(fetch_page, lambda page: bool(page.lines) or page.complete, query.wait)
-        return JobLogs(job, page.lines, page.lines[-1].log_id if page.lines else query.after, page.complete)
+        attempts = reader.attempts(job) if page.lines else []
+        lines = [RunLogLine(**vars(line), run=run_at(attempts, line.attempt, line.ts)) for line in page.lines]
+        return JobLogs(job, lines, lines[-1].log_id if lines else query.after, page.complete)
 
     @blueprint.get(
         "/jobs/<job:job_id>/log.txt",
@@ -134,7 +145,8 @@ def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher) -> ApiBluepr
             raise JobNotFound(job)
         if not downloads.acquire(blocking=False):
             raise RequestRejected(ProblemCode.TOO_MANY_WAITING, headers={"Retry-After": "1"})
-        response = Response(_text_lines(search, job, query.to_filter()), content_type=f"{TEXT}; charset=utf-8")
+        lines = _text_lines(search, job, query.to_filter(), reader.attempts(job))
+        response = Response(lines, content_type=f"{TEXT}; charset=utf-8")
         response.headers["Content-Disposition"] = f'attachment; filename="{job}.log.txt"'
         response.call_on_close(downloads.release)
         return response
@@ -142,12 +154,14 @@ def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher) -> ApiBluepr
     return blueprint
 
 
-def _text_lines(search: JobLogSearch, job_id: UUID, log_filter: LogFilter) -> Iterator[str]:
+def _text_lines(
+    search: JobLogSearch, job_id: UUID, log_filter: LogFilter, attempts: Sequence[AttemptRecord]
+) -> Iterator[str]:
     """The lines as text, a page at a time: a chunk for each line would be a packet for each line."""
     lines = search.lines(job_id, log_filter)
     try:
         for _ in range(MAX_DOWNLOADED_LINES // _CHUNK_LINES):
-            chunk = [format_line(line) for line in islice(lines, _CHUNK_LINES)]
+            chunk = [format_line(line, run_at(attempts, line.attempt, line.ts)) for line in islice(lines, _CHUNK_LINES)]
             if not chunk:
                 return
             yield "".join(chunk)
@@ -157,7 +171,7 @@ def _text_lines(search: JobLogSearch, job_id: UUID, log_filter: LogFilter) -> It
         yield "… the database went away: the log is incomplete …\n"
 
 
-def format_line(line: JobLogLine) -> str:
+def format_line(line: JobLogLine, run: int = 1) -> str:
     at = line.ts.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     kind = line.level if line.stream == "log" else line.stream
-    return f"{at} {kind:<8} {line.attempt:>3} {line.line}\n"
+    return f"{at} {kind:<8} {format_attempt(line.attempt, run):>3} {line.line}\n"

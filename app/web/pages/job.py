@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -13,12 +14,12 @@ from pydantic import Field, ValidationError
 from app.admin.api_keys import Scope
 from app.admin.edits import CLONED_FIELDS, JobEditor
 from app.admin.explain import JobExplainer, JobExplanation
-from app.admin.job_detail import JobDetail, JobReader
+from app.admin.job_detail import AttemptRecord, JobDetail, JobReader, run_at
 from app.admin.reasons import ExplanationReason, ReasonCode
 from app.db.statements import Executor
 from app.log.masking import mask_secret_fields, unmask
 from app.queue.graphs import Graphs
-from app.queue.job import Status
+from app.queue.job import JobLogLine, Status
 from app.queue.job_logs import JobLogSearch, LogFilter
 from app.queue.jobs import JobQueue
 from app.web.api.job_logs import LEVELS, levels_from
@@ -46,6 +47,7 @@ from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schemas import field_errors
 from app.web.trigger_request import apply_task_defaults, trigger_request_model, validate_args
+from app.wording import format_attempt
 from pipelines.contract import Pipelines
 
 MAX_LOG_LINES = 200
@@ -130,6 +132,7 @@ def create_job_page(queue: JobQueue, options: WebOptions) -> ApiBlueprint:
             log=queue.logs(parsed_id, tail=True, limit=MAX_LOG_LINES).lines,
             summary=summary,
             levels=LEVELS,
+            attempt_label=_attempt_labels(job.attempts),
             parents=graphs.parents(parsed_id) if is_in_graph else [],
             children=graphs.children(parsed_id) if is_in_graph else [],
             can_clone=can_operate() and current_actor().can_trigger(job.task, job.queue),
@@ -257,6 +260,7 @@ def create_log_page(executor: Executor, options: WebOptions) -> ApiBlueprint:
             job=job,
             query=query,
             page=page,
+            attempt_label=_attempt_labels(reader.attempts(job.id)),
             summary=log_search.summary(job.id),
             levels=LEVELS,
             filters=urlencode(filters),
@@ -268,6 +272,10 @@ def create_log_page(executor: Executor, options: WebOptions) -> ApiBlueprint:
         )
 
     return pages.blueprint
+
+
+def _attempt_labels(attempts: list[AttemptRecord]) -> Callable[[JobLogLine], str]:
+    return lambda line: format_attempt(line.attempt, run_at(attempts, line.attempt, line.ts))
 
 
 def _state_of(job: JobDetail) -> str:

@@ -31,7 +31,8 @@ class AttemptCard:
     anchor: str
     traceback: str | None
     log_lines: int
-    same_as: int | None
+    first_line_id: int  # of its log
+    same_as: str | None
     facts: dict[str, Any]
 
     @property
@@ -72,20 +73,22 @@ def attempt_anchors(attempts: Sequence[AttemptRecord]) -> list[str]:
 def attempt_cards(job: JobDetail, log: LogSummary) -> list[AttemptCard]:
     """The cards, the last attempt first."""
     cards: list[AttemptCard] = []
-    first_with: dict[str, int] = {}
+    first_with: dict[str, str] = {}
     for n, (record, anchor) in enumerate(zip(job.attempts, attempt_anchors(job.attempts), strict=True), 1):
         is_last = n == len(job.attempts)
         traceback = record.traceback or (job.traceback if is_last and record.error == job.error else None)
         fingerprint = record.error_fingerprint
-        same_as = None if fingerprint is None else first_with.setdefault(fingerprint, record.attempt)
+        same_as = None if fingerprint is None else first_with.setdefault(fingerprint, record.label)
+        line_count, first_line_id = log.runs.get((record.attempt, record.run), (0, 1))
         cards.append(
             AttemptCard(
                 record,
                 attempt_state(record),
                 anchor,
                 traceback,
-                log.lines.get(record.attempt, 0),
-                None if same_as == record.attempt else same_as,
+                line_count,
+                first_line_id,
+                None if same_as == record.label else same_as,
                 mask_secret_fields(record.event_fields),
             )
         )

@@ -111,7 +111,7 @@ def _stretches(job: JobDetail, end: datetime) -> Iterator[_Stretch]:
         yield from _waits(position, due, attempt.started_at, "queue time")
         state = attempt_state(attempt)
         position = attempt.finished_at or end
-        yield _Stretch("ran", state.style, attempt.started_at, position, f"{attempt.attempt} · {state.word}", anchor)
+        yield _Stretch("ran", state.style, attempt.started_at, position, f"{attempt.label} · {state.word}", anchor)
         due = position + timedelta(seconds=attempt.retry_in_sec or 0)
     if job.status is Status.QUEUED:
         place = "ready" if job.wait_state == "scheduled" and job.available_at <= end else job.wait_state

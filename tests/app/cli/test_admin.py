@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from app.admin.statistics import Statistics
 from app.cli.command import cli
 from app.cli.exit_codes import ExitCode
-from app.queue.job import Status
+from app.queue.job import LogEntry, Status
 from app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support import Databases
 from tests.support.api_server import serving
@@ -62,6 +62,17 @@ def test_scaling_shows_the_threads_that_jobs_ask_for(run, queue_db):
         *("queue", "wanted", "busy", "idle", "ready", "oldest", "p95", "due", "draining")
     ]
     assert table.output.splitlines()[1].split()[:5] == ["q", "2", "0", "0", "2"]
+
+
+def test_logs_and_show_tell_runs_of_an_attempt_apart(run, queue_db):
+    released = queue_db.enqueue_and_claim()
+    queue_db.release(released)
+    (again,) = queue_db.claim()
+    queue_db.queue.write_logs([LogEntry(again.id, 1, 0.0, "INFO", "log", "of the second")])
+
+    assert "  1, run 2  INFO     of the second" in run("logs", again.id).output
+    shown = run("show", again.id).output
+    assert ("attempt 1 " in shown, "attempt 1, run 2" in shown) == (True, True)
 
 
 def test_jobs_are_found_shown_and_explained(run, queue_db):

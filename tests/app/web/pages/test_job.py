@@ -121,6 +121,29 @@ def test_error_of_a_job_is_shown_once(client, own_queue_db):  # of the database 
     assert "Traceback\nValueError" in page
 
 
+def test_runs_of_one_attempt_number_are_told_apart(client, own_queue_db):
+    for text in ("of the first", "of the second"):
+        run = own_queue_db.enqueue_and_claim() if text == "of the first" else own_queue_db.claim()[0]
+        assert run.attempt == 1
+        own_queue_db.queue.write_logs([LogEntry(run.id, 1, 0.0, "INFO", "log", text)])
+        own_queue_db.release(run)
+
+    page, log = client.get(f"/jobs/{run.id}").text, client.get(f"/jobs/{run.id}/log").text
+    lines = client.get(f"/api/v1/jobs/{run.id}/logs").json["lines"]
+    text = client.get(f"/api/v1/jobs/{run.id}/log.txt").text
+
+    assert re.findall(r"<h3>([^<]*)</h3>", page) == ["1, run 2", "1"]
+    for shown in (page, log):
+        assert re.findall(r"<td>(1[^<]*)</td><td>(of [^<]*)<", shown) == [
+            ("1", "of the first"),
+            ("1, run 2", "of the second"),
+        ]
+    assert [(line["attempt"], line["run"]) for line in lines] == [(1, 1), (1, 2)]
+    assert [" 1, run 2 " in line for line in text.splitlines()] == [False, True]
+    links = re.findall(r'log\?attempt=1&amp;after=(\d+)">Log \(1\)', page)
+    assert [int(link) + 1 for link in links] == [line["log_id"] for line in reversed(lines)]
+
+
 @pytest.fixture
 def worker(dsn: str, pool: Pool) -> Iterator[None]:
     info = WorkerInfo(uuid4(), "w", "1", ("etl",), ("noop",), 1, unserved_tasks={"train": {"gpu": True}})

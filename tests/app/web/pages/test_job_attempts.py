@@ -46,8 +46,8 @@ def test_cards_have_traceback_log_and_repeated_error():
     last = attempt(2, error_fingerprint="f")  # its event is from before tracebacks were kept in it
     job: Any = SimpleNamespace(attempts=[first, last], traceback="of the job", error="E")
 
-    newest, oldest = attempt_cards(job, LogSummary({1: 4}, {}, True))
+    newest, oldest = attempt_cards(job, LogSummary({1: 4}, {}, True, {(1, 1): (4, 7)}))
 
-    assert (newest.traceback, newest.same_as, newest.log_lines) == ("of the job", 1, 0)
-    assert (oldest.frame_count, oldest.same_as, oldest.log_lines) == (1, None, 4)
+    assert (newest.traceback, newest.same_as, newest.log_lines) == ("of the job", "1", 0)
+    assert (oldest.frame_count, oldest.same_as, oldest.log_lines, oldest.first_line_id) == (1, None, 4, 7)
     assert oldest.facts == {"password": "***"}
