@@ -27,6 +27,8 @@ from app.queue.job import WAIT_STATES, Status
 FINAL_STATES = (Status.SUCCEEDED, Status.FAILED, Status.LOST, Status.CANCELED)
 STATES = ("ready", "running", "scheduled", "blocked", "waiting", "limited", *(status.value for status in FINAL_STATES))
 _TIME_BUDGET_SEC = 0.005  # of each of two scans
+_MAX_COUNTED, _MAX_COUNTED_SEARCHED = 1_000, 100  # jobs of a state that are counted one by one; the latter with a text
+_MIN_SAMPLED = 30  # jobs in the sample of an estimate
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class JobRows:
         }
 
     def _count_final(self, job_filter: Filter) -> dict[str, MatchCount | None]:
-        """Exact where a scan of all jobs, or of the unsuccessful ones, ends in time; else estimated from a sample."""
+        """Exact where a scan of all jobs, or of the unsuccessful ones, ends in time, or where a state has few jobs;
+        else estimated from a sample. None where the sample has too few of them: such an estimate is far off."""
         counts, is_exact = self._scan(job_filter)
         if is_exact:
             return {state: MatchCount(count, True, 0) for state, count in counts.items()}
@@ -94,16 +97,23 @@ class JobRows:
         ((pages,),) = self._execute("count_pages", {"schema": self._schema})
         percent = min(100.0, 100.0 * SAMPLED_PAGES / pages)
         _, *sample = self._execute("count_matching_sample", {"percent": percent, "filter": job_filter.to_json()})[0]
-        estimates = {
-            state.value: max(round(count * 100 / percent), counts[state.value])
-            for state, count in zip(FINAL_STATES, sample, strict=True)
-        }
-        return {
-            state: MatchCount(unsuccessful[state], True, 0)
-            if is_exact and state != Status.SUCCEEDED
-            else MatchCount(max(estimate, unsuccessful[state]), False, 0)
-            for state, estimate in estimates.items()
-        }
+        exact = {state: unsuccessful[state] for state in UNSUCCESSFUL} if is_exact else self._count_small(job_filter)
+        found: dict[str, MatchCount | None] = {}
+        for state, count in zip(FINAL_STATES, sample, strict=True):
+            at_least = max(counts[state], unsuccessful[state])
+            if state in exact:
+                found[state.value] = MatchCount(exact[state], True, 0)
+            elif count < _MIN_SAMPLED:
+                found[state.value] = None
+            else:
+                found[state.value] = MatchCount(max(round(count * 100 / percent), at_least), False, 0)
+        return found
+
+    def _count_small(self, job_filter: Filter) -> dict[Status, int]:
+        """The unsuccessful states that have few jobs."""
+        max_jobs = _MAX_COUNTED if job_filter.text is None else _MAX_COUNTED_SEARCHED
+        rows = self._execute("small_state_counts", {"filter": job_filter.to_json(), "max_jobs": max_jobs})
+        return {Status(state): count for state, count in rows}
 
     def _scan(self, job_filter: Filter) -> tuple[dict[str, int], bool]:
         """Count by window until the time is spent; whether all were scanned."""

@@ -53,3 +53,20 @@ SELECT CASE j.status WHEN 'running' THEN 'running' ELSE j.wait_state::text END, 
  GROUP BY 1
 UNION ALL
 SELECT NULL, scanned FROM size WHERE scanned > %(max_jobs)s::int;
+
+-- name: small_state_counts
+-- Matching unsuccessful jobs of the states that have `max_jobs` jobs at most.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+WITH counted AS (
+    SELECT 'failed' AS status, count(*) AS scanned, count(*) FILTER (WHERE dl_job_matches(j, %(filter)s::jsonb)) AS matching
+      FROM (SELECT * FROM dl_jobs WHERE status = 'failed' LIMIT %(max_jobs)s::int + 1) j
+    UNION ALL
+    SELECT 'lost' AS status, count(*) AS scanned, count(*) FILTER (WHERE dl_job_matches(j, %(filter)s::jsonb)) AS matching
+      FROM (SELECT * FROM dl_jobs WHERE status = 'lost' LIMIT %(max_jobs)s::int + 1) j
+    UNION ALL
+    SELECT 'canceled' AS status, count(*) AS scanned, count(*) FILTER (WHERE dl_job_matches(j, %(filter)s::jsonb)) AS matching
+      FROM (SELECT * FROM dl_jobs WHERE status = 'canceled' LIMIT %(max_jobs)s::int + 1) j
+)
+SELECT status, matching FROM counted WHERE scanned <= %(max_jobs)s::int;

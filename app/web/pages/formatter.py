@@ -160,8 +160,11 @@ class Formatter:
     @classmethod
     def shorten(cls, sentence: str) -> str:
         """Write the seconds and the ids in a sentence as the pages do."""
-        shortened = _UUID_PATTERN.sub(lambda match: cls.short_id(match[0]), sentence)
-        return replace_seconds(shortened)
+        return replace_seconds(cls.short_ids(sentence))
+
+    @classmethod
+    def short_ids(cls, sentence: str) -> str:
+        return _UUID_PATTERN.sub(lambda match: cls.short_id(match[0]), sentence)
 
     @staticmethod
     def number(value: float | None) -> str:

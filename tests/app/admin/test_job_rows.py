@@ -7,7 +7,7 @@ import pytest
 from app.admin import job_rows
 from app.admin.job_detail import JobReader
 from app.admin.job_rows import STATES, JobRows
-from app.admin.job_search import Filter, JobSearch
+from app.admin.job_search import Filter, JobSearch, MatchCount
 from app.queue.job import Status
 from tests.support.queue_fixture import QueueFixture
 
@@ -65,6 +65,29 @@ def test_states_of_a_search_are_counted(queue_db, rows, monkeypatch):
     assert counts(Filter(lock_key="b")) == {"running": 1, "blocked": 1}
     monkeypatch.setattr(job_rows, "MAX_ACTIVE", 2)
     assert rows.count_states(Filter())["ready"] is None
+
+
+def test_few_lost_among_many_are_counted_not_estimated(queue_db, rows, monkeypatch):
+    monkeypatch.setattr(job_rows, "_TIME_BUDGET_SEC", 0)
+    monkeypatch.setattr(job_rows, "FIRST_COUNT_WINDOW_ROWS", 1)
+    monkeypatch.setattr(job_rows, "SAMPLED_PAGES", 1)
+    monkeypatch.setattr(job_rows, "_MAX_COUNTED", 60)
+    queue_db.sql("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
+    queue_db.sql(
+        """INSERT INTO dl_jobs (queue, task, lock_key, args, status, attempt, finished_at)
+           SELECT 'q', 't', 'k' || n, '{}',
+                  CASE WHEN n <= 53 THEN 'lost' WHEN n <= 2000 THEN 'failed' ELSE 'succeeded' END::dl_status, 1, now()
+             FROM generate_series(1, 5000) n"""
+    )
+    queue_db.sql("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
+
+    counts = rows.count_states(Filter())
+    of_none = rows.count_states(Filter(task="other"))
+
+    assert counts["lost"] == MatchCount(53, True, 0)
+    assert counts["canceled"] == MatchCount(0, True, 0)
+    assert [of_none[state] for state in ("lost", "failed", "succeeded")] == [MatchCount(0, True, 0), None, None]
+    assert all(count is None or not count.exact for count in (counts["failed"], counts["succeeded"]))
 
 
 def test_details_have_args_and_what_a_job_waits_for(queue_db, rows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import pytest
 
@@ -97,3 +98,18 @@ def test_api_folds_triggers_too(client, trigger):
 
     assert (folded["count"], folded["subject_id"]) == (2, None)
     assert len(client.get("/api/v1/audit").json["entries"]) == 2
+
+
+def test_full_ids_are_no_text_of_the_audit(client, trigger):
+    job_id = trigger()
+    changed = client.post("/api/v1/webhooks", json={"url": "https://hooks.example.com/x"})
+    client.patch(f"/api/v1/jobs/{job_id}", json={"args": {"of": job_id}}, headers={"If-Match": "*"})
+    client.post("/api/v1/bulk", json={"action": "cancel", "filter": {"job_id": job_id}, "expected": 1})
+
+    page = client.get("/audit?triggers=all").text
+
+    assert changed.status_code == 200
+    rows = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    rows = re.sub(r'(href|id|title|aria-label)="[^"]*"|<pre.*?</pre>', "", rows, flags=re.DOTALL)
+    assert f"{job_id[:4]}…{job_id[-4:]}" in rows
+    assert re.findall(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}", rows) == []

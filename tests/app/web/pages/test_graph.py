@@ -11,6 +11,7 @@ import pytest
 
 from app.queue.graphs import Graphs, NewGraphJob
 from app.queue.job import NewJob
+from tests.support.databases import execute_sql
 
 
 @pytest.fixture
@@ -77,3 +78,15 @@ def test_api_lists_graphs_with_their_status(client, graphs):
     ]
     assert listed["next"] == str(min(ended.graph_id, opened.graph_id))
     assert client.get(f"/api/v1/graphs?before={listed['next']}").json == {"graphs": [], "next": None}
+
+
+def test_bar_of_a_graph_is_as_long_as_what_succeeded(client, graphs, dsn):
+    made = graphs.enqueue([job("a"), job("b"), job("c")], name="bad")
+    ended = "UPDATE dl_jobs SET status = '{}', finished_at = now(), started_at = now() WHERE job_id = '{}'"
+    execute_sql(dsn, ended.format("succeeded", made.jobs["a"]), ended.format("failed", made.jobs["b"]))
+    client.post(f"/graphs/{made.graph_id}/cancel")
+
+    (summary,) = graphs.newest(name="bad").graphs
+    assert (summary.failed, summary.ended) == (1, 3)
+    for path in (f"/graphs/{made.graph_id}", "/graphs?name=bad"):
+        assert re.findall(r'<progress class="bar failed" max="3" value="(\d)"', client.get(path).text) == ["1"]
