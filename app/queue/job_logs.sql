@@ -58,7 +58,7 @@ SELECT (SELECT log_id FROM scanned ORDER BY log_id LIMIT 1) AS window_end, (SELE
 
 -- name: log_summary
 -- The attempts that have lines among the first `limit` of a job's log, with the number of these, how many were left out, and
--- the first line. Attempts with the same number are told apart by the time of their lines.
+-- the first line. Attempts with one number are distinguished by the time of their lines.
 SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
        set_config('enable_bitmapscan', 'off', true),
        set_config('statement_timeout', '3s', true);

@@ -40,7 +40,7 @@ def test_a_log_is_read_page_by_page(client, queue, job_id):
 
     assert lines(first) == ["one", "two"]
     assert lines(second) == ["three"]
-    assert first["lines"][0].keys() == {"log_id", "ts", "attempt", "level", "stream", "line"}
+    assert first["lines"][0].keys() == {"log_id", "ts", "attempt", "run", "level", "stream", "line"}
     assert ask(client, job_id, f"after={second['next']}")["next"] == second["next"]
 
 
