@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 from uuid import UUID, uuid4
@@ -51,6 +52,10 @@ _MAX_RETRY_AFTER_DIGITS = 6
 _SECRET_PREFIX = "whsec_"  # noqa: S105 - how secrets begin, and no secret
 
 
+# Reading the system's certificates takes some 60 ms of CPU: once for a process.
+_default_tls_context = cache(ssl.create_default_context)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WebhookOptions:
     timeout_sec: float = 15.0
@@ -60,7 +65,7 @@ class WebhookOptions:
     disable_after_sec: float = 3 * 86_400.0
     version: str = "0"
     retry_delays_sec: tuple[float, ...] = RETRY_DELAYS_SEC
-    tls_context: Callable[[], ssl.SSLContext] = ssl.create_default_context  # for tests, as the next one
+    tls_context: Callable[[], ssl.SSLContext] = _default_tls_context  # for tests, as the next one
     resolver: Resolver | None = None
 
 

@@ -165,6 +165,10 @@ def certificate(tmp_path_factory) -> str:
     return str(folder)
 
 
+def test_deliveries_share_the_certificates_of_the_system():
+    assert WebhookOptions().tls_context() is WebhookOptions().tls_context()
+
+
 def test_tls_verifies_the_host_name_of_a_resolved_address(certificate):
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     theirs.load_cert_chain(f"{certificate}/cert", f"{certificate}/key")
