@@ -165,7 +165,9 @@ class Context(Protocol):
 
     @property
     def upstream(self) -> Mapping[str, Upstream]:
-        """The jobs that this one waited for, by their key in the graph or else their id: status, result, error."""
+        """The jobs that this one waited for, by their key in the graph or else their id: status, result, error.
+
+        Raises `Fail` if one of them was deleted."""
 
     @property
     def logical_at(self) -> datetime | None:

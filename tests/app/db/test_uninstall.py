@@ -92,5 +92,3 @@ def test_command_shows_first_and_asks(dsn):
     assert command(dsn, "--json").returncode == 2
     removed = json.loads(command(dsn, "--yes", "--json").stdout)
     assert (removed["tables"]["dl_jobs"], query(dsn, OWN_OBJECTS)) == (3, [])
-    again = command(dsn, "--yes")
-    assert (again.returncode, "there is nothing to remove" in again.stderr) == (65, True)

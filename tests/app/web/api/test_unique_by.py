@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from pipelines.contract import Daily, Pipelines
+from pipelines.schedule_definition import definition_from, scheduled_job
 from tests.support.databases import execute_sql
 
 
@@ -45,6 +48,16 @@ def test_another_rule_of_the_request_takes_its_place(client, rule):
     job_id = trigger(client, args={"shop": 7}, **rule).json["job_id"]
 
     assert client.get(f"/api/v1/jobs/{job_id}").json["live_key"] == rule.get("live_key")
+
+
+def test_job_of_a_schedule_is_unique(pipelines):
+    definition = definition_from({"task": "load", "expression": "0 6 * * *", "args": {"shop": 7}}, zone="UTC")
+
+    job = scheduled_job(
+        "daily", "id", definition, datetime(2030, 1, 1, 6, tzinfo=UTC), pipelines.get("load"), default_lease_sec=60
+    )
+
+    assert job["live_key"] == 'unique:load:[7,"2030-01-01"]'
 
 
 def test_jobs_of_a_graph_are_not_unique(client):
