@@ -56,11 +56,14 @@ CREATE OR REPLACE FUNCTION dl_new_id() RETURNS uuid
     RETURN (overlay(lpad(to_hex((date_part('epoch', clock_timestamp()) * 4096000)::bigint), 15, '0') PLACING '7' FROM 13 FOR 0)
             || substr(gen_random_uuid()::text, 20))::uuid;
 
--- Whether these may be a job's tags: 1 to 20 texts, each of 1 to 100 bytes.
+-- Whether these may be a job's tags: 1 to 20 texts, each of 1 to 100 bytes. In PL/pgSQL: the planner would try to inline a
+-- function in SQL for each statement that writes a job.
 CREATE OR REPLACE FUNCTION dl_is_tag_list(tags text[]) RETURNS bool
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+BEGIN
     RETURN cardinality(tags) BETWEEN 1 AND 20 AND array_ndims(tags) = 1
            AND (SELECT bool_and(coalesce(octet_length(tag) BETWEEN 1 AND 100, false)) FROM unnest(tags) AS tag);
+END $$;
 
 -- ── Jobs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
