@@ -33,7 +33,7 @@ HOSTILE_SETTINGS = {
 }
 
 
-@place("owner", "owner of the database, PostgreSQL 15", in_ci=True)
+@place("owner", "owner of the database, PostgreSQL 15")
 def owner_of_database(ground: Ground) -> Iterator[Deployment]:
     if ground.server().major != 15:
         raise Unavailable(f"needs PostgreSQL 15, and PostgreSQL {ground.server().major} is here")
@@ -61,7 +61,7 @@ def owner_of_schema(ground: Ground) -> Iterator[Deployment]:
     yield ground.deployment(*(owned_schema(ground, database, role) for _ in range(2)))
 
 
-@place("roles", "a service with the rights of `migrate --roles` and no others")
+@place("roles", "a service with the rights of `migrate --roles` and no others", in_ci=True)
 def granted_roles(ground: Ground) -> Iterator[Deployment]:
     server = ground.server()
     owner = server.create_role(ground.name("owner"), options="CREATEROLE")
