@@ -54,6 +54,7 @@ class Deployment:
     upgrade_access: Access | None = None  # to a second empty database, which gets the tables of the former release
     prefix: Sequence[str | Path] = ()  # a program that runs the command as another account, or with less
     settings: Mapping[str, str] = field(default_factory=SHORT_TIMES.copy)
+    api_has_workers: bool = True
     port: int = field(default_factory=free_port)
     numbers: itertools.count = field(default_factory=itertools.count)
 

@@ -75,7 +75,8 @@ class FirstHour:
         self.service = self.deployment.start("serve")
         self.service.wait_for_line("is ready")
         eventually(lambda: self.get("/health/ready")[0] == 200, message=lambda: str(self.get("/health/ready")))
-        eventually(lambda: self.get("/status")[1]["workers"]["listener"] == "listening")
+        if self.deployment.api_has_workers:
+            eventually(lambda: self.get("/status")[1]["workers"]["listener"] == "listening")
 
     # ── jobs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

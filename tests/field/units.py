@@ -16,14 +16,22 @@ from tests.support.processes import Process
 from tests.support.waiting import eventually
 
 STATE = "/var/lib/dataloader"
+# nsenter does not pass a TERM on to the command that it runs in the machine's own process numbers.
+FORWARD_TERM = """
+"$@" & nsenter=$!
+trap 'kill -TERM $(cat /proc/$nsenter/task/$nsenter/children)' TERM
+wait $nsenter  # until a signal, or its end
+wait $nsenter
+exit $?
+"""
 UNITS = ("dataloader-api", "dataloader-worker@1")
 
 
 class UnitsProcess(Process):
     """The API and a worker as units, used as one process is."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, port: int) -> None:
+        self._machine, self._port = machine, port
         machine.run("systemctl", "restart", *UNITS)
 
     @property
@@ -36,6 +44,12 @@ class UnitsProcess(Process):
         if states & {"active", "activating", "deactivating"}:
             return None
         return int(any(self._machine.show(unit, "Result") != "success" for unit in UNITS))
+
+    def wait_for_line(self, text: str, timeout: float = 60) -> str:
+        """The journal has the lines of earlier starts, too, so that it is the port that counts."""
+        line = super().wait_for_line({"is ready": "service.ready"}[text], timeout)  # units write JSON
+        self.wait_for_port(self._port, timeout)
+        return line
 
     def signal(self, signal_number: signal.Signals) -> None:
         assert signal_number is signal.SIGTERM
@@ -57,7 +71,7 @@ class UnitsDeployment(Deployment):
     def start(self, *arguments: str) -> Process:
         if arguments == ("serve",):
             assert self.machine is not None
-            return UnitsProcess(self.machine)
+            return UnitsProcess(self.machine, self.port)
         return super().start(*arguments)
 
 
@@ -79,6 +93,7 @@ def units(ground: Ground) -> Iterator[Deployment]:
         ]
         programs = Path("/opt/dataloader/bin")
         given |= {"command": [programs / "dataloader"], "interpreter": programs / "python", "prefix": prefix}
+        given["api_has_workers"] = False
         deployment = UnitsDeployment(**given, machine=machine)
         # Units see neither /tmp nor /dev/shm of others: the user's project lies in the folder of their state.
         machine.run("mkdir", "-p", STATE)
