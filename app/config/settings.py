@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from app.config import dsn, values
 from app.config.tasks import Tasks, secret_values
-from app.config.values import QueueWorkers
+from app.config.values import Password, QueueWorkers
 
 SECRET_PREFIX = "DL_SECRET_"  # noqa: S105 - how the variables begin that args may refer to
 _GROUPS = {  # the first setting of each
@@ -91,7 +91,7 @@ class Settings(BaseSettings):
     pg_user: values.Text | None = setting(
         "PG_USER", None, "The user on PG_HOST; by default libpq's own.", "a user name"
     )
-    pg_password: SecretStr | None = setting("PG_PASSWORD", None, "The user's password; never shown.", "a text")
+    pg_password: Password | None = setting("PG_PASSWORD", None, "The user's password; never shown.", "a text")
     pg_database: values.Text | None = setting(
         "PG_DATABASE", None, "The database on PG_HOST; by default libpq's own.", "the name of a database"
     )

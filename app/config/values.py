@@ -23,6 +23,8 @@ from pydantic import (
     SecretStr,
     StringConstraints,
     Tag,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
 )
 
 from app.config import dsn
@@ -105,6 +107,15 @@ def _check_dsn(secret: SecretStr) -> SecretStr:
         raise ValueError("it is empty")
     dsn.parse_dsn(secret.get_secret_value())
     return secret
+
+
+def _keep_blanks(text: Any, validate: ValidatorFunctionWrapHandler) -> SecretStr:
+    """Blanks at the ends of a password are part of it."""
+    secret: SecretStr = validate(text)
+    return SecretStr(text) if isinstance(text, str) else secret
+
+
+Password = Annotated[SecretStr, WrapValidator(_keep_blanks)]
 
 
 def _check_token(secret: SecretStr) -> SecretStr:

@@ -38,7 +38,8 @@ CREATE_DATABASE = "CREATE DATABASE jobs ENCODING 'UTF8' LOCALE 'C' TEMPLATE temp
 _INSUFFICIENT_PRIVILEGE = "42501"
 # Classes of SQLSTATE: not supported, data, constraints, dependent objects, names and kinds of objects.
 _BLOCKING_CODE_CLASSES = ("0A", "22", "23", "2B", "42")
-_SHORT_LIVED_SESSIONS = ["dataloader-migrate", "dataloader-doctor", "dataloader-probe"]
+# Sessions that an upgrade may leave alone: of short commands, and of people who look at the tables.
+_HARMLESS_SESSIONS = ["dataloader-migrate", "dataloader-doctor", "dataloader-probe", "dataloader-psql"]
 
 
 class SchemaVersion(NamedTuple):
@@ -173,7 +174,7 @@ def find_processes(cursor: Any) -> list[str]:
         " FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name LIKE 'dataloader-%%'"
         " AND application_name <> ALL (%s) ORDER BY 1, 2",
-        (_SHORT_LIVED_SESSIONS,),
+        (_HARMLESS_SESSIONS,),
     )
     return running + [f"session {name} from {address}" for name, address in cursor.fetchall()]
 

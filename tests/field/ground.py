@@ -26,7 +26,7 @@ from app.postgres.cluster import PORT
 from app.postgres.server import exclusive
 from tests.field.debian_python import debian_python
 from tests.field.deployment import Access, Deployment, as_ordinary_account, copy_project
-from tests.field.places import Unavailable
+from tests.field.places import Unavailable, needs_program
 from tests.support.processes import ROOT, clean_environment
 
 FORMER_RELEASE = "c6cb74f"  # 0.2.0
@@ -165,6 +165,9 @@ def _copied(python: Path, folder: Path) -> Path:
             staging = folder.with_suffix(".new")
             without = shutil.ignore_patterns("test", "tests", "__pycache__", "*.a", "site-packages", "share")
             shutil.copytree(python.resolve().parents[1], staging, symlinks=True, ignore=without)
+            # One with a shared library looks for it where it was installed.
+            patchelf = needs_program(shutil.which("patchelf"), "patchelf")
+            _run(patchelf, "--set-rpath", "$ORIGIN/../lib", (staging / "bin" / python.name).resolve())
             staging.chmod(0o755)
             staging.rename(folder)
     return folder / "bin" / python.name

@@ -300,6 +300,14 @@ def test_dsn_overrides_its_parts_with_a_warning():
     assert "DL_DB_DSN wins" in settings.warnings[0]
 
 
+def test_blanks_of_a_password_are_part_of_it(tmp_path):
+    file = tmp_path / "password"
+    file.write_text(" from a file \n", encoding="utf-8")
+
+    assert load(PG_HOST="db", PG_PASSWORD=" x ").pg_password.get_secret_value() == " x "
+    assert load(PG_HOST="db", PG_PASSWORD_FILE=str(file)).pg_password.get_secret_value() == " from a file "
+
+
 @pytest.mark.parametrize("part", ["PG_PORT", "PG_USER", "PG_PASSWORD", "PG_DATABASE"])
 def test_pg_variables_without_host_are_an_error(part):
     result = faults(**{part: "5433"})
