@@ -15,6 +15,7 @@ from app.queue.job import TRANSITIONS, ReleaseReason, Status, Transition
 from docs import code_tables, signals
 
 DOCS = Path(__file__).resolve().parent
+_LIFECYCLE_PAGE = "job-lifecycle.md"
 MARKED_PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 
 STATUS_TEXTS = {
@@ -53,9 +54,16 @@ def write_pages() -> None:
 
 def pages() -> Mapping[str, str]:
     """The pages with generated text, by name, as they should be."""
-    marked = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
-    filled = {name: fill_marked_parts(text) for name, text in marked.items() if MARKED_PART.search(text)}
-    return {**filled, "job-lifecycle.md": job_lifecycle()}
+    return {name: generated_page(name) for name in page_names()}
+
+
+def page_names() -> list[str]:
+    marked = [path.name for path in DOCS.glob("*.md") if MARKED_PART.search(path.read_text(encoding="utf-8"))]
+    return sorted([*marked, _LIFECYCLE_PAGE])
+
+
+def generated_page(name: str) -> str:
+    return job_lifecycle() if name == _LIFECYCLE_PAGE else fill_marked_parts((DOCS / name).read_text(encoding="utf-8"))
 
 
 def fill_marked_parts(text: str) -> str:

@@ -147,9 +147,9 @@ def test_every_word_of_the_context_is_described():
     assert not_named(words, page("docs/writing-a-pipeline.md")) == set()
 
 
-@pytest.mark.parametrize(("name", "text"), sorted(make.pages().items()), ids=lambda value: value[:30])
-def test_generated_page_matches_the_code(name, text):
-    assert page(f"docs/{name}") == text, "run `python -m docs.make`"
+@pytest.mark.parametrize("name", make.page_names())
+def test_generated_page_matches_the_code(name):
+    assert page(f"docs/{name}") == make.generated_page(name), "run `python -m docs.make`"
 
 
 def test_architecture_page_names_every_folder():
