@@ -123,7 +123,8 @@ def test_read_only_database_is_not_ready_and_is_logged_once(databases, captured)
         name = psycopg2.extensions.parse_dsn(dsn)["dbname"]
         _execute(dsn, f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
         pool = Pool(dsn, recycle_sec=0.0)
-        client: Any = create_app(JobQueue(pool), Pipelines(), WebOptions(version="1"), pool=pool).test_client()
+        options = WebOptions(version="1", status_timeout_sec=60)
+        client: Any = create_app(JobQueue(pool), Pipelines(), options, pool=pool).test_client()
 
         statuses = [client.get("/status") for _ in range(2)]
         probes = [client.get("/health/ready") for _ in range(2)]
