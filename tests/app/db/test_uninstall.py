@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from contextlib import closing
 
 import psycopg2
 import pytest
+from click.testing import CliRunner, Result
 
+from app.cli.command import cli
 from app.db.schema import migrate
 from app.db.uninstall import find_installation, uninstall
 from app.errors import SchemaBlocked, SchemaMissing
-from tests.support.processes import ROOT, clean_environment
+from app.runtime import commands
 from tests.support.queue_fixture import QueueFixture
 
 OWN_OBJECTS = (
@@ -31,11 +32,16 @@ def query(dsn: str, statement: str) -> list[str]:
         return [row[0] for row in cursor.fetchall()] if cursor.description else []
 
 
-def command(dsn: str, *arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "app", "migrate", "--uninstall", *arguments], cwd=ROOT, input=answer, text=True,
-        env={**clean_environment(), "DL_DB_DSN": dsn}, capture_output=True, timeout=120, check=False,
-    )  # fmt: skip
+@pytest.fixture
+def command(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run the command within this process, whose logging stays as it is."""
+    monkeypatch.setenv("DL_DB_DSN", dsn)
+    monkeypatch.setattr(commands, "set_up_logging", lambda settings: None)
+
+    def invoke(*arguments: str, answer: str = "") -> Result:
+        return CliRunner().invoke(cli, ["migrate", "--uninstall", *arguments], input=answer)
+
+    return invoke
 
 
 def test_what_is_not_the_queues_stays(empty_dsn):
@@ -80,15 +86,15 @@ def test_queue_in_use_is_removed_by_force_only(dsn):
     assert query(dsn, OWN_OBJECTS) == []
 
 
-def test_command_shows_first_and_asks(dsn):
+def test_command_shows_first_and_asks(dsn, command):
     query(dsn, "INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'q', 't', 'k' || n FROM generate_series(1, 3) n")
 
-    refused = command(dsn, answer="n\n")
-    assert refused.returncode == 1
+    refused = command(answer="n\n")
+    assert refused.exit_code == 1
     assert [line.split() for line in refused.stdout.splitlines() if " dl_jobs " in line] == [["dl_jobs", "3", "rows"]]
     assert "Not touched: the schema, its 0 other tables and views, and the roles: none." in refused.stdout
     assert query(dsn, "SELECT count(*)::text FROM dl_jobs") == ["3"]
 
-    assert command(dsn, "--json").returncode == 2
-    removed = json.loads(command(dsn, "--yes", "--json").stdout)
+    assert command("--json").exit_code == 2
+    removed = json.loads(command("--yes", "--json").stdout)
     assert (removed["tables"]["dl_jobs"], query(dsn, OWN_OBJECTS)) == (3, [])
