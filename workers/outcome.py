@@ -12,6 +12,7 @@ from uuid import UUID
 
 from app.db.encoding import sanitize_text
 from app.queue.job import SUCCEEDED, ClaimedJob, ReleaseReason, ReleaseRequest, Reports, Settlement, Status
+from app.wording import format_duration
 from pipelines.contract import Stop, StopReason, TaskOptions
 from pipelines.retry import Policy, RetryAction, decide, policy_from_json, snooze_delay
 
@@ -134,7 +135,9 @@ def stopped(reason: StopReason, job: ClaimedJob, options: TaskOptions) -> Outcom
         case StopReason.KEY_LOST:  # the job is still ours, but another process holds its key: wait for it
             return Released(ReleaseReason.LOCK_BUSY)
         case StopReason.TIME_LIMIT:
-            error = TimeoutError(f"the time limit of {job.time_limit_sec or options.time_limit:g} s was reached")
+            error = TimeoutError(
+                f"the time limit of {format_duration(job.time_limit_sec or options.time_limit)} was reached"
+            )
             return failed(job, error, options, has_traceback=False)
 
 

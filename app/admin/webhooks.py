@@ -4,9 +4,10 @@ an alert."""
 from __future__ import annotations
 
 import base64
+import json
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -15,6 +16,7 @@ from uuid import UUID
 from app.db.encoding import array, as_uuid, from_row, id_of_key, sanitize_text, validate_texts
 from app.db.statements import Executor
 from app.errors import DeliveryNotFound, IdempotencyConflict, WebhookNotFound
+from app.wording import replace_seconds
 
 MAX_RESPONSE_LENGTH = 500
 MAX_REDELIVERED = 1_000  # at a time: each has a line in the audit log
@@ -236,7 +238,8 @@ class Webhooks:
         if not rows:
             raise DeliveryNotFound(delivery_id)
         attempts = self._execute("delivery_attempts", {"delivery_id": str(delivery_id)})
-        return from_row(DeliveryDetail, rows[0], attempt_log=[DeliveryAttempt(*row) for row in attempts])
+        detail = from_row(DeliveryDetail, rows[0], attempt_log=[DeliveryAttempt(*row) for row in attempts])
+        return replace(detail, body=_with_durations(detail.event, detail.body))
 
     def _delivery_rows(self, *, limit: int = 1, **criteria: Any) -> list[tuple[Any, ...]]:
         names = ("delivery_id", "webhook_id", "job_id", "state", "before")
@@ -277,7 +280,8 @@ class Webhooks:
             "lease_sec": lease_sec,
         }
         rows = self._execute("lease_deliveries", parameters)
-        return [from_row(LeasedDelivery, row[:-1]) for row in rows if row[0] is not None], rows[0][-1]
+        leased = [from_row(LeasedDelivery, row[:-1]) for row in rows if row[0] is not None]
+        return [replace(each, body=_with_durations(each.event, each.body)) for each in leased], rows[0][-1]
 
     def save_result(self, delivery: LeasedDelivery, claim_id: UUID, result: DeliveryResult) -> bool:
         """Save the result of an attempt; False if another sender has leased the delivery since."""
@@ -300,6 +304,18 @@ class Webhooks:
     def prune(self, *, keep_sec: float, limit: int = 1000) -> int:
         """Delete old finished deliveries; return their number."""
         return len(self._execute("prune_deliveries", {"keep_sec": keep_sec, "limit": limit}))
+
+
+def _with_durations(event: str, body: str) -> str:
+    """The body of an alert with the durations of its detail as people read them: SQL has written seconds."""
+    if event not in (WebhookEvent.ALERT_FIRING, WebhookEvent.ALERT_RESOLVED):
+        return body
+    try:
+        payload = json.loads(body)
+        payload["data"]["detail"] = replace_seconds(payload["data"]["detail"])
+    except (ValueError, LookupError, TypeError):  # not ours
+        return body
+    return json.dumps(payload, ensure_ascii=False)
 
 
 def _new_secret() -> str:

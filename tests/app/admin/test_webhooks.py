@@ -373,3 +373,18 @@ def test_change_keeps_other_fields_and_empty_text_clears_filter(hooks):
     assert hooks.all() == [now]
     with pytest.raises(InvalidJob, match="NUL"):
         hooks.change(hook.webhook_id, description="\0")
+
+
+def test_alert_is_sent_with_durations_as_people_read_them(queue_db, hooks):
+    hooks.add(URL, events=["alert.firing"])
+    queue_db.sql(
+        """INSERT INTO dl_alerts (kind, name, subject, detail)
+           VALUES ('queue_age', 'waits 90 s', 'q', 'a job of q has been ready for 5561 s')"""
+    )
+    queue_db.sql("SELECT dl_create_alert_deliveries(ARRAY(SELECT alert_id FROM dl_alerts), 'alert.firing')")
+
+    (due,), _ = take(hooks)
+
+    data = json.loads(due.body)["data"]
+    assert (data["detail"], data["name"]) == ("a job of q has been ready for 1 h 32 min", "waits 90 s")
+    assert json.loads(hooks.delivery(due.id).body)["data"] == data
