@@ -3,6 +3,7 @@ webhooks."""
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -30,10 +31,12 @@ def format_count(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def format_duration(seconds: float | timedelta | None) -> str:
-    """At most two units, such as `3 h 20 min`; empty for None."""
+    """At most two units, such as `3 h 20 min`; empty for None, `unknown` for NaN and infinity."""
     if seconds is None:
         return ""
     exact = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+    if not math.isfinite(exact):
+        return "unknown"
     if exact <= 0:
         return "0 s"
     if exact * 1000 < 999.5:  # noqa: PLR2004 - a second when rounded

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeGuard
 from zoneinfo import ZoneInfo
 
 from pipelines import zone_clock
@@ -439,8 +439,12 @@ def _check_fields(raw: Mapping[str, Any], known: set[str]) -> None:
         raise ValueError(f"unknown field {unknown[0]!r}; expected {', '.join(sorted(known))}")
 
 
+def is_listed_key(key: object) -> TypeGuard[str]:
+    return isinstance(key, str) and bool(key.strip()) and key.isprintable()
+
+
 def _check_listed_key(key: object) -> None:
-    if not isinstance(key, str) or not key.strip() or not key.isprintable():
+    if not is_listed_key(key):
         raise ValueError(f"a key is a text that is neither empty nor has control characters, not {key!r}")
     if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
         raise ValueError(f"a key has at most {MAX_KEY_BYTES} bytes in UTF-8; this one begins {key[:40]!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -209,18 +210,31 @@ def _pair_attempt_events(events: Iterable[JobEvent]) -> list[AttemptRecord]:
 
 
 def _attempt_from_events(started: JobEvent, ended: JobEvent | None) -> AttemptRecord:
-    run_id, payload = started.payload.get("run_id"), {} if ended is None else ended.payload
+    """Other services write events too: what has another type is shown as text, or left out."""
+    attempt, payload = started.payload.get("attempt"), {} if ended is None else ended.payload
+    pause = payload.get("pause_sec")
     return AttemptRecord(
-        attempt=int(started.payload.get("attempt", 0)),
-        run_id=UUID(run_id) if run_id else None,
-        worker=started.payload.get("worker"),
+        attempt=attempt if isinstance(attempt, int) else 0,
+        run_id=_as_run_id(started.payload.get("run_id")),
+        worker=_as_text(started.payload.get("worker")),
         started_at=started.ts,
         finished_at=None if ended is None else ended.ts,
         outcome=None if ended is None else ended.kind,
-        reason=payload.get("reason"),
-        error=payload.get("error"),
-        traceback=payload.get("traceback"),
-        error_fingerprint=payload.get("error_fingerprint"),
-        retry_in_sec=payload.get("pause_sec"),
+        reason=_as_text(payload.get("reason")),
+        error=_as_text(payload.get("error")),
+        traceback=_as_text(payload.get("traceback")),
+        error_fingerprint=_as_text(payload.get("error_fingerprint")),
+        retry_in_sec=pause if isinstance(pause, int | float) else None,
         event_fields={name: value for name, value in payload.items() if name not in _ATTEMPT_EVENT_FIELDS},
     )
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _as_run_id(value: Any) -> UUID | None:
+    try:
+        return UUID(value)
+    except (ValueError, TypeError, AttributeError):
+        return None

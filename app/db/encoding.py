@@ -203,8 +203,10 @@ def _decoder(hint: Any) -> Callable[[Any], Any] | None:
     if isinstance(hint, UnionType):
         hint = get_args(hint)[0]  # of `X | None`
     container = get_origin(hint) or hint
-    if container is Any or container is dict:
+    if container is Any:
         return decode_json
+    if container is dict:
+        return decode_object
     if container is UUID:
         return as_uuid
     if container in (tuple, list, frozenset):
@@ -234,6 +236,12 @@ def decode_json(text: str) -> Any:
             return json.loads(text, parse_int=str, parse_float=_parse_finite_float)
     except RecursionError:
         return {"$dropped": "nested too deep to be shown"}
+
+
+def decode_object(text: str) -> dict[str, Any]:
+    """Decode a jsonb object. Another service may have written any other value: it becomes the value of a name."""
+    value = decode_json(text)
+    return value if isinstance(value, dict) else {"$not_an_object": value}
 
 
 def _parse_finite_float(text: str) -> float | str:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from app.wording import format_count
+from app.wording import format_count, format_duration
 from tests.support.processes import ROOT
 
 # A number that may be 1, then a plural: `{n} jobs`, `{{ words.number(n) }} jobs`, `${n} jobs`.
@@ -29,6 +29,11 @@ NO_COUNT = {
 @pytest.mark.parametrize(("count", "shown"), [(0, "0 jobs"), (1, "1 job"), (2, "2 jobs"), (12_000, "12,000 jobs")])
 def test_noun_agrees_with_count(count, shown):
     assert format_count(count, "job") == shown
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), float("-inf")])
+def test_duration_that_is_no_number_is_unknown(seconds):
+    assert format_duration(seconds) == "unknown"
 
 
 def test_plural_of_other_form_is_given():

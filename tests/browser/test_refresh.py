@@ -1,4 +1,7 @@
-"""Each page after two refreshes of its live part: headings and pictures are visible, the focus is kept."""
+"""Each page after two refreshes of its live part: pictures are visible, nothing has moved, the focus is kept.
+
+Every refresh of a page gets the answer to its first one, so that a place can change only by the refresh itself.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import APIResponse, Route, expect
 
 from dataloader import Client
 from tests.browser.addresses import create_addresses
@@ -21,14 +24,21 @@ COUNT_REFRESHES = """() => {
   dataset.refreshes = "";
   document.addEventListener("htmx:after:swap", () => { dataset.refreshes += "x"; });
 }"""
-# The visible headings, pictures and bars, in order; a picture with its height. Their places depend on the data.
-LAYOUT = """() => [...document.querySelectorAll("#live :is(h1, h2, svg, canvas, .chart)")]
+# The visible headings and pictures, in order; a picture with its height.
+VISIBLE = """() => [...document.querySelectorAll("#live :is(h1, h2, svg, canvas, .chart)")]
   .filter((element) => element.checkVisibility() && !element.closest("tr"))
   .map((element) => {
     const isPicture = element.matches("svg, canvas");
-    const height = isPicture ? Math.round(element.getBoundingClientRect().height) : 0;
-    return `${element.tagName} ${element.id} ${height}`;
+    return `${element.tagName} ${element.id} ${isPicture ? Math.round(element.getBoundingClientRect().height) : 0}`;
   })"""
+# The same, tables, forms and bars, each with its place and size.
+PLACES = """() => [...document.querySelectorAll("#live :is(h1, h2, h3, svg, canvas, .chart, table, form, progress)")]
+  .filter((element) => element.checkVisibility())
+  .map((element) => {
+    const { x, y, width, height } = element.getBoundingClientRect();
+    return `${element.tagName} ${element.id} ${[x, y + scrollY, width, height].map(Math.round)}`;
+  })"""
+COUNT_AGAIN = "() => { document.documentElement.dataset.refreshes = ''; }"
 FOCUS_FIRST_LINK = """() => {
   const link = [...document.querySelectorAll("#live a[href]")].find((candidate) => candidate.checkVisibility());
   link?.focus({ preventScroll: true });
@@ -42,10 +52,20 @@ def client(service: RunningService) -> Client:
     return Client(f"http://127.0.0.1:{service.port}")
 
 
-def send_whole_part(route: Route) -> None:
-    """Ask for the live part as if the browser had none, so that each refresh replaces it."""
-    headers = {name: value for name, value in route.request.headers.items() if name != "x-seen"}
-    route.continue_(headers=headers)
+class HeldPart:
+    """The live part of a page as its first refresh received it, for all refreshes, which replace it as a whole."""
+
+    def __init__(self) -> None:
+        self._response: APIResponse | None = None
+
+    def send(self, route: Route) -> None:
+        headers = {name: value for name, value in route.request.headers.items() if name != "x-seen"}
+        if "hx-request" not in headers:
+            route.continue_()
+            return
+        if self._response is None:
+            self._response = route.fetch(headers=headers)
+        route.fulfill(response=self._response)
 
 
 @pytest.mark.timeout(300)  # some forty pages
@@ -55,20 +75,26 @@ def test_every_page_is_unchanged_by_two_refreshes(seen: Callable[..., ObservedPa
     flaws = []
 
     for start in range(0, len(addresses), PAGES_AT_A_TIME):
-        opened = {}
+        opened, before = {}, {}
         for name, path in addresses[start : start + PAGES_AT_A_TIME]:
             window = seen()
-            window.page.route("**/*", send_whole_part)
+            window.page.route("**/*", HeldPart().send)
             page = window.go(path)
             if page.locator("#live[hx-get]").count():
                 page.evaluate(COUNT_REFRESHES)
-                opened[name] = page, page.evaluate(FOCUS_FIRST_LINK), page.evaluate(LAYOUT)
+                opened[name] = page, page.evaluate(VISIBLE)
             else:
                 page.close()
-        for name, (page, focused, layout) in opened.items():
+        for name, (page, _) in opened.items():
+            expect(page.locator("html")).to_have_attribute("data-refreshes", re.compile("x"))
+            before[name] = page.evaluate(FOCUS_FIRST_LINK), page.evaluate(PLACES)
+            page.evaluate(COUNT_AGAIN)
+        for name, (page, visible) in opened.items():
+            focused, places = before[name]
             expect(page.locator("html")).to_have_attribute("data-refreshes", re.compile("xx"))
-            if page.evaluate(LAYOUT) != layout:
-                flaws.append(f"{name}: {layout} became {page.evaluate(LAYOUT)}")
+            for looked, query in ((visible, VISIBLE), (places, PLACES)):
+                if page.evaluate(query) != looked:
+                    flaws.append(f"{name}: {looked} became {page.evaluate(query)}")
             if page.evaluate(FOCUSED_LINK) != focused:
                 flaws.append(f"{name}: the focus was on {focused}, now on {page.evaluate(FOCUSED_LINK)}")
             refreshed.append(name)

@@ -123,7 +123,9 @@ def _describe_requeue(payload: Mapping[str, Any], reason: str, formatter: Format
 
 
 def _changes(payload: Mapping[str, Any], formatter: Formatter) -> Iterator[Change]:
-    before, after = payload.get("before") or {}, payload.get("after") or {}
+    before, after = (
+        dict(value) if isinstance(value := payload.get(name), dict) else {} for name in ("before", "after")
+    )
     for name in _EDITED_FIELDS:
         old, new = before.get(name, _NOTHING), after.get(name, _NOTHING)
         if old is _NOTHING and new is _NOTHING:
@@ -147,4 +149,7 @@ def _value(value: Any) -> str:
 
 
 def _time(value: Any, formatter: Formatter) -> str:
-    return formatter.time(datetime.fromisoformat(value)) if isinstance(value, str) else _value(value)
+    try:
+        return formatter.time(datetime.fromisoformat(value))
+    except (ValueError, TypeError):
+        return _value(value)

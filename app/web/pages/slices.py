@@ -22,7 +22,7 @@ from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, r
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
 from pipelines.contract import Pipelines
-from pipelines.partitions import Listed, Partitions, Slice
+from pipelines.partitions import Listed, Partitions, Slice, is_listed_key
 
 CELLS_SHOWN = 750  # two years of days, a month of hours
 _LIST_COLUMNS = 24
@@ -123,7 +123,7 @@ def create_slices_page(queue: JobQueue, pipelines: Pipelines, options: WebOption
 
 def _known_slices(editor: BackfillEditor, task: str) -> Partitions | None:
     """The last slices of a task that has had jobs with slices, though this process knows no partitions of it."""
-    keys = editor.backfills.last_keys(task, limit=CELLS_SHOWN)
+    keys = [key for key in editor.backfills.last_keys(task, limit=CELLS_SHOWN) if is_listed_key(key)]
     return Listed(keys) if keys else None
 
 

@@ -48,6 +48,23 @@ def test_progress_that_is_no_object_is_shown(client, dsn, trigger, progress):
     assert {path: page.status_code for path, page in pages.items()} == dict.fromkeys(PATHS, 200)
 
 
+@pytest.mark.parametrize("value", ["[1, 2]", '"x"', "7", "null", "true"])
+def test_payload_of_events_that_is_no_object_is_shown(client, dsn, trigger, value):
+    job_id = trigger()
+    execute_sql(
+        dsn,
+        f"UPDATE dl_job_events SET payload = '{value}' WHERE job_id = '{job_id}'",
+        f"INSERT INTO dl_job_events (job_id, queue, kind, payload) VALUES ('{job_id}', 'etl', 'picked', '{value}'),"
+        f" ('{job_id}', 'etl', 'picked', '{{\"attempt\": \"first\", \"run_id\": \"x\"}}'),"
+        f" ('{job_id}', 'etl', 'requeue', '{{\"reason\": [], \"error\": {{}}, \"pause_sec\": \"long\"}}')",
+    )
+
+    paths = (*PATHS, "/api/v1/jobs/{job}/events", "/jobs/{job}/log")
+    pages = {path: client.get(path.format(job=job_id)) for path in paths}
+
+    assert {path: page.status_code for path, page in pages.items()} == dict.fromkeys(paths, 200)
+
+
 @pytest.mark.parametrize(
     ("progress", "shown"),
     [([1, 2], "[1, 2]"), ("half", '"half"'), (7, "7"), (None, ""), ({}, ""), ({"a": 1}, '{"a": 1}')],
