@@ -90,7 +90,10 @@ _TASKS = Table(
 
 def _format_changes(line: text.Payload) -> str:
     """`priority 100 → 5`; the fields alone of a resource that was created or deleted."""
-    before, after = line["before"], line["after"]
+    before, after = (
+        value if value is None or isinstance(value, dict) else {"value": value}
+        for value in (line["before"], line["after"])
+    )
     if line.get("count", 1) > 1:
         return f"{line['count']} triggers since {text.format_time(line['first_at'])}"
 

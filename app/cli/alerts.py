@@ -44,7 +44,7 @@ _ALERTS = Table(
 )
 _RULES = Table(
     "rule=rule_id, name, kind, threshold, queue, task, state",
-    {"threshold": lambda rule: f"{rule['threshold']:g}", "state": _rule_state},
+    {"threshold": lambda rule: text.format_number(rule["threshold"]), "state": _rule_state},
     uncut="rule",
     empty_message="No rules.",
 )

@@ -21,7 +21,7 @@ _DATASETS = Table(
 
 
 def _number(field: str) -> Any:
-    return lambda result: None if result[field] is None else f"{result[field]:.15g}"
+    return lambda result: text.format_number(result[field], ".15g") or None
 
 
 _CHECKS = Table(

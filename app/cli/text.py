@@ -73,6 +73,11 @@ def format_value(value: Any) -> str:
     return one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
+def format_number(value: Any, pattern: str = "g") -> str:
+    """A number in this pattern. NaN and infinity are texts in JSON."""
+    return format(value, pattern) if isinstance(value, int | float) else format_value(value)
+
+
 def format_field(field: str, value: Any) -> str:
     return format_time(value) if field in ("at", "ts") or field.endswith("_at") else format_value(value)
 

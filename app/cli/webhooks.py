@@ -125,7 +125,8 @@ def webhooks_delivery(service: RemoteService, *, delivery_id: UUID) -> None:
     head = f"{delivery['event']} to {delivery['url']}: {delivery['state']}"
     lines = []
     for attempt in delivery["attempt_log"]:
-        times = f"{text.format_time(attempt['at'])}  {attempt['status'] or '-'}  {attempt['duration_ms']:.0f} ms"
+        duration = text.format_number(attempt["duration_ms"], ".0f")
+        times = f"{text.format_time(attempt['at'])}  {attempt['status'] or '-'}  {duration} ms"
         is_status_alone = attempt["error"] == f"answered {attempt['status']}"
         reason = attempt["response"] if is_status_alone else attempt["error"] or attempt["response"]
         lines.append(f"{times}  {text.one_line(reason)[:_MAX_ERROR_LENGTH]}".rstrip())
