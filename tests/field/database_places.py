@@ -104,6 +104,12 @@ def other_locale(ground: Ground) -> Iterator[Deployment]:
     yield ground.deployment(ground.owned_database(options=options), ground.owned_database(options=options))
 
 
+@place("encoding", "a database in LATIN1, which is refused in one sentence")
+def other_encoding(ground: Ground) -> Iterator[Deployment]:
+    options = "TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'"
+    yield replace(ground.deployment(ground.owned_database(options=options)), refusal="has the encoding LATIN1")
+
+
 @place("pgbouncer-session", "behind PgBouncer in session mode")
 def pgbouncer_session(ground: Ground) -> Iterator[Deployment]:
     yield from behind_pgbouncer(ground, "session")

@@ -55,6 +55,8 @@ class Deployment:
     prefix: Sequence[str | Path] = ()  # a program that runs the command as another account, or with less
     settings: Mapping[str, str] = field(default_factory=SHORT_TIMES.copy)
     api_has_workers: bool = True
+    refusal: str = ""  # why `dataloader migrate` refuses the database; "": it does not
+    former: Path | None = None  # the programs of the former release; None: where they were installed
     port: int = field(default_factory=free_port)
     numbers: itertools.count = field(default_factory=itertools.count)
 

@@ -49,7 +49,8 @@ class FirstHour:
     def run(self) -> list[Outcome]:
         """Run each step, also after one that failed, unless nothing can work without that one."""
         try:
-            for name, step, is_required in STEPS:
+            steps = (("migrate", FirstHour.is_refused, True),) if self.deployment.refusal else STEPS
+            for name, step, is_required in steps:
                 started = time.monotonic()
                 error = ""
                 try:
@@ -70,6 +71,12 @@ class FirstHour:
         assert "dataloader" in self.deployment.run("--version")
         migrate(self.deployment, self.deployment.access)
         migrate(self.deployment, self.deployment.access)  # it can be repeated
+
+    def is_refused(self) -> None:
+        with self.deployment.start("migrate") as migration:
+            assert migration.wait() == 65, migration.text
+        assert self.deployment.refusal in migration.text
+        assert "Traceback" not in migration.text
 
     def serve(self) -> None:
         self.service = self.deployment.start("serve")
@@ -169,7 +176,7 @@ class FirstHour:
     def upgrade(self) -> None:
         access = self.deployment.upgrade_access
         assert access is not None
-        jobs = fill_former_release(self.deployment, access, self.wheels.former())
+        jobs = fill_former_release(self.deployment, access, self.deployment.former or self.wheels.former())
         upgraded = self.deployment.with_access(access)
         migrate(upgraded, access)
         rows = execute(
@@ -264,8 +271,8 @@ def fill_former_release(deployment: Deployment, access: Access, programs: Path) 
     """Create the tables of the former release and jobs in them: one that has ended, and one that waits."""
     as_owner = replace(access, service=access.owner)
     former = Deployment(
-        [programs / "dataloader"], programs / "python", deployment.folder, as_owner, prefix=deployment.prefix,
-        settings={"DL_PIPELINES": "pipelines", "DL_TASKS": "{}", "PGOPTIONS": FORMER_OPTIONS},
+        [programs / "python", programs / "dataloader"], programs / "python", deployment.folder, as_owner,
+        prefix=deployment.prefix, settings={"DL_PIPELINES": "pipelines", "DL_TASKS": "{}", "PGOPTIONS": FORMER_OPTIONS},
     )  # fmt: skip
     # Release 0.2.0 could be installed by a superuser only, or with this right, which the upgrade does not need.
     right = SQL('{} SET ON PARAMETER "dl.ours" {} {}')

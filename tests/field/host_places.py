@@ -101,11 +101,13 @@ def no_shared_memory(ground: Ground) -> Iterator[Deployment]:
     )
     with tempfile.TemporaryDirectory(prefix="field-", dir="/var/tmp") as outside:
         Path(outside).chmod(0o755)
-        programs, folder = _copied_environment(ground, Path(outside)), ground.folder(Path(outside))
+        installed = (ground.wheels.current(), ground.wheels.former())
+        programs, former = (_copied_environment(each, Path(outside)) for each in installed)
+        folder = ground.folder(Path(outside))
         deployment = Deployment(
             [programs / "python", programs / "dataloader"], programs / "python", folder,
             ground.owned_database(), ground.owned_database(),
-            prefix=[*IN_NAMESPACE, f'{new_dev} && exec "$@"', "sh", *as_ordinary_account(folder)],
+            prefix=[*IN_NAMESPACE, f'{new_dev} && exec "$@"', "sh", *as_ordinary_account(folder)], former=former,
         )  # fmt: skip
         yield deployment
 
@@ -126,8 +128,8 @@ def _in_namespace(ground: Ground, preparation: str) -> Deployment:
     return _with_prefix(ground, [*IN_NAMESPACE, f'{preparation} && exec "$@"', "sh"])
 
 
-def _copied_environment(ground: Ground, folder: Path) -> Path:
-    """Copy the environment of the wheel out of /dev/shm, where the folders of a run are."""
-    programs = ground.wheels.current()
-    shutil.copytree(programs.parent, folder / "environment", symlinks=True)
-    return folder / "environment" / "bin"
+def _copied_environment(programs: Path, folder: Path) -> Path:
+    """Copy the environment of a wheel out of /dev/shm, where the folders of a run are."""
+    target = folder / programs.parent.name
+    shutil.copytree(programs.parent, target, symlinks=True)
+    return target / "bin"
