@@ -15,7 +15,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-strip-extras --python-ver
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: engines field hostile help run test test-full coverage check lint format docs screenshots chaos chaos-short chaos-mutants lock clean
+.PHONY: engines field hostile help run test test-full coverage check lint format docs screenshots chaos chaos-short chaos-mutants planted-bugs lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo 'make docs    the documentation as a site, in build/site; fails on a dead link'
 	@echo 'make screenshots  pictures of each page by a browser, in test-results; renews those of docs/images, which show the loads of a small company'
 	@echo 'make chaos   ten minutes of faults against a service under load, from a seed: make chaos SEED=1'
+	@echo 'make planted-bugs  plants former faults again, one at a time: a test must fail for each (some minutes)'
 	@echo 'make lock    write the lock files from requirements.txt and pyproject.toml'
 	@echo 'make clean   remove everything that make created; jobs in .data stay'
 
@@ -116,6 +117,10 @@ $(ENGINES)/ray-%:
 $(ENGINES)/dask-%:
 	@echo 'Installing Dask $*…'
 	@python3 -m venv $@ && $@/bin/pip install -q distributed==$* || { rm -rf $@; exit 1; }
+
+# Faults that once were in the product, planted again one at a time: a test must fail for each.
+planted-bugs: $(VENV)/.installed-dev
+	@exec $(BIN)/python -m tests.planted_bugs
 
 lock: $(VENV)/.installed-dev
 	@$(LOCK) --extra embedded --output-file requirements.lock

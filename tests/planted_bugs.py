@@ -1,0 +1,159 @@
+"""Faults that once were in the product, planted again one at a time, each with the tests that must fail then.
+
+make planted-bugs           # each in a copy of the sources, after the same tests have passed there without it
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.processes import ROOT
+
+_MAX_OUTPUT_LINES = 15
+
+
+@dataclass(frozen=True)
+class PlantedBug:
+    name: str
+    file: str
+    text: str  # the first place of it in the file is replaced
+    bug: str
+    tests: str  # a file, or one test of it
+
+
+BUGS = (
+    PlantedBug(
+        "a bulk cancel wants the exact number of jobs", "app/admin/bulk.py",
+        "if count.exact and count.jobs > max_jobs:", "if count.exact and count.jobs != expected:",
+        "tests/app/admin/test_bulk.py::test_cancel_accepts_fewer_jobs_and_some_more",
+    ),
+    PlantedBug(
+        "the server compiles a trigger's query for each row", "schema.sql",
+        "SET enable_seqscan = off SET jit = off AS", "SET enable_seqscan = off AS",
+        "tests/app/db/test_ordinary_owner.py::test_no_function_compiles_its_queries",
+    ),
+    PlantedBug(
+        "a key reads results of another team", "app/web/parents.py",
+        "return next(unseen, None)", "return None",
+        "tests/app/web/auth/test_two_teams.py::test_a_foreign_parent_is_one_that_does_not_exist",
+    ),
+    PlantedBug(
+        "an account that may only enqueue reads results", "schema.sql",
+        "ELSIF NOT is_reader OR NOT EXISTS", "ELSIF NOT EXISTS",
+        "tests/app/queue/test_roles.py::test_enqueuer_waits_for_no_job_that_it_may_not_read",
+    ),
+    PlantedBug(
+        "a long error is masked as a whole", "workers/outcome.py",
+        "_MAX_UNMASKED_LENGTH = 500_000", "_MAX_UNMASKED_LENGTH = 500_000_000",
+        "tests/workers/test_outcome.py::test_long_error_is_cut_before_its_secrets_are_masked",
+    ),
+    PlantedBug(
+        "a snooze of nothing runs again at once", "pipelines/retry.py",
+        "self.seconds = max(MIN_SNOOZE_SEC, requested)", "self.seconds = requested",
+        "tests/pipelines/test_retry.py::test_snooze_lasts_a_second_at_least",
+    ),
+    PlantedBug(
+        "an odd value of a job's process ends its worker", "workers/isolation/child.py",
+        "return math.isfinite(fields.get(\"pause\", 0.0))", "return True",
+        "tests/workers/isolation/test_messages.py::test_forged_end_with_odd_values_is_ignored",
+    ),
+    PlantedBug(
+        "a read-only database is ready", "app/queue/jobs.sql",
+        "WHEN current_setting('transaction_read_only')::bool", "WHEN false",
+        "tests/app/web/api/test_health.py",
+    ),
+    PlantedBug(
+        "a time of infinity breaks pages", "app/wording.py",
+        "return not _CALENDAR[0] < moment < _CALENDAR[1]", "return False",
+        "tests/app/web/pages/test_odd_values.py",
+    ),
+    PlantedBug(
+        "connections of a task's own outlive it", "app/runtime/service.py",
+        "wrap_drivers()\n", "pass\n",
+        "tests/system/test_own_connections.py::test_killed_worker_sql_ends_before_next_attempt",
+    ),
+    PlantedBug(
+        "an ended job of an open graph is deleted", "app/admin/edits.sql",
+        "AND (graph_id IS NULL OR NOT dl_is_result_needed(job_id, graph_id))", "",
+        "tests/app/web/api/test_graphs.py",
+    ),
+    PlantedBug(
+        "the picture of a graph vanishes at a refresh", "app/web/static/dashboard.css",
+        "#picture:empty { display: none; }", "#picture { display: none; }",
+        "tests/browser/test_refresh.py",
+    ),
+    PlantedBug(
+        "the overview does not show jobs that can never run", "app/web/pages/problems.py",
+        "for error in errors:\n        if error.subjects", "for error in errors[:0]:\n        if error.subjects",
+        "tests/app/web/pages/test_problems.py::test_overview_names_tasks_that_no_worker_runs",
+    ),
+    PlantedBug(
+        "a backfill does not say why its oldest job waits", "app/web/templates/pages/backfill.html",
+        "{% if waiting %}", "{% if false %}",
+        "tests/app/web/pages/test_backfills.py::test_backfill_shows_why_its_oldest_job_waits",
+    ),
+    PlantedBug(
+        "frequent schedules hide daily loads", "app/web/pages/calendar.py",
+        "frequent = [schedule for schedule in chosen if editor.is_frequent(schedule)]", "frequent = []",
+        "tests/app/web/pages/test_schedules.py::test_frequent_schedules_hide_no_daily_load",
+    ),
+)  # fmt: skip
+
+
+def main() -> int:
+    """Return the number of bugs that no test noticed, or whose tests fail without them."""
+    failed = list[str]()
+    with tempfile.TemporaryDirectory(prefix="planted-bugs-") as folder:
+        copy = Path(folder) / "sources"
+        _copy_sources(copy)
+        for bug in BUGS:
+            problem = _try(bug, copy)
+            failed += [bug.name] if problem else []
+            print(f"{'MISSED ' if problem else 'caught '} {bug.name}\n{problem}".rstrip(), flush=True)  # noqa: T201
+    print(f"{len(BUGS) - len(failed)} of {len(BUGS)} planted bugs were caught")  # noqa: T201
+    return len(failed)
+
+
+def _copy_sources(folder: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    (folder / ".venv").symlink_to(ROOT / ".venv")
+
+
+def _try(bug: PlantedBug, copy: Path) -> str:
+    """Return what speaks against its tests; "" if they pass without the bug and fail with it."""
+    if problem := _run(bug.tests, copy):
+        return f"its tests fail without it:\n{problem}"
+    file = copy / bug.file
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace(bug.text, bug.bug, 1), encoding="utf-8")
+    try:
+        return "" if _run(bug.tests, copy) else f"{bug.tests} passed with it"
+    finally:
+        file.write_text(text, encoding="utf-8")
+
+
+def _run(tests: str, copy: Path) -> str:
+    """Return the end of the output of tests that fail; "" if they pass."""
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", "", tests]
+    done = subprocess.run(words, cwd=copy, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"pytest ended with {done.returncode} for {tests}:\n{done.stdout}{done.stderr}")
+    return "" if done.returncode == 0 else "\n".join(done.stdout.splitlines()[-_MAX_OUTPUT_LINES:])
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))
