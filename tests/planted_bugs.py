@@ -58,8 +58,10 @@ BUGS = (
         "tests/pipelines/test_retry.py::test_snooze_lasts_a_second_at_least",
     ),
     PlantedBug(
-        "an odd value of a job's process ends its worker", "workers/isolation/child.py",
-        "return math.isfinite(fields.get(\"pause\", 0.0))", "return True",
+        "an odd value of a job's process ends its worker",
+        "workers/isolation/child.py",
+        "not all(isinstance(fields.get(name, ...), allowed) for name, allowed in types.items())",
+        "not types.keys() <= fields.keys()",
         "tests/workers/isolation/test_messages.py::test_forged_end_with_odd_values_is_ignored",
     ),
     PlantedBug(
