@@ -1,10 +1,9 @@
 -- What a list shows of each job beyond its own fields, for the jobs of one page.
 
 -- name: attempt_durations
--- How long the last attempt took, or has taken so far: from its start to the event that ended it.
-SELECT j.job_id,
-       (1000 * extract(epoch FROM coalesce(ended.ts, CASE WHEN j.status <> 'running' THEN j.finished_at END, clock_timestamp())
-                                  - started.ts))::bigint
+-- How long the last attempt took, or has taken so far: from its start to the event that ended it. Others may have written infinity.
+SELECT j.job_id, CASE WHEN isfinite(span.until) AND isfinite(started.ts)
+                      THEN (1000 * extract(epoch FROM span.until - started.ts))::bigint END
   FROM dl_jobs j
        CROSS JOIN LATERAL (SELECT event_id, ts FROM dl_job_events
                             WHERE job_id = j.job_id AND kind = 'picked'
@@ -13,6 +12,7 @@ SELECT j.job_id,
                            WHERE job_id = j.job_id AND event_id > started.event_id
                              AND kind NOT IN ('queued', 'heartbeat', 'edited', 'cloned', 'cancel_requested', 'stop_pending')
                            ORDER BY event_id LIMIT 1) ended ON true
+       CROSS JOIN LATERAL (SELECT coalesce(ended.ts, CASE WHEN j.status <> 'running' THEN j.finished_at END, clock_timestamp()) AS until) span
  WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND j.started_at IS NOT NULL;
 
 -- name: row_details

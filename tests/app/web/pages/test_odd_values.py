@@ -65,6 +65,18 @@ def test_payload_of_events_that_is_no_object_is_shown(client, dsn, trigger, valu
     assert {path: page.status_code for path, page in pages.items()} == dict.fromkeys(paths, 200)
 
 
+@pytest.mark.parametrize("moment", ["infinity", "-infinity"])
+def test_list_has_a_job_that_ended_at_no_time(client, dsn, trigger, moment):
+    job_id = trigger()
+    execute_sql(
+        dsn,
+        f"UPDATE dl_jobs SET status = 'failed', started_at = now(), finished_at = '{moment}' WHERE job_id = '{job_id}'",
+        f"INSERT INTO dl_job_events (job_id, queue, kind, payload) VALUES ('{job_id}', 'etl', 'picked', '{{}}')",
+    )
+
+    assert [client.get(path).status_code for path in ("/jobs?status=failed", "/jobs")] == [200, 200]
+
+
 @pytest.mark.parametrize(
     ("progress", "shown"),
     [([1, 2], "[1, 2]"), ("half", '"half"'), (7, "7"), (None, ""), ({}, ""), ({"a": 1}, '{"a": 1}')],
