@@ -29,6 +29,7 @@ from app.wording import format_count
 MAX_RUNNING_READ = 50
 STALLED_AFTER_SEC = 60.0  # older progress shows no remaining time; five times as old, it is a problem
 _LONG_WAIT_SEC = 300.0
+_MAX_AGE_SEC = 1_000 * 365 * 86_400.0  # another service may have created a job in the year 4000 BC
 _LATE_SCHEDULE_SEC = 60.0
 _MAX_HEARTBEAT_AGE_SEC = 60.0
 _LONG_RUN_SEC, _LONG_RUN_FACTOR = 600.0, 3  # a run is long after both: the seconds, and so many times the longest run
@@ -335,7 +336,7 @@ def _queue_problems(statuses: list[QueueStatus], at: datetime) -> Iterator[Probl
         jobs = Act("Jobs", "/jobs?" + urlencode({"queue": status.queue, "status": "queued"}))
         ready = f"{'' if status.ready_exact else 'about '}{format_count(status.ready, 'ready job')}"
         wait_sec = status.oldest_ready_sec or 0.0
-        since = at - timedelta(seconds=wait_sec) if wait_sec else None
+        since = at - timedelta(seconds=min(wait_sec, _MAX_AGE_SEC)) if wait_sec else None
         if status.state is not QueueState.OPEN:
             by = f" by {status.changed_by}" if status.changed_by else ""
             note = f": {status.note}" if status.note else ""
