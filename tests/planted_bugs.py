@@ -85,9 +85,11 @@ BUGS = (
         "tests/app/web/api/test_graphs.py",
     ),
     PlantedBug(
-        "the picture of a graph vanishes at a refresh", "app/web/static/dashboard.css",
-        "#picture:empty { display: none; }", "#picture { display: none; }",
-        "tests/browser/test_refresh.py",
+        "the picture of a graph is not drawn again after a refresh",
+        "app/web/static/graph.js",
+        'document.addEventListener("htmx:after:swap", drawAll);',
+        "",
+        "tests/browser/test_job.py::test_graph_is_drawn_from_left_to_right",
     ),
     PlantedBug(
         "the overview does not show jobs that can never run", "app/web/pages/problems.py",

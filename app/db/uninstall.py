@@ -11,6 +11,7 @@ from psycopg2 import sql
 from app.db.repair import schema_statements
 from app.db.schema import find_processes, migration_transaction, schema_text
 from app.errors import RightsMissing, SchemaBlocked, SchemaMissing
+from app.wording import format_count
 
 _DEPENDENT_OBJECTS = "2BP01"
 _INSUFFICIENT_PRIVILEGE = "42501"
@@ -101,7 +102,7 @@ def uninstall(dsn: str, schema: str, *, force: bool = False, connect_timeout_sec
 
 def require_unused(found: Installation) -> None:
     """Raises SchemaBlocked while processes or jobs run."""
-    running = [*found.processes, *([f"{found.running_jobs} jobs"] if found.running_jobs else ())]
+    running = [*found.processes, *([format_count(found.running_jobs, "job")] if found.running_jobs else ())]
     if running:
         raise SchemaBlocked(
             f"the queue is in use: {', '.join(running)}. Nothing was removed: stop `dataloader serve` and `dataloader"

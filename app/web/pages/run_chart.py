@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -46,7 +47,7 @@ class RunChart:
 
 def make_run_chart(runs: Sequence[RecentRun], *, time_limit_sec: float | None = None) -> RunChart | None:
     """Place the runs, of which the newest comes first; None: fewer than two have a duration."""
-    shown = [run for run in reversed(runs) if run.duration_sec is not None]
+    shown = [run for run in reversed(runs) if run.duration_sec is not None and math.isfinite(run.duration_sec)]
     if len(shown) < 2:  # noqa: PLR2004 - one point is no chart
         return None
     durations = sorted(run.duration_sec or 0.0 for run in shown)

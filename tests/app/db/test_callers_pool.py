@@ -150,8 +150,8 @@ def count_open_transactions(connection: Any) -> int:
 
 @pytest.mark.parametrize("owner", ["caller", "us"])
 def test_transaction_left_open_is_ended_by_the_server(pool, dsn, owner):
-    own = Pool(dsn, command_timeout_sec=0.2)
-    executor = CallersPool(pool, command_timeout_sec=0.2) if owner == "caller" else own
+    own = Pool(dsn, command_timeout_sec=2.0)
+    executor = CallersPool(pool, command_timeout_sec=2.0) if owner == "caller" else own
     with pytest.raises(DatabaseUnavailable), open_transaction(executor) as inside:
         lost = JobQueue(inside).enqueue(JOB).job_id
         with closing(psycopg2.connect(dsn)) as other:

@@ -78,7 +78,7 @@ def test_queue_in_use_is_removed_by_force_only(dsn):
         " VALUES (gen_random_uuid(), 'etl-1', '0', '{q}', '{t}', 1, 60)"
     )
     queue_db.close()
-    with pytest.raises(SchemaBlocked, match="worker etl-1, .*1 jobs"):
+    with pytest.raises(SchemaBlocked, match="worker etl-1, .*1 job"):
         uninstall(dsn, "public")
 
     uninstall(dsn, "public", force=True)

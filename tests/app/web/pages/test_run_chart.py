@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -54,3 +55,10 @@ def test_runs_without_a_duration_are_left_out():
     chart = make_run_chart(runs(1, None, 0))
     assert chart is not None
     assert len(chart.points) == 2
+
+
+def test_run_of_no_measured_time_is_left_out():
+    chart = make_run_chart(runs(1, math.nan, 3))
+
+    assert chart is not None
+    assert (len(chart.points), chart.longest_sec) == (2, 3)
