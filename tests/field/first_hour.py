@@ -285,7 +285,8 @@ def fill_former_release(deployment: Deployment, access: Access, programs: Path) 
         ended = former.run_json("trigger", "noop", "--watch")["job_id"]
         waiting = former.run_json("trigger", "noop", "--available-at", "in 1h")["job_id"]
         serving.signal(signal.SIGTERM)
-        assert serving.wait() == 0, serving.text
+        code = serving.wait()
+        assert code == 0, f"it ended with {code}:\n{serving.text[-MAX_ERROR_LENGTH // 2 :]}"
     due = SQL("UPDATE {}.dl_jobs SET available_at = now() WHERE job_id = {}")
     execute(access.observer_dsn, due.format(Identifier(access.schema), Literal(waiting)))
     return {"ended": ended, "waiting": waiting}
