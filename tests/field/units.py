@@ -84,13 +84,8 @@ def units(ground: Ground) -> Iterator[Deployment]:
     folder = Path(tempfile.mkdtemp(prefix="field-machine-", dir=ground.run_folder))
     with booted_machine(folder, shared=[ordinary.folder, ground.wheels.folder]) as machine:
         given = {one.name: getattr(ordinary, one.name) for one in fields(ordinary)}
-        prefix = [
-            *machine.enter(ordinary.folder),
-            "setpriv",
-            "--reuid=dataloader",
-            "--regid=dataloader",
-            "--init-groups",
-        ]
+        as_user = ["setpriv", "--reuid=dataloader", "--regid=dataloader", "--init-groups"]
+        prefix = ["bash", "-c", FORWARD_TERM, "bash", *machine.enter(ordinary.folder), *as_user]
         programs = Path("/opt/dataloader/bin")
         given |= {"command": [programs / "dataloader"], "interpreter": programs / "python", "prefix": prefix}
         given["api_has_workers"] = False
