@@ -232,7 +232,7 @@ def test_in_memory_a_time_limit_holds(ran):
     _, err, code = ran("limited", "--local")
 
     assert code == 1
-    assert "time limit of 0.5 s" in err
+    assert "time limit of 500 ms" in err
 
 
 @pytest.mark.parametrize("where", ["--local", None])

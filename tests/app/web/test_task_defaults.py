@@ -335,6 +335,8 @@ def test_known_tasks_are_listed_with_options_and_args_schema(client):
             "queue": None,
             "lock_key": None,
             "limits": {},
+            "unique_by": [],
+            "on_failed": None,
             "retry": {"kind": "linear", "step": 30.0, "cap": 604800.0},
             "rules": {},
             "time_limit_sec": None,
