@@ -43,10 +43,20 @@ UNSAFE_FAST_SETTINGS = {
 }
 RUN_FOLDER_VARIABLE = "DL_TEST_FOLDER"
 FULL_FOLDERS = (
+    # generated input, many hosts and load
     "tests/app/queue/test_stateful.py", "tests/benchmarks/test_commands.py", "tests/benchmarks/test_simulate.py",
-    "tests/hostile/test_document.py",
-    "tests/hostile/test_reports.py", "tests/hostile/test_rows.py", "tests/hostile/test_soak.py",
-    "tests/test_tutorial.py",
+    "tests/hostile/", "tests/pipelines/test_schedule_times.py",
+    # whole processes whose end is awaited: `make test` keeps start, stop, outages and deaths of processes
+    "tests/app/cli/test_local.py", "tests/app/cli/test_shell.py", "tests/app/db/test_other_encodings.py",
+    "tests/app/doctor/test_remedies.py", "tests/app/doctor/test_schema_remedies.py",
+    "tests/app/doctor/test_server_remedies.py",
+    "tests/pipelines/opu/test_load.py", "tests/system/test_dead_sql.py", "tests/system/test_death_takeover.py",
+    "tests/system/test_failover.py", "tests/system/test_held_retention.py", "tests/system/test_legacy_sql.py",
+    "tests/system/test_log_levels.py", "tests/system/test_own_connections.py", "tests/system/test_pgbouncer.py",
+    "tests/system/test_prefetch.py", "tests/system/test_retirement.py", "tests/system/test_revival.py",
+    "tests/system/test_side_by_side.py", "tests/system/test_terminal.py", "tests/system/test_wakeup.py",
+    "tests/system/test_webhooks_and_probes.py", "tests/test_tutorial.py", "tests/test_wsgi.py",
+    "tests/workers/offloads/test_job_scenarios.py",
 )  # fmt: skip
 MIN_MEMORY_FOLDER_BYTES = 6 * 1024**3
 

@@ -345,8 +345,7 @@ class WorkerPool:
         self._worker_stopper.stop_within(sec)
 
     def stop(self, grace: float) -> bool:
-        """Stop everything: running jobs have `grace` seconds, or their queue's own, are then asked to stop, and are
-        released.
+        """Stop everything: running jobs have `grace` seconds, or their queue's, are then asked to stop, and released.
 
         Return False if some pipeline does not stop. Its job was released, but its key stays locked until this process
         has ended, which it must do now.
@@ -375,6 +374,7 @@ class WorkerPool:
             self._host_relay.wake()
         for thread in self._background_threads:
             thread.join(5.0)
+        self._offloads.release_polls()
         if self._host_relay is not None:
             self._host_relay.close()
         self._webhooks.drain(min(self._worker_stopper.timeout_sec, self._options.webhooks.timeout_sec))

@@ -106,13 +106,13 @@ NAME_PATTERN = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
 class QueryModel(BaseModel):
     """The fields of a query string or form."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class BodyModel(BaseModel):
     """The fields of a JSON body."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 def require_one_field(*, excluded: frozenset[str] = frozenset(), null_is_change: bool) -> Any:

@@ -170,9 +170,11 @@ def _group_members(group: int) -> list[psutil.Process]:
 
 
 def _has_ended(process: psutil.Process) -> bool:
+    """Whether its last thread has: the first may be a zombie while another still holds the ports."""
     try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return is_zombie and len(os.listdir(f"/proc/{process.pid}/task")) == 1
+    except (psutil.NoSuchProcess, FileNotFoundError):
         return True
 
 

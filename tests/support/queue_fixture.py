@@ -186,6 +186,15 @@ class QueueFixture:
         (reaped,) = self.reap(run.id, pause_sec=pause_sec)
         return reaped
 
+    def lose_lease(self, job_id: UUID) -> None:
+        """As `lose_attempt` where the worker lives, and may renew the lease before the reaper comes."""
+
+        def expire_and_reap() -> list[ReapedJob]:
+            self.expire_lease(job_id)
+            return self.reap(job_id)
+
+        eventually(expire_and_reap, message="the lease is lost")
+
     def repair_blocked(self) -> tuple[str, ...]:
         return self.queue.repair_blocked(after="", recently_repaired=()).unblocked
 

@@ -17,19 +17,28 @@ class LogThread:
 
     def __init__(self, *, on_crash: Callable[[str], None] = lambda name: None) -> None:
         self._lock = threading.Lock()
-        self._reads: dict[str, Callable[[], None]] = {}  # by name; under the lock, as the next
+        self._reads: dict[str, Callable[[], None]] = {}  # by name; under the lock, as the next two
         self._current: str | None = None
+        self._is_ended = False
         self._next_read_at = 0.0  # the thread's
         self.thread = BackgroundThread("offload-logs", self.run_once, on_crash=on_crash)
 
     def add(self, name: str, read: Callable[[], None]) -> bool:
         """Return whether it will run: not while one of the same name waits or runs."""
         with self._lock:
-            if name in self._reads or name == self._current:
+            if self._is_ended or name in self._reads or name == self._current:
                 return False
             self._reads[name] = read
         self.thread.wake()
         return True
+
+    def end(self) -> list[str]:
+        """Accept no more reads; return the names of those that have not ended."""
+        with self._lock:
+            self._is_ended = True
+            names = [*self._reads, *([] if self._current is None else [self._current])]
+            self._reads.clear()
+            return names
 
     def run_once(self) -> float:
         """Run the next; return the seconds until another may run."""

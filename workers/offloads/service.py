@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Protocol
 
+from app.errors import DatabaseUnavailable
 from app.queue.job import ClaimedJob
 from app.queue.offloads import Offloads
 from pipelines.executors import Engines
@@ -48,6 +49,14 @@ class OffloadService:
             if thread.ident is None:
                 with suppress(RuntimeError):  # another thread has just started it
                     thread.start()
+
+    def release_polls(self) -> None:
+        """Let other processes poll at once what this one has claimed: its threads were stopped."""
+        names = self.poller.logs.end()
+        with suppress(DatabaseUnavailable):  # then they wait until the claim ends
+            for name in names:
+                if self.offloads is not None:
+                    self.offloads.record_poll(name, next_sec=0)
 
 
 @cache

@@ -47,7 +47,7 @@ _MAX_COUNT = 1e15
 class FormModel(BaseModel):
     """The fields of a page's form or address: texts, which the page parses itself to show its errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class InvalidForm(ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,5 +30,6 @@ def test_attributes_in_template_exist_in_code(path: Path, names_in_code: set[str
     assert used - names_in_code - macros - _OF_JINJA == set()
 
 
+@cache
 def _parsed(path: Path) -> nodes.Template:
     return Environment(autoescape=True).parse(path.read_text(encoding="utf-8"))

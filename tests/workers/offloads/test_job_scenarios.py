@@ -135,8 +135,7 @@ def test_lost_lease_stops_nothing(jobs: EngineJobs, logged):
     jobs.wait_until_running(job_id)
     queue_db = jobs.pools.queue_fixture
 
-    queue_db.expire_lease(job_id)
-    queue_db.reap(job_id)
+    queue_db.lose_lease(job_id)
 
     eventually(lambda: [fields["job"] for fields in logged("attempt.abandoned")] == [str(job_id)])
     beats = jobs.beats(job_id)

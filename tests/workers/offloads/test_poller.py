@@ -45,9 +45,27 @@ def test_waiting_job_is_polled_by_any_process(offloads: OffloadFixture):
 
     offloads.start()
 
-    # A process that is stopped between its claim of the polls and their end keeps them for up to a minute.
-    offloads.pools.wait_for_status(job_id, Status.SUCCEEDED, timeout=105)
+    offloads.succeeded(job_id)
     assert start_count(offloads.folder) == 1
+
+
+def test_poll_that_a_stop_interrupted_is_due_at_once(offloads: OffloadFixture, monkeypatch: pytest.MonkeyPatch):
+    is_reading = threading.Event()
+
+    def read_slowly(executor: FakeExecutor, name: str, after: str) -> tuple[list[str], str]:
+        is_reading.set()
+        time.sleep(8)
+        return [], after
+
+    monkeypatch.setattr(FakeExecutor, "logs", read_slowly)
+    first = offloads.start()
+    offloads.add("waiting", "gate")
+    assert is_reading.wait(30)
+
+    first.stop(grace=0)
+
+    due = "SELECT next_poll_at <= clock_timestamp() FROM dl_offloads"
+    assert offloads.pools.queue_fixture.fetch_row(due) is True
 
 
 def test_log_of_a_waiting_job_commits_with_its_position(offloads: OffloadFixture):
