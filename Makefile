@@ -21,7 +21,7 @@ export PIP_ROOT_USER_ACTION := ignore
 help:
 	@echo 'make run     serve the API, the workers and the dashboard at http://127.0.0.1:8081'
 	@echo 'make test    the tests of every push, on a real PostgreSQL, in a few minutes'
-	@echo 'make test-full  all tests: also every page in a browser, generated input, overload and benchmark commands'
+	@echo 'make test-full  all tests: also whole processes, every page in a browser, generated input, overload and benchmark commands'
 	@echo 'make coverage  all tests, and the lines that none of them ran'
 	@echo 'make check   what must pass before a push: lint, types, tests'
 	@echo 'make hostile hostile requests, rows, reports, sources and overload at full length (about 15 minutes)'
