@@ -186,12 +186,13 @@ class RemoteHandle(Handle):
         if status.is_stuck:
             self.stop()
             raise OffloadFailed(f"{self.engine} {self.name} has not started, and was stopped: {status.detail}")
-        detail = status.detail if status.state is RemoteState.PENDING else ""
-        if detail and detail != self._shown_detail:
-            self._calls.show_pending(self.name, detail)
-        elif self._shown_detail and status.state is RemoteState.RUNNING:
+        if status.state is RemoteState.PENDING:
+            if status.detail and status.detail != self._shown_detail:
+                self._calls.show_pending(self.name, status.detail)
+                self._shown_detail = status.detail
+        elif self._shown_detail and status.state is not RemoteState.UNKNOWN:  # it may have ended since the last poll
             self._calls.show_recovery()
-        self._shown_detail = detail
+            self._shown_detail = ""
 
     def _check_deadline(self, watch: Watch) -> None:
         """Stop work that is late. While the engine does not answer, the wait continues until its own time limit."""

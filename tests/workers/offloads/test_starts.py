@@ -11,6 +11,8 @@ import pytest
 
 from app.admin.explain import JobExplainer
 from pipelines.executors import Engines
+from pipelines.offload import RemoteState, RemoteStatus
+from tests.support.fake_engine import FakeExecutor
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import OffloadFixture
@@ -91,3 +93,22 @@ def test_used_up_quota_is_waited_for(offloads: OffloadFixture, cluster: FakeKube
     eventually(lambda: any("accepts no more work for now" in line for line in offloads.log(job_id, "note")))
     cluster.quota = None
     assert offloads.succeeded(job_id).attempt == 1
+
+
+def test_work_that_starts_and_ends_between_two_polls_is_pending_no_more(
+    offloads: OffloadFixture, monkeypatch: pytest.MonkeyPatch
+):
+    real_status, is_first = FakeExecutor.status, iter((True,))
+
+    def status(executor: FakeExecutor, name: str) -> RemoteStatus:
+        if next(is_first, False):
+            return RemoteStatus(RemoteState.PENDING, detail="in a queue")
+        eventually(lambda: real_status(executor, name).state.is_over)
+        return real_status(executor, name)
+
+    monkeypatch.setattr(FakeExecutor, "status", status)
+    offloads.start()
+
+    job = offloads.succeeded(offloads.add("blocking", "quick"))
+
+    assert job.progress["engine"] == "available"
