@@ -89,21 +89,29 @@ class JobExplainer:
 
     def explain(self, job_id: UUID) -> JobExplanation:
         """Raises JobNotFound."""
-        job = self._reader.get_with_version(job_id).job
+        explanation = None
+        while explanation is None:  # its state has changed since it was read
+            explanation = self._explain(self._reader.get_with_version(job_id).job)
+        return explanation
+
+    def _explain(self, job: Job) -> JobExplanation | None:
+        """Return None if it is not in that state any more."""
+        job_id = job.id
         if job.status is Status.QUEUED:
             rows = self._execute("waiting_facts", {"job_id": str(job_id), "max_ahead": MAX_COUNTED_AHEAD})
-            if rows:
-                waiting = from_row(WaitingFacts, rows[0])
-                more = [] if waiting.wait_state != "limited" else [*self._limit_reasons(waiting)]
-                if waiting.wait_state == "waiting":
-                    more = [self._wait_reason(job)]
-                return _explain_waiting(job, waiting, more, self._turn(waiting, job_id), self._typical_duration(job))
-        elif job.status is Status.RUNNING:
+            if not rows:
+                return None
+            waiting = from_row(WaitingFacts, rows[0])
+            more = [] if waiting.wait_state != "limited" else [*self._limit_reasons(waiting)]
+            if waiting.wait_state == "waiting":
+                more = [self._wait_reason(job)]
+            return _explain_waiting(job, waiting, more, self._turn(waiting, job_id), self._typical_duration(job))
+        if job.status is Status.RUNNING:
             rows = self._execute("running_facts", {"job_id": str(job_id)})
-            if rows:  # else it has just ended
-                reasons = list(running_reasons(from_row(RunningFacts, rows[0]), self._typical_duration(job)))
-                return JobExplanation(job.id, job.status, reasons, None, True, None)
-            job = self._reader.get_with_version(job_id).job
+            if not rows:
+                return None
+            reasons = list(running_reasons(from_row(RunningFacts, rows[0]), self._typical_duration(job)))
+            return JobExplanation(job.id, job.status, reasons, None, True, None)
         ended = ended_reason(job, self._reader.attempts(job_id))
         return JobExplanation(job.id, job.status, [ended], None, True, None)
 
