@@ -77,7 +77,7 @@ class Databases:
                     "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (name,)
                 )
                 cursor.execute(f'ALTER DATABASE "{name}" RENAME TO "{renamed}"')
-        except psycopg2.Error:  # it is gone, or somebody has connected again
+        except psycopg2.Error:  # it is gone, or a new session has connected
             return False
         with self._admin(renamed) as admin:
             is_empty = baseline.restore(admin)
