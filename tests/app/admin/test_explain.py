@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -34,6 +35,19 @@ def codes(result: JobExplanation) -> list[str]:
     for reason in result.reasons:
         assert reason.message.endswith("."), reason
     return [reason.code for reason in result.reasons]
+
+
+def test_job_that_changed_since_it_was_read_is_read_again(queue_db, why, monkeypatch):
+    worker(queue_db)
+    job_id = queue_db.enqueue("a")
+    read = why._reader.get_with_version
+    found = read(job_id)
+    stale = iter([replace(found, job=replace(found.job, status=Status.RUNNING))])
+    monkeypatch.setattr(why._reader, "get_with_version", lambda job_id: next(stale, None) or read(job_id))
+
+    explanation = why.explain(job_id)
+
+    assert (explanation.status, codes(explanation)) == (Status.QUEUED, ["next"])
 
 
 def test_unblocked_job_is_next_and_later_jobs_get_estimate(queue_db, why):

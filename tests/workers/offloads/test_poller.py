@@ -50,11 +50,11 @@ def test_waiting_job_is_polled_by_any_process(offloads: OffloadFixture):
 
 
 def test_poll_that_a_stop_interrupted_is_due_at_once(offloads: OffloadFixture, monkeypatch: pytest.MonkeyPatch):
-    is_reading = threading.Event()
+    is_reading, may_end = threading.Event(), threading.Event()
 
     def read_slowly(executor: FakeExecutor, name: str, after: str) -> tuple[list[str], str]:
         is_reading.set()
-        time.sleep(8)
+        may_end.wait(60)
         return [], after
 
     monkeypatch.setattr(FakeExecutor, "logs", read_slowly)
@@ -63,6 +63,7 @@ def test_poll_that_a_stop_interrupted_is_due_at_once(offloads: OffloadFixture, m
     assert is_reading.wait(30)
 
     first.stop(grace=0)
+    may_end.set()
 
     due = "SELECT next_poll_at <= clock_timestamp() FROM dl_offloads"
     assert offloads.pools.queue_fixture.fetch_row(due) is True
