@@ -509,7 +509,11 @@ CREATE TABLE dl_workers (
     incarnation      bigint,                              -- how many processes held the name so far
     superseded_by    uuid,                                -- the process that took over its name
     takeover_at      timestamptz,                         -- when a process last began to take over its jobs
-    dead_at          timestamptz                          -- when its death was proved
+    dead_at          timestamptz,                         -- when its death was proved
+    -- A row of another program must not break the pages that show all workers.
+    CONSTRAINT dl_workers_chk_heartbeat CHECK (heartbeat_sec > 0 AND heartbeat_sec <= 86400),
+    CONSTRAINT dl_workers_chk_json CHECK (jsonb_typeof(running_attempts) = 'array' AND jsonb_typeof(queue_threads) = 'object'
+                                         AND jsonb_typeof(labels) = 'object' AND jsonb_typeof(unserved_tasks) = 'object')
 -- Heartbeats update it often. Each vacuum or analyze would make all sessions plan their statements on it again; updates prune its pages,
 -- as long as these have room for the next version of each row.
 ) WITH (fillfactor = 50, autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);
@@ -1288,7 +1292,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE TRIGGER dl_jobs_failed AFTER UPDATE OF status ON dl_jobs
+CREATE OR REPLACE TRIGGER dl_jobs_failed AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
     FOR EACH ROW
     WHEN (NEW.status IN ('failed', 'lost') AND OLD.status NOT IN ('failed', 'lost')
           AND starts_with(NEW.producer, 'on_failed:') IS NOT TRUE)
@@ -1547,7 +1551,7 @@ END $$;
 CREATE OR REPLACE TRIGGER dl_jobs_slice_inserted AFTER INSERT ON dl_jobs
     FOR EACH ROW WHEN (NEW.live_key LIKE 'slice:%' AND NEW.live_key = 'slice:' || NEW.task || ':' || NEW.partition_key)
     EXECUTE FUNCTION dl_jobs_record_slice();
-CREATE OR REPLACE TRIGGER dl_jobs_slice_changed AFTER UPDATE OF status ON dl_jobs
+CREATE OR REPLACE TRIGGER dl_jobs_slice_changed AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
     FOR EACH ROW WHEN (NEW.live_key LIKE 'slice:%' AND NEW.live_key = 'slice:' || NEW.task || ':' || NEW.partition_key
                        AND NEW.status <> OLD.status)
     EXECUTE FUNCTION dl_jobs_record_slice();
@@ -1726,7 +1730,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status ON dl_jobs
+CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
     FOR EACH ROW
     WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(NEW.status) AND NOT dl_is_final(OLD.status))
     EXECUTE FUNCTION dl_jobs_graph_ended();
@@ -1802,7 +1806,7 @@ BEGIN
        SET met = CASE e.wants WHEN 'ended' THEN true WHEN 'succeeded' THEN p.status = 'succeeded'
                               ELSE p.status IN ('failed', 'lost') END
       FROM unnest(ended) AS i (job_id) JOIN dl_jobs p ON p.job_id = ANY (ARRAY[i.job_id])
-     WHERE e.parent_id = i.job_id AND e.met IS NULL AND dl_is_final(p.status);
+     WHERE e.parent_id = i.job_id AND e.met IS NULL AND p.status::text IN ('succeeded', 'failed', 'canceled', 'lost');  -- by job_id
 
     WITH children AS MATERIALIZED (
         SELECT k.child_id,
@@ -1811,14 +1815,14 @@ BEGIN
           FROM (SELECT DISTINCT d.child_id FROM unnest(ended) AS i (job_id) JOIN dl_edges d ON d.parent_id = i.job_id) k
                JOIN dl_jobs j ON j.job_id = ANY (ARRAY[k.child_id])
                JOIN dl_edges e ON e.child_id = k.child_id
-         WHERE j.status = 'queued' AND j.wait_state = 'waiting'
+         WHERE j.status::text = 'queued' AND j.wait_state::text = 'waiting'
          GROUP BY k.child_id, j.need
     ), failures AS MATERIALIZED (
         SELECT DISTINCT ON (j.graph_id) j.graph_id, j.job_id, coalesce(j.graph_key, j.task) AS label
           FROM unnest(ended) AS i (job_id)
                JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
                JOIN dl_graphs g ON g.graph_id = j.graph_id AND g.on_failure = 'cancel'
-         WHERE j.status IN ('failed', 'lost')
+         WHERE j.status::text IN ('failed', 'lost')
          ORDER BY j.graph_id, j.finished_at
     ), verdicts AS (
         SELECT c.child_id AS job_id, c.skip,
@@ -1842,7 +1846,7 @@ BEGIN
     WITH locked AS MATERIALIZED (
         SELECT j.job_id, v.skip, v.reason
           FROM unnest(ids, skips, reasons) AS v (job_id, skip, reason) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[v.job_id])
-         WHERE j.status = 'queued' AND (v.skip OR j.wait_state = 'waiting')
+         WHERE j.status::text = 'queued' AND (v.skip OR j.wait_state::text = 'waiting')
          LIMIT greatest(budget, 0)
            FOR NO KEY UPDATE OF j SKIP LOCKED
     ), moved AS (
@@ -1890,6 +1894,9 @@ CREATE OR REPLACE FUNCTION dl_graph_work_done() RETURNS trigger
 DECLARE
     ended uuid[];
 BEGIN
+    IF (SELECT xid FROM dl_graph_work WHERE job_id = NEW.job_id) IS DISTINCT FROM pg_current_xact_id() THEN
+        RETURN NULL;  -- a former call has decided it; the search below would pass all that it has deleted
+    END IF;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         UPDATE dl_graph_work SET xid = '0' WHERE xid = pg_current_xact_id();
         PERFORM pg_notify('dl_control', 'graphs');  -- an older snapshot would not see what others have decided
@@ -2146,7 +2153,7 @@ BEGIN
      WHERE status = 'queued';
     PERFORM set_config('dl.events_checked', checked_before, true);
     IF EXISTS (SELECT FROM inserted WHERE status = 'queued' AND (cancel_requested OR max_attempts < 1)) THEN
-        UPDATE dl_jobs j SET cancel_requested = j.cancel_requested  -- fires dl_jobs_end_queued
+        UPDATE dl_jobs j SET cancel_requested = j.cancel_requested  -- fires dl_jobs_queued_ends
           FROM inserted f
          WHERE j.job_id = f.job_id AND f.status = 'queued' AND (f.cancel_requested OR f.max_attempts < 1);
     END IF;
@@ -2203,32 +2210,51 @@ CREATE OR REPLACE TRIGGER dl_jobs_manual_update BEFORE UPDATE ON dl_jobs
     EXECUTE FUNCTION dl_jobs_on_manual_update();
 
 -- A queued job whose cancel is requested by a plain UPDATE is canceled, and one with max_attempts 0 fails: without an
--- attempt, with its event and deliveries, as by the statement `cancel`, which sets the status itself and skips this.
---
--- The row is locked already, so the key's lock is only tried: its holder may wait for the row. If it is not free, the
--- reaper unblocks the key's next job a second later.
+-- attempt, with its event and deliveries, as by the statement `cancel`, which sets the status itself and skips this. It ends in the
+-- same UPDATE; one that this UPDATE has queued again ends in another, so that its events keep their order.
 CREATE OR REPLACE FUNCTION dl_jobs_end_queued() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     checked_before text := coalesce(current_setting('dl.events_checked', true), '');
-    ending    dl_status := CASE WHEN NEW.cancel_requested THEN 'canceled' ELSE 'failed' END;
-    message   text := CASE WHEN NOT NEW.cancel_requested THEN 'max_attempts is 0: the job may have no attempt' END;
+    ending  dl_status := CASE WHEN NEW.cancel_requested THEN 'canceled' ELSE 'failed' END;
+    message text := CASE WHEN NOT NEW.cancel_requested THEN 'max_attempts is 0: the job may have no attempt' END;
 BEGIN
-    UPDATE dl_jobs
-       SET status = ending, wait_state = 'scheduled', waits_on = NULL, unknown_task = false, finished_at = clock_timestamp(), error = coalesce(message, error)
-     WHERE job_id = NEW.job_id AND status = 'queued' AND (cancel_requested OR max_attempts < 1);
-    IF NOT FOUND THEN
-        RETURN NULL;  -- the same transaction has changed it again
-    END IF;
-    PERFORM set_config('dl.events_checked', 'yes', true);
+    NEW.status := ending;
+    NEW.wait_state := 'scheduled';
+    NEW.waits_on := NULL;
+    NEW.unknown_task := false;
+    NEW.debounce_key := NULL;
+    NEW.finished_at := clock_timestamp();
+    NEW.error := coalesce(message, NEW.error);
+    PERFORM set_config('dl.ended_job', NEW.job_id::text, true),  -- for dl_jobs_queued_ended
+            set_config('dl.events_checked', 'yes', true);
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     VALUES (NEW.job_id, NEW.queue, clock_timestamp(), ending::text,
             jsonb_strip_nulls(jsonb_build_object('status', ending, 'attempt', NEW.attempt, 'error', message,
                                                  'reason', CASE ending WHEN 'failed' THEN 'no_attempts' ELSE 'sql' END)));
     PERFORM set_config('dl.events_checked', checked_before, true);
-    -- Tested before locking: a lock for each key of a large UPDATE would fill the server's lock table. While the key runs,
-    -- it must not be locked until this transaction ends, which may stay open: the settlement waits for the lock.
-    IF EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'queued' AND wait_state = 'blocked')
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_queued_ends BEFORE UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
+    FOR EACH ROW
+    WHEN (OLD.status = 'queued' AND NEW.status = 'queued' AND (NEW.cancel_requested OR NEW.max_attempts < 1))
+    EXECUTE FUNCTION dl_jobs_end_queued();
+
+-- The row is locked already, so the key's lock is only tried: its holder may wait for the row. If it is not free, the
+-- reaper unblocks the key's next job a second later.
+CREATE OR REPLACE FUNCTION dl_jobs_queued_ended() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    IF NEW.status = 'queued' THEN
+        UPDATE dl_jobs SET cancel_requested = cancel_requested WHERE job_id = NEW.job_id AND status = 'queued';
+        RETURN NULL;
+    END IF;
+    -- No job waits for one that was blocked itself: to search for the next at each of thousands that an UPDATE cancels would pass all
+    -- that it has canceled before. Tested before locking: a lock for each key of a large UPDATE would fill the server's lock table. While
+    -- the key runs, it must not be locked until this transaction ends, which may stay open: the settlement waits for the lock.
+    IF OLD.wait_state <> 'blocked'
+       AND EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'queued' AND wait_state = 'blocked')
        AND NOT EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'running')
        AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key)) THEN
         PERFORM dl_unblock_next(ARRAY[NEW.lock_key]);
@@ -2239,10 +2265,11 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE TRIGGER dl_jobs_end_queued AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
+CREATE OR REPLACE TRIGGER dl_jobs_queued_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
     FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND (NEW.cancel_requested OR NEW.max_attempts < 1))
-    EXECUTE FUNCTION dl_jobs_end_queued();
+    WHEN (NEW.status = 'queued' AND (NEW.cancel_requested OR NEW.max_attempts < 1)
+          OR NEW.status IN ('canceled', 'failed') AND NEW.job_id::text = current_setting('dl.ended_job', true))
+    EXECUTE FUNCTION dl_jobs_queued_ended();
 
 -- The cancel of a running job, by HTTP or by SQL, notifies its worker.
 CREATE OR REPLACE FUNCTION dl_jobs_cancel_running() RETURNS trigger
@@ -3355,7 +3382,7 @@ SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_adv
 REVOKE EXECUTE ON FUNCTION
     dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
     dl_claim_expected, dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_on_requeue, dl_jobs_on_manual_update, dl_jobs_end_queued,
-    dl_jobs_cancel_running, dl_jobs_check_limits, dl_jobs_failed, dl_jobs_graph_ended, dl_jobs_graph_requeued, dl_graph_work_done, dl_edges_added,
+    dl_jobs_queued_ended, dl_jobs_cancel_running, dl_jobs_check_limits, dl_jobs_failed, dl_jobs_graph_ended, dl_jobs_graph_requeued, dl_graph_work_done, dl_edges_added,
     dl_parse_requests, dl_enqueue_many, dl_enqueue, dl_enqueue_graph, dl_create_deliveries,
     dl_create_alert_deliveries, dl_audit_row, dl_audit_jobs_inserted, dl_audit_prune, dl_jobs_record_slice
   FROM PUBLIC;

@@ -149,7 +149,9 @@ class ScheduleDefinition(BaseModel):
 
     @field_validator("zone")
     @classmethod
-    def _check_zone(cls, value: str) -> str:
+    def _check_zone(cls, value: str | None) -> str | None:
+        if value is None:  # in a request: the service's
+            return None
         return _checked(value, lambda: Timing(kind="interval", expression="60", zone=value))
 
     @field_validator("expression")

@@ -15,7 +15,6 @@ from uuid import uuid4
 from app import log
 from app.admin.queues import Queues
 from app.admin.webhooks import Webhooks
-from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.jobs import JobQueue
 from app.queue.offloads import Offloads
 from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
@@ -71,12 +70,7 @@ class WorkerPool:
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._pipelines, self._options, self._crash_callback = pipelines, options, on_crash
         self._crashed_threads: list[str] = []
-        self._connection_settings = ConnectionSettings(
-            dsn=options.dsn,
-            schema=options.schema,
-            targets=dict(options.targets),
-            connect_timeout_sec=options.connect_timeout_sec,
-        )
+        self._connection_settings = options.connection_settings()
         self._sessions = PoolSessions(options, self.id)
         self._build(echo)
         self._has_started = False

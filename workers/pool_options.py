@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from app.db.statements import Executor
+from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.jobs import JobLimits
 from app.queue.labels import Labels
 from app.tracing import Tracer
@@ -41,6 +42,7 @@ class PoolOptions:
     worker_name: str | None = None  # that at most one process has
     labels: Labels | None = field(default_factory=dict)  # None: it serves tasks whatever they require
     targets: Mapping[str, str] = field(default_factory=dict)
+    wrap_drivers: bool = True  # stop the connections that tasks open themselves, too
     limits: JobLimits = field(default_factory=JobLimits)
     attempts: AttemptSettings = field(default_factory=AttemptSettings)  # the pool adds what it makes itself
     log_limits: JobLogLimits = field(default_factory=JobLogLimits)  # of captured output
@@ -49,3 +51,13 @@ class PoolOptions:
     tracer: Tracer | None = None
     executor: Executor | None = None  # for statements that need no session of their own, instead of a connection
     engines: Engines = field(default_factory=Engines)
+
+    def connection_settings(self) -> ConnectionSettings:
+        """Where the attempts of the pool may write."""
+        return ConnectionSettings(
+            dsn=self.dsn,
+            schema=self.schema,
+            targets=dict(self.targets),
+            connect_timeout_sec=self.connect_timeout_sec,
+            wrap_drivers=self.wrap_drivers,
+        )

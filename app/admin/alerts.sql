@@ -163,7 +163,7 @@ WITH RECURSIVE rules AS MATERIALIZED (
            'job ' || j.job_id || ' (' || j.task || ') runs on ' || coalesce(j.worker, '') || ', and its progress has not changed for '
            || round(s.sec) || ' s'
       FROM rules r CROSS JOIN dl_stalled_progress stalled
-           CROSS JOIN LATERAL (SELECT extract(epoch FROM clock_timestamp() - stalled.since)::float8 AS sec) s
+           CROSS JOIN LATERAL (SELECT date_part('epoch', clock_timestamp()) - date_part('epoch', stalled.since) AS sec) s
            JOIN dl_jobs j ON j.job_id = stalled.job_id AND j.run_id = stalled.run_id
      WHERE r.kind = 'stalled' AND s.sec > r.threshold AND j.status::text = 'running'
        AND coalesce(j.task = r.task, true) AND coalesce(j.queue = r.queue, true)
@@ -171,14 +171,14 @@ WITH RECURSIVE rules AS MATERIALIZED (
     SELECT r.rule_id, r.kind, r.name, w.name, r.queue, NULL, s.sec,
            'the worker ' || w.name || ' has been silent for ' || round(s.sec) || ' s'
       FROM rules r CROSS JOIN dl_workers w
-           CROSS JOIN LATERAL (SELECT extract(epoch FROM clock_timestamp() - w.seen_at)::float8 AS sec) s
+           CROSS JOIN LATERAL (SELECT date_part('epoch', clock_timestamp()) - date_part('epoch', w.seen_at) AS sec) s
      WHERE r.kind = 'dead_worker' AND s.sec > greatest(r.threshold, 3 * w.heartbeat_sec) AND s.sec < r.window_sec
        AND coalesce(r.queue = ANY (w.queues), true)
     UNION ALL
     SELECT r.rule_id, r.kind, r.name, b.task, r.queue, b.task, s.sec,
            'the circuit breaker of ' || b.task || ' is ' || replace(b.state, '_', '-') || coalesce(': ' || b.reason, '')
       FROM rules r CROSS JOIN dl_breakers b
-           CROSS JOIN LATERAL (SELECT extract(epoch FROM clock_timestamp() - b.opened_at)::float8 AS sec) s
+           CROSS JOIN LATERAL (SELECT date_part('epoch', clock_timestamp()) - date_part('epoch', b.opened_at) AS sec) s
      WHERE r.kind = 'breaker_open' AND b.state <> 'closed' AND s.sec > r.threshold AND coalesce(b.task = r.task, true)
     UNION ALL
     SELECT r.rule_id, r.kind, r.name, l.name, r.queue, NULL, l.sec,
@@ -200,7 +200,7 @@ WITH RECURSIVE rules AS MATERIALIZED (
                                              WHEN late.sec > r.threshold THEN ' is ' || round(late.sec) || ' s late'
                                              ELSE ' fired ' || replace(last.outcome, '_', ' ') || coalesce(': ' || last.detail, '') END
       FROM rules r CROSS JOIN dl_schedules s
-           CROSS JOIN LATERAL (SELECT extract(epoch FROM clock_timestamp() - s.next_at)::float8 AS sec) late
+           CROSS JOIN LATERAL (SELECT date_part('epoch', clock_timestamp()) - date_part('epoch', s.next_at) AS sec) late
            LEFT JOIN LATERAL (SELECT f.outcome, f.detail FROM dl_firings f
                                WHERE f.schedule_id = s.schedule_id ORDER BY f.fire_at DESC LIMIT 1) last ON true
      WHERE r.kind = 'schedule_late' AND s.paused_at IS NULL AND coalesce(s.task = r.task, true)

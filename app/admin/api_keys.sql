@@ -29,7 +29,7 @@ RETURNING key_id, name, scopes, tasks, queues, created_at, created_by, expires_a
 -- name: active_api_keys
 -- All valid keys, each with whether any key exists, also an expired one. At least one row is returned.
 SELECT EXISTS (SELECT FROM dl_api_keys), k.key_id, k.name, k.digest, k.scopes, k.tasks, k.queues,
-       extract(epoch FROM k.expires_at - clock_timestamp())::float8
+       date_part('epoch', k.expires_at) - date_part('epoch', clock_timestamp())
   FROM (SELECT) single
        LEFT JOIN dl_api_keys k
               ON k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > clock_timestamp());

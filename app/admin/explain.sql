@@ -126,7 +126,7 @@ SELECT clock_timestamp() AS now, j.task, j.attempt, j.max_attempts, j.worker, j.
        (SELECT report ->> 'stop_reason' FROM jsonb_array_elements(w.running_attempts) report WHERE report ->> 'run_id' = j.run_id::text) AS stopping,
        (SELECT (report ->> 'progress_age_sec')::float8 FROM jsonb_array_elements(w.running_attempts) report
          WHERE report ->> 'run_id' = j.run_id::text AND j.progress <> '{}')  -- tasks that report no progress
-       + extract(epoch FROM clock_timestamp() - w.seen_at)::float8 AS progress_age
+       + CASE WHEN isfinite(w.seen_at) THEN extract(epoch FROM clock_timestamp() - w.seen_at)::float8 END AS progress_age
   FROM dl_jobs j
        LEFT JOIN LATERAL (SELECT * FROM dl_workers k WHERE k.name = j.worker ORDER BY k.seen_at DESC LIMIT 1) w ON true
  WHERE j.job_id = %(job_id)s::uuid AND j.status::text = 'running';

@@ -90,8 +90,14 @@ class Filter:
 
     @classmethod
     def from_json(cls, text: str) -> Filter:
-        """The filter of which `to_json` made the text."""
-        values: dict[str, Any] = json.loads(text)
+        """The filter of which `to_json` made the text; of another text, one that no job matches."""
+        try:
+            return cls._parse(json.loads(text))
+        except (AttributeError, TypeError, ValueError):
+            return cls(job_id=frozenset())
+
+    @classmethod
+    def _parse(cls, values: dict[str, Any]) -> Filter:
         for name, value in values.items():
             if name == "status":
                 values[name] = frozenset(Status(status) for status in _array_items(value))

@@ -237,7 +237,7 @@ WITH running AS MATERIALIZED (
     SELECT job_id, run_id::text AS run_id, progress FROM dl_jobs WHERE status = 'running' LIMIT 10000
 ), reports AS (
     SELECT report ->> 'run_id' AS run_id,
-           (report ->> 'progress_age_sec')::float8 + extract(epoch FROM clock_timestamp() - w.seen_at)::float8 AS age_sec
+           (report ->> 'progress_age_sec')::float8 + date_part('epoch', clock_timestamp()) - date_part('epoch', w.seen_at) AS age_sec
       FROM dl_workers w CROSS JOIN LATERAL jsonb_array_elements(w.running_attempts) report
      WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
 )

@@ -20,7 +20,8 @@ WITH RECURSIVE ready_names AS (
      WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec) AND dead_at IS NULL
 ), running AS MATERIALIZED (
     SELECT j.queue, count(*) AS n, count(w.worker_id) AS busy, count(*) FILTER (WHERE w.can_claim) AS claiming,
-           percentile_disc(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM clock_timestamp() - j.started_at)::float8) AS median_sec
+           percentile_disc(0.5) WITHIN GROUP (ORDER BY date_part('epoch', clock_timestamp()) - date_part('epoch', j.started_at))
+               FILTER (WHERE isfinite(j.started_at)) AS median_sec
       FROM dl_jobs j LEFT JOIN live w ON w.worker_id = j.worker_id
      WHERE j.status = 'running'
      GROUP BY j.queue

@@ -116,9 +116,9 @@ WITH bound AS MATERIALIZED (
       LIMIT %(limit)s::int)
 )
 SELECT clock_timestamp(),
-       (SELECT extract(epoch FROM next_at - clock_timestamp())::float8
+       (SELECT date_part('epoch', next_at) - date_part('epoch', clock_timestamp())
           FROM dl_schedules
-         WHERE next_at IS NOT NULL AND paused_at IS NULL AND orphaned_at IS NULL AND schedule_id <> ALL (%(without)s::uuid[])
+         WHERE next_at < 'infinity' AND paused_at IS NULL AND orphaned_at IS NULL AND schedule_id <> ALL (%(without)s::uuid[])
          ORDER BY next_at
          LIMIT 1),
        due.schedule_id, name, source, task, declared::text, overrides::text, seen_at, orphaned_at, paused_at, paused_by, paused_reason,

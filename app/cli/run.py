@@ -296,6 +296,7 @@ def _run_locally(
         schema=settings.schema,
         targets=settings.pipeline_connections()[1],
         connect_timeout_sec=settings.pg_connect_timeout,
+        wrap_drivers=settings.wrap_drivers,
     )
     attempt_settings = AttemptSettings(
         connection_settings=connection_settings,

@@ -159,9 +159,11 @@ class Settings(BaseSettings):
         0.05, 3600,
     )  # fmt: skip
     reaper: bool = flag_setting(
-        "DL_REAPER", True, "Take the jobs of worker processes that are dead or have lost their leases; false: leave "
-        "that to other processes, of which at least one must do it.",
-    )  # fmt: skip
+        "DL_REAPER", True, "Take the jobs of dead worker processes; false: at least one other process must do it."
+    )
+    wrap_drivers: bool = flag_setting(
+        "DL_WRAP_DRIVERS", True, "Connections that tasks open by psycopg2 or psycopg are stopped with their attempt."
+    )
     claim_backoff_sec: float = number_setting(
         "DL_CLAIM_BACKOFF_SEC", 15.0,
         "The poll interval of an idle worker, in case a notification is lost, in seconds; of queues without a poll of "

@@ -175,7 +175,7 @@ SELECT jsonb_build_object(
                         FROM live CROSS JOIN LATERAL unnest(queues) q (queue)),
            'expired', (SELECT coalesce(jsonb_agg(jsonb_build_array(job_id, worker, round(extract(epoch FROM clock_timestamp() - lease_expires_at)))), '[]')
                          FROM (SELECT job_id, worker, lease_expires_at FROM dl_jobs
-                                WHERE status = 'running' AND lease_expires_at < clock_timestamp() - interval '2 minutes' LIMIT 50) e),
+                                WHERE status = 'running' AND lease_expires_at < clock_timestamp() - interval '2 minutes' AND isfinite(lease_expires_at) LIMIT 50) e),
            'odd_leases', (SELECT coalesce(jsonb_agg(jsonb_build_array(job_id, worker, lease_expires_at, heartbeat_at)), '[]')
                             FROM (SELECT job_id, worker, lease_expires_at, heartbeat_at FROM dl_jobs
                                    WHERE status = 'running'

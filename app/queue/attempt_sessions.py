@@ -35,6 +35,7 @@ class ConnectionSettings:
     schema: str
     targets: Mapping[str, str]
     connect_timeout_sec: float = 10.0
+    wrap_drivers: bool = True  # also connections that its code opens itself are stopped
 
 
 @dataclass(frozen=True)

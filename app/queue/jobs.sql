@@ -234,8 +234,8 @@ WITH unknown AS (
                                         AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec))
                         THEN 'no live worker has the labels that are required by the task ' ELSE 'no live worker knows the task ' END
                    || quote_literal(left(j.task, 200)),
-           available_at = clock_timestamp() + least(interval '10 minutes',
-                                                    greatest(interval '5 seconds', (clock_timestamp() - j.created_at) / 2))
+           available_at = clock_timestamp() + make_interval(
+               secs => least(600, greatest(5, (date_part('epoch', clock_timestamp()) - date_part('epoch', j.created_at)) / 2)))
       FROM unknown
      WHERE j.job_id = ANY (ARRAY[unknown.job_id])
     RETURNING j.job_id, j.queue, j.task, j.attempt, unknown.was_deferred
@@ -395,6 +395,10 @@ WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for i
            CASE WHEN j.cancel_requested AND settlements.status <> 'succeeded' THEN 'canceled'::dl_status
                 WHEN settlements.status = 'queued' AND j.attempt - settlements.refund >= j.max_attempts THEN 'failed'::dl_status
                 ELSE settlements.status END AS final_status,
+           -- of a snooze without a pause: longer with the job's age, since no attempt is counted
+           CASE WHEN settlements.refund > 0 AND settlements.pause <= 1
+                THEN least(60, greatest(1, (date_part('epoch', clock_timestamp()) - date_part('epoch', j.created_at)) / 10))
+                ELSE settlements.pause END AS final_pause,
            clock_timestamp() AS ended_at
       FROM settlements JOIN dl_jobs j ON j.job_id = ANY (ARRAY[settlements.job_id]) AND j.run_id = settlements.run_id AND j.status::text = 'running'
      ORDER BY settlements.job_id
@@ -410,13 +414,13 @@ WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for i
            checkpoint = CASE WHEN owned.final_status <> 'succeeded' THEN coalesce(owned.checkpoint::jsonb, j.checkpoint) END,
            attempt = greatest(j.attempt - CASE WHEN owned.final_status = 'queued' THEN owned.refund ELSE 0 END, 0),
            crashes = j.crashes + owned.crashed,
-           available_at = CASE WHEN owned.final_status = 'queued' THEN ended_at + make_interval(secs => owned.pause) ELSE j.available_at END,
+           available_at = CASE WHEN owned.final_status = 'queued' THEN ended_at + make_interval(secs => owned.final_pause) ELSE j.available_at END,
            finished_at = CASE WHEN owned.final_status <> 'queued' THEN ended_at END,
            lease_expires_at = NULL, worker_id = NULL
       FROM owned
      WHERE j.job_id = ANY (ARRAY[owned.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.task, j.limits, j.lock_key, j.status, j.attempt, j.error, j.webhook, j.traceback, j.error_fingerprint,
-              owned.status AS requested_status, owned.pause, owned.refund, owned.event_fields, owned.ended_at
+              owned.status AS requested_status, owned.final_pause, owned.refund, owned.event_fields, owned.ended_at
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, ended_at,
@@ -424,7 +428,7 @@ WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for i
            coalesce(event_fields::jsonb, '{}') || jsonb_strip_nulls(jsonb_build_object(
                'status', status, 'attempt', attempt, 'run_id', run_id, 'error', error,
                'reason', CASE WHEN status = 'queued' THEN 'error' END,
-               'pause_sec', CASE WHEN status = 'queued' THEN pause END,
+               'pause_sec', CASE WHEN status = 'queued' THEN final_pause END,
                'traceback', right(traceback, 16000), 'error_fingerprint', error_fingerprint))  -- the next attempt clears the job's own
       FROM settled
 )

@@ -34,9 +34,9 @@ SELECT superseded_by IS NOT NULL, incarnation,
        -- The lock is released at once, not with the transaction: a process that is about to lead would find it taken.
        (SELECT NOT CASE WHEN pg_try_advisory_lock_shared(1684828527, 5)
                         THEN pg_advisory_unlock_shared(1684828527, 5) ELSE false END) AS is_led,
-       (SELECT extract(epoch FROM next_at - clock_timestamp())::float8
+       (SELECT date_part('epoch', next_at) - date_part('epoch', clock_timestamp())
           FROM dl_schedules
-         WHERE next_at IS NOT NULL AND paused_at IS NULL AND orphaned_at IS NULL
+         WHERE next_at < 'infinity' AND paused_at IS NULL AND orphaned_at IS NULL
          ORDER BY next_at
          LIMIT 1) AS next_schedule_in_sec,
        EXISTS (SELECT FROM dl_jobs

@@ -48,6 +48,7 @@ def pool_options(
         polls={w.queue: _poll_policy(w.poll) for w in settings.workers if w.poll is not None},
         reaps=settings.reaper,
         connect_timeout_sec=settings.pg_connect_timeout,
+        wrap_drivers=settings.wrap_drivers,
         command_timeout_sec=settings.pg_command_timeout,
         max_jobs=max_jobs,
         grace_by_queue=settings.grace_by_queue,

@@ -103,7 +103,7 @@ class Service:
         """Load the pipelines, once; return the tracebacks of those that fail. They are logged, and the others work."""
         # Packages of the settings may be in the working directory.
         sys.path += [folder for folder in working_folder() if folder not in sys.path]
-        if self._runs_workers:
+        if self._runs_workers and self.settings.wrap_drivers:
             wrap_drivers()
         places.configure(*self.settings.pipeline_connections(), fallback_dsn=self._worker_dsn)
         failures = contract.load_tasks(self.settings.pipelines, self.settings.tasks)

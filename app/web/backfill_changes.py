@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -212,7 +213,8 @@ class BackfillEditor:
     def binding_limits(self, backfill: Backfill) -> dict[str, int]:
         """The limits that let fewer jobs of a backfill run at a time than its concurrency, with how many."""
         values = {"task": backfill.task, "kind": "interval", "expression": "60", "queue": backfill.queue}
-        first = next(self.partitions_of(backfill).slices(), None)
+        partitions = self.partitions_of(backfill)
+        first = None if partitions is None else next(partitions.slices(), None)
         if first is None:
             return {}
         try:
@@ -299,8 +301,11 @@ class BackfillEditor:
         audit_action("backfill.retried", backfill_id=backfill_id)
         return self.backfills.retry(backfill_id, changed_by=current_actor().name)
 
-    def partitions_of(self, backfill: Backfill) -> Partitions:
-        return partitions_from_json(backfill.slices)
+    def partitions_of(self, backfill: Backfill) -> Partitions | None:
+        """The slices that it names; None: another program has written something else."""
+        with suppress(ValueError):
+            return partitions_from_json(backfill.slices)
+        return None
 
     def partitions_of_task(self, task: str) -> Partitions | None:
         """The slices of a task that have ended by now; None: it declares none, or none has ended."""

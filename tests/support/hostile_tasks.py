@@ -18,6 +18,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import psycopg2
+
 from pipelines.contract import Checkpoint, Context, Progress, register
 
 LONG_SEC = 60
@@ -173,6 +175,12 @@ def wait_for_stop(args: dict[str, Any], ctx: Context) -> None:
     child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LONG_SEC})"])
     ctx.progress(pids=[os.getpid(), os.getppid(), child.pid])
     time.sleep(LONG_SEC)
+
+
+@register("hostile.drivers", isolation="process")
+def drivers(args: dict[str, Any]) -> bool:
+    """Return whether its process wraps the database drivers."""
+    return hasattr(psycopg2.connect, "__wrapped__")
 
 
 @register("hostile.path", isolation="process")

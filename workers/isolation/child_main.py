@@ -117,7 +117,8 @@ def main(descriptor: int) -> None:
     reporter = threading.Thread(target=_report_progress, args=(parent, context, done), daemon=True)
     reporter.start()
     context.owns_connections = spec["connection_check"]
-    wrap_drivers()
+    if context.settings.connection_settings is None or context.settings.connection_settings.wrap_drivers:
+        wrap_drivers()
     with context.owning_connections():
         result = _run_task(spec, context)
     if context.connections is not None:

@@ -173,7 +173,10 @@ CREATE INDEX dl_firings_fire_idx ON dl_firings (fire_at);
 ALTER TABLE dl_workers
     ADD COLUMN labels jsonb NOT NULL DEFAULT '{}',
     ADD COLUMN unserved_tasks jsonb NOT NULL DEFAULT '{}',
-    ADD COLUMN reaps bool NOT NULL DEFAULT true;
+    ADD COLUMN reaps bool NOT NULL DEFAULT true,
+    ADD CONSTRAINT dl_workers_chk_heartbeat CHECK (heartbeat_sec > 0 AND heartbeat_sec <= 86400),
+    ADD CONSTRAINT dl_workers_chk_json CHECK (jsonb_typeof(running_attempts) = 'array' AND jsonb_typeof(queue_threads) = 'object'
+                                         AND jsonb_typeof(labels) = 'object' AND jsonb_typeof(unserved_tasks) = 'object');
 -- Heartbeats would have new statistics taken each minute, and every session would plan again what reads this table. A page has room
 -- for the next version of each row, so that heartbeats add no pages.
 ALTER TABLE dl_workers SET (fillfactor = 50, autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);

@@ -111,7 +111,9 @@ def ended_count(backfill: Backfill) -> int:
 def extent(backfill: Backfill) -> str:
     """Its slices in words: from the first to the last."""
     slices = backfill.slices
-    if "list" in slices:
-        keys = slices["list"]
-        return str(keys[0]) if len(keys) == 1 else f"{keys[0]} … {keys[-1]}"
-    return f"{slices['start']} to {slices['end']}"
+    match slices.get("list"):
+        case [key]:
+            return str(key)
+        case [first, *_, last]:
+            return f"{first} … {last}"
+    return f"{slices.get('start', '?')} to {slices.get('end', '?')}"

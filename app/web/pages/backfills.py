@@ -114,7 +114,8 @@ def create_backfills_page(queue: JobQueue, pipelines: Pipelines, options: WebOpt
 
     def render_backfill(backfill_id: UUID, query: GridFields) -> Response:
         backfill = editor.get(backfill_id)
-        grid, problem = grid_or_problem(editor, backfill.task, editor.partitions_of(backfill), query)
+        partitions = editor.partitions_of(backfill)
+        grid, problem = (None, "") if partitions is None else grid_or_problem(editor, backfill.task, partitions, query)
         return pages.render(
             "backfill.html",
             backfill=backfill,

@@ -6,6 +6,8 @@ import json
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
+import pytest
+
 from app.queue.job import Status, new_run_ids
 from app.queue.workers import WorkerInfo, WorkerLiveness
 
@@ -151,6 +153,15 @@ def test_unknown_task_is_deferred_and_restored(queue_db):
     assert queue_db.fetch_row("SELECT bool_or(unknown_task) FROM dl_jobs") is False
     queue_db.settle(known)
     queue_db.check_invariants()
+
+
+@pytest.mark.parametrize("created_at", ["infinity", "-infinity"])
+def test_unknown_task_with_an_infinite_time_is_deferred(queue_db, created_at):
+    odd, other = queue_db.enqueue("a", task="odd"), queue_db.enqueue("b", task="other")
+    queue_db.sql("UPDATE dl_jobs SET created_at = %s WHERE job_id = %s", created_at, str(odd))
+
+    assert queue_db.queue.defer_unknown_tasks("q", ["t"]) == {"odd": 1, "other": 1}
+    assert [queue_db.wait_state(job_id) for job_id in (odd, other)] == ["scheduled", "scheduled"]
 
 
 def test_task_known_to_live_worker_is_not_deferred(queue_db):

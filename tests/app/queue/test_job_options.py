@@ -129,12 +129,33 @@ def test_a_refunded_try_is_not_counted(queue_db):
     for _ in range(3):
         assert queue_db.settle(run, Status.QUEUED, refund_attempt=True) == SettleResult("applied", Status.QUEUED)
         assert queue_db.job(run.id).attempt == 0
+        queue_db.make_due(run.id)
         (run,) = queue_db.claim()
         assert run.attempt == 1
 
     assert queue_db.settle(run, Status.FAILED, refund_attempt=True).status is Status.FAILED
     assert queue_db.job(run.id).attempt == 1
     queue_db.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("created_at", "pause_sec", "expected"),
+    [
+        ("clock_timestamp() - interval '1 s'", 0.5, 1),
+        ("clock_timestamp() - interval '100 s'", 1, 10),
+        ("clock_timestamp() - interval '1 d'", 1, 60),
+        ("clock_timestamp() - interval '1 d'", 2, 2),
+        ("clock_timestamp() + interval '1 d'", 0, 1),
+        ("'-infinity'", 1, 60),
+    ],
+)
+def test_short_snooze_grows_with_the_age_of_a_job(queue_db, created_at, pause_sec, expected):
+    run = queue_db.enqueue_and_claim()
+    queue_db.sql(f"UPDATE dl_jobs SET created_at = {created_at}")
+    queue_db.settle(run, Status.QUEUED, refund_attempt=True, retry_in_sec=pause_sec)
+
+    ((pause,),) = queue_db.sql("SELECT payload ->> 'pause_sec' FROM dl_job_events WHERE kind = 'requeue'")
+    assert float(pause) == pytest.approx(expected, rel=0.5)
 
 
 def test_crashes_are_counted_until_a_person_begins_afresh(queue_db):

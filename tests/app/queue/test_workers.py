@@ -138,10 +138,13 @@ def test_heartbeat_says_when_the_next_schedule_comes(queue_db: QueueFixture, hea
     queue_db.sql(
         "INSERT INTO dl_schedules (name, source, task, overrides, next_at, paused_at)"
         " VALUES ('s', 'people', 't', '{}', now() - interval '9 s', NULL),"
-        " ('paused', 'people', 't', '{}', now() - interval '1 h', now())"
+        " ('paused', 'people', 't', '{}', now() - interval '1 h', now()),"
+        " ('never', 'people', 't', '{}', 'infinity', NULL)"
     )
 
     assert heartbeat(worker).next_schedule_in_sec == pytest.approx(-9, abs=2)
+    queue_db.sql("DELETE FROM dl_schedules WHERE name = 's'")
+    assert heartbeat(worker).next_schedule_in_sec is None
 
 
 def test_heartbeat_says_whether_a_lease_has_expired(queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from importlib import metadata
@@ -49,6 +51,17 @@ def test_building_it_connects_to_nothing(made: Made, run_folder: Path):
     assert service.probe() == {"ready": False, "detail": "the worker pool is starting"}
     assert service.failure is None
     assert not (run_folder / "untouched").exists()
+
+
+def test_drivers_are_left_as_they_are_by_a_setting():
+    code = (
+        "import psycopg2; from app.config import load_settings; from app.runtime.service import Service;"
+        " settings = {'DL_PIPELINES': 'pipelines.noop', 'DL_WRAP_DRIVERS': 'false'};"
+        " Service(load_settings(settings, dotenv=None)).pipeline_failures;"
+        " print(hasattr(psycopg2.connect, '__wrapped__'))"
+    )
+
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).strip() == "False"
 
 
 def test_interpreter_that_is_missing_is_a_configuration_error(made: Made, monkeypatch: pytest.MonkeyPatch):

@@ -16,6 +16,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.job import Settlement, Status
 from pipelines.contract import Pipelines, StopReason, registry
 from tests.support import eventually, hostile_tasks
@@ -66,6 +67,13 @@ class Running:
 
 def running(task: str, **more: Any) -> Running:
     return Running(attempt_with(settings=PACKAGES | more.pop("tools", {}), task=task, **more))
+
+
+@pytest.mark.parametrize("wrap", [True, False])
+def test_setting_leaves_the_drivers_of_a_child_as_they_are(wrap: bool):
+    connections = ConnectionSettings(dsn="host=/nowhere", schema="public", targets={}, wrap_drivers=wrap)
+
+    assert settled("hostile.drivers", tools={"connection_settings": connections}).result is wrap
 
 
 # ── its streams ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -109,6 +109,7 @@ def test_a_name_is_taken_once(client):
         ({"expression": "61 * * * *"}, "expression", "'61' is no valid minute"),
         ({"expression": ""}, "expression", "five fields"),
         ({"zone": "Mars/Olympus"}, "zone", "is no IANA time zone"),
+        ({"zone": None, "expression": "never"}, "expression", "five fields"),
         ({"args": {"day": "{interval_begin}"}}, "args", "{interval_begin} is none of the placeholders"),
         ({"args": {"a": ["{logical_at:%Q}"]}}, "args", "'%Q' is no strftime format"),
         ({"kind": "interval", "expression": "0"}, "expression", "an interval has 1 to"),
