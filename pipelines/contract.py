@@ -216,6 +216,14 @@ class Pipelines:
         """The args of which one live job has the same values, of the tasks that name some."""
         return {task.name: list(task.options.unique_by) for task in self if task.options.unique_by}
 
+    def declared_defaults(self) -> dict[str, dict[str, Any]]:
+        """The defaults of the args of the tasks whose limits or `unique_by` depend on args."""
+        return {
+            task.name: defaults
+            for task in self
+            if (task.options.limits or task.options.unique_by) and (defaults := task.default_args())
+        }
+
     def declared_failure_handlers(self) -> list[dict[str, Any]]:
         """The tasks that handle failures of others, with the queue of their jobs; None: that of the failed job."""
         return [

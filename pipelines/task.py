@@ -296,8 +296,17 @@ class Task:
         """Return the args with the task's defaults, as its args model has them; args that do not fit as they are."""
         if self.options.arg_schema is not None:
             return self.options.arg_schema.complete(args)
-        named = parameters(self.call) if self.spread else ()
-        return {p.name: p.default for p in named if isinstance(p.default, str | int | float)} | dict(args)
+        return self.default_args() | dict(args)
+
+    def default_args(self) -> dict[str, Any]:
+        """The defaults of its args that are texts, numbers or flags."""
+        defaults: Mapping[str, Any]
+        if self.options.arg_schema is not None:
+            fields = self.options.arg_schema.schema.get("properties", {})
+            defaults = {name: field["default"] for name, field in fields.items() if "default" in field}
+        else:
+            defaults = {p.name: p.default for p in parameters(self.call)} if self.spread else {}
+        return {name: value for name, value in defaults.items() if isinstance(value, str | int | float)}
 
     @property
     def import_path(self) -> str:

@@ -38,7 +38,7 @@ BUGS = (
         "tests/app/db/test_ordinary_owner.py::test_no_function_compiles_its_queries",
     ),
     PlantedBug(
-        "a key reads results of another team", "app/web/parents.py",
+        "a key reads results of another team", "app/web/visible_jobs.py",
         "return next(unseen, None)", "return None",
         "tests/app/web/auth/test_two_teams.py::test_a_foreign_parent_is_one_that_does_not_exist",
     ),

@@ -23,6 +23,8 @@ class FollowUpSettings(Protocol):
     def task_limits(self) -> Mapping[str, Mapping[str, int]]: ...
     @property
     def task_unique_by(self) -> Mapping[str, Sequence[str]]: ...
+    @property
+    def task_defaults(self) -> Mapping[str, Mapping[str, Any]]: ...
 
 
 class FollowUpContext(Protocol):
@@ -58,8 +60,9 @@ class FollowUps:
     ) -> NewJob:
         job, settings = self._context.job, self._context.settings
         job_args = self._context.redactor.restore_references(args or {})
+        complete_args = {**settings.task_defaults.get(task, {}), **job_args}
         if limits is None:
-            limits = fill_limits(settings.task_limits.get(task, {}), job_args)
+            limits = fill_limits(settings.task_limits.get(task, {}), complete_args)
         unique_by = settings.task_unique_by.get(task)
         return NewJob(
             queue=queue or job.queue,
@@ -67,7 +70,7 @@ class FollowUps:
             lock_key=lock_key or task,
             limits=limits,
             args=job_args,
-            live_key=None if unique_by is None else unique_live_key(task, unique_by, job_args),
+            live_key=None if unique_by is None else unique_live_key(task, unique_by, complete_args),
             idempotency_key=idempotency_key or self.make_key(task, job_args, queue),
             priority=job.priority if priority is None else priority,
             available_at=available_at,

@@ -138,6 +138,7 @@ class WorkerPool:
             max_result_bytes=options.limits.max_result_bytes,
             task_limits=self._pipelines.declared_limits(),
             task_unique_by=self._pipelines.declared_unique_by(),
+            task_defaults=self._pipelines.declared_defaults(),
             process_lock=self._registration.process_lock,
             run_isolated=run_isolated,
             log=self._logs.write,

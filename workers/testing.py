@@ -52,6 +52,7 @@ def drain(
             connection_settings=ConnectionSettings(dsn=dsn, schema=schema, targets=dict(targets or {})),
             task_limits=pipelines.declared_limits(),
             task_unique_by=pipelines.declared_unique_by(),
+            task_defaults=pipelines.declared_defaults(),
             run_isolated=run_isolated,
             isolation_enabled=False,
         )

@@ -41,6 +41,10 @@ class ErrorReport:
 _JOBS_REMEDY = "`dataloader jobs` lists the newest."
 _NAME_REMEDY = "With --create it is done all the same: the name need not exist yet."
 _DATABASE_REMEDY = "Start the server, or correct DL_DB_DSN or PG_HOST: `dataloader config` shows what is in force."
+_READ_ONLY_REMEDY = (
+    "The server is a standby: name the primary; or default_transaction_read_only is on: ALTER DATABASE … RESET it."
+)
+_READ_ONLY_TRANSACTION = "25006"  # SQLSTATE
 _SERVICE_REMEDY = "Start it with `dataloader serve`, or give its address with --url or DL_URL."
 _FAULT_REMEDY = "Is --url the address of a dataloader? If so, its log says more."
 # The first match counts: a subclass precedes its base.
@@ -69,5 +73,7 @@ def error_report(error: errors.DataloaderError | client_errors.ClientError) -> E
         if remedy == _JOBS_REMEDY and error.code != "job_not_found":
             remedy = _NAME_REMEDY if error.code == "name_not_found" else ""
         return ErrorReport(exit_, error.code, error.detail, error.errors, remedy)
+    if getattr(error.__cause__, "pgcode", None) == _READ_ONLY_TRANSACTION:
+        remedy = _READ_ONLY_REMEDY
     # No error may show a password, whichever library has put one into its message.
     return ErrorReport(exit_, code, redact_text(str(error)), remedy=remedy)

@@ -302,6 +302,7 @@ def _run_locally(
         connection_settings=connection_settings,
         task_limits=contract.registry.declared_limits(),
         task_unique_by=contract.registry.declared_unique_by(),
+        task_defaults=contract.registry.declared_defaults(),
         stop_step_sec=settings.stop_step_sec,
         secret_store=SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets),
         run_isolated=run_isolated,

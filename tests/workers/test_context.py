@@ -302,6 +302,21 @@ def test_follow_up_of_unique_task_is_the_live_job(queue_db, at_work):
     assert at_work.enqueue("next", {"day": 1, "n": 1}) == at_work.enqueue("next", {"day": 1, "n": 2})
 
 
+def test_follow_up_counts_the_defaults_of_its_task(queue_db, at_work):
+    at_work.settings = replace(
+        at_work.settings,
+        task_unique_by={"next": ["day"]},
+        task_limits={"next": {"day:{day}": 1}},
+        task_defaults={"next": {"day": "2030-01-01"}},
+    )
+
+    job_id = at_work.enqueue("next", {"n": 1})
+
+    assert at_work.enqueue("next", {"n": 2, "day": "2030-01-01"}) == job_id
+    assert queue_db.job(job_id).limits == {"day:2030-01-01": 1}
+    assert queue_db.job(job_id).args == {"n": 1}
+
+
 def test_attempt_that_lost_its_job_enqueues_nothing(queue_db, at_work):
     queue_db.expire_lease(at_work.job_id)
     queue_db.queue.reap([(at_work.job_id, at_work.job.run_id, "key")], pause_sec=0)

@@ -169,6 +169,7 @@ def _build_context(parent: ParentChannel, spec: dict[str, Any]) -> JobContext:
         follow_up_lease_sec=spec["follow_up_lease_sec"],
         task_limits=spec["task_limits"],
         task_unique_by=spec["task_unique_by"],
+        task_defaults=spec["task_defaults"],
         offloads=OffloadService(Engines(spec["executors"])) if spec["executors"] else None,
     )
     context = IsolatedContext(parent, ClaimedJob.from_json(spec["job"]), settings)

@@ -20,11 +20,11 @@ from app.web.caches import QueueSettingsCache
 from app.web.json_io import MAX_JSON_DEPTH, FieldError
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
-from app.web.parents import parent_problem
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ItemProblem, ProblemCode, RequestRejected, problem_code
 from app.web.routing import ApiBlueprint
 from app.web.schemas import BodyModel, field_errors
 from app.web.trigger_request import TriggerRequest, trigger_request_model
+from app.web.visible_jobs import hide_foreign, parent_problem
 from pipelines.contract import Pipelines
 
 MAX_JOBS = 10_000
@@ -102,7 +102,8 @@ def create_batch_blueprint(
         if all_or_none and len(valid_jobs) < len(checked):
             outcomes = iter([BatchOutcome(Outcome.SKIPPED, None, None)] * len(valid_jobs))
         else:
-            outcomes = iter(enqueue_batch(source, valid_jobs, all_or_none=all_or_none))
+            made = enqueue_batch(source, valid_jobs, all_or_none=all_or_none)
+            outcomes = iter(hide_foreign(source, current_actor(), made))
         items = [
             _batch_item(n, job if isinstance(job, ItemProblem) else next(outcomes)) for n, job in enumerate(checked)
         ]
@@ -153,8 +154,8 @@ def _batch_item(index: int, outcome: BatchOutcome | ItemProblem) -> BatchItem:
     if isinstance(outcome, ItemProblem):
         return BatchItem(index, Outcome.INVALID, None, None, outcome)
     problem = None
-    if outcome.outcome is Outcome.CONFLICT and outcome.job_id is not None:
-        problem = _item_problem(IdempotencyConflict("", outcome.job_id))
+    if outcome.outcome is Outcome.CONFLICT and (outcome.job_id or outcome.detail):
+        problem = _item_problem(IdempotencyConflict("", outcome.job_id, outcome.detail or ""))
     elif outcome.outcome is Outcome.INVALID:
         problem = _item_problem(InvalidRequest([FieldError(outcome.field or "body", outcome.detail or "")]))
     return BatchItem(index, outcome.outcome, outcome.job_id, outcome.status, problem)

@@ -22,11 +22,11 @@ from app.web.auth.guard import current_actor
 from app.web.caches import QueueSettingsCache
 from app.web.json_io import dump_json
 from app.web.middleware import audit_action
-from app.web.parents import require_visible_parents
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, RequestRejected
 from app.web.routing import ANY_KEY, ApiBlueprint, etag_of
 from app.web.schemas import JobState
 from app.web.trigger_request import TriggerRequest, TriggerResponse
+from app.web.visible_jobs import enqueue_visible, require_visible_parents
 from pipelines.contract import Pipelines
 
 MAX_WAIT_SEC = 30
@@ -160,10 +160,10 @@ def create_jobs_blueprint(
         header = request.headers.get("traceparent")
         traceparent = parse_traceparent(header) if header else None
         if tracer is None:
-            return queue.enqueue(body.to_new_job(traceparent))
+            return enqueue_visible(queue, current_actor(), body.to_new_job(traceparent))
         attributes = {"dataloader.queue": body.queue, "dataloader.task": body.task}
         with tracer.enqueue_span(traceparent, attributes) as span:
-            return queue.enqueue(body.to_new_job(span.traceparent))
+            return enqueue_visible(queue, current_actor(), body.to_new_job(span.traceparent))
 
     @blueprint.get(
         "/jobs/<job:job_id>/status",

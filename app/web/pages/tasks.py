@@ -45,12 +45,12 @@ from app.web.pages.run_chart import make_run_chart
 from app.web.pages.schedules import shown_as
 from app.web.pages.slices import GridFields, make_grid
 from app.web.pages.start_form import StartForm, StartForms
-from app.web.parents import require_visible_parents
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schedule_changes import ScheduleDetail, ScheduleEditor
 from app.web.standby_reads import allowing_standby
 from app.web.trigger_request import TriggerRequest
+from app.web.visible_jobs import enqueue_visible, require_visible_parents
 from pipelines.contract import Pipelines
 
 _CHECK_RESULTS = 60  # of each data check
@@ -255,7 +255,7 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
         setting = reader.queues.settings().get(trigger.queue)
         if setting is not None and setting.state is QueueState.DRAINING:
             raise InvalidForm.at_field("queue", "is draining and takes no new jobs")
-        made = queue.enqueue(trigger.to_new_job())
+        made = enqueue_visible(queue, current_actor(), trigger.to_new_job())
         audit_action(
             "job.triggered", job_id=made.job_id, queue=trigger.queue, task=name, created=made.created,
             producer=trigger.producer,

@@ -118,8 +118,9 @@ def test_a_key_of_a_foreign_job_is_a_conflict(app, headers, queue, name):
     many = app.post(BATCH, json={"jobs": [{**MINE, **RULES[name]}]}, headers=headers)
 
     assert (one.status_code, one.json["code"]) == (409, "idempotency_conflict")
-    assert "shared" in one.json["detail"]
+    assert "the key 'shared' already belongs to a job that this key may not see" in one.json["detail"]
     assert many.json["items"][0]["outcome"] == "conflict"
+    assert str(theirs) not in one.text + many.text
     assert queue.get(theirs).args == {}
 
 
@@ -129,7 +130,19 @@ def test_the_form_refuses_a_key_of_a_foreign_job(app, headers, queue, name):
 
     answer = app.post(FORM, data={**INPUTS, "more": json.dumps(RULES[name])}, headers=headers)
 
-    assert (answer.status_code, "already belongs to job" in answer.text) == (409, True)
+    assert (answer.status_code, "already belongs to a job that" in answer.text) == (409, True)
+
+
+def test_a_slice_that_a_foreign_queue_loads_is_a_conflict(app, headers, queue):
+    key = {"live_key": "slice:load:2030-01-01"}
+    theirs = str(queue.enqueue(NewJob(queue="theirs", task="load", lock_key="k", **key)).job_id)
+
+    one = app.post(TRIGGER, json={**MINE, **key}, headers=headers)
+    many = app.post(BATCH, json={"jobs": [{**MINE, **key}]}, headers=headers)
+
+    assert (one.status_code, one.json["code"]) == (409, "idempotency_conflict")
+    assert [item["job_id"] for item in many.json["items"]] == [None]
+    assert theirs not in one.text + many.text
 
 
 @pytest.mark.parametrize(
