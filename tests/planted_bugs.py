@@ -43,6 +43,27 @@ BUGS = (
         "tests/app/web/auth/test_two_teams.py::test_a_foreign_parent_is_one_that_does_not_exist",
     ),
     PlantedBug(
+        "a key of a foreign job shows the job", "app/web/visible_jobs.py",
+        "return actor.sees_all_jobs or bool(_visible_ids(executor, actor, [job_id]))", "return True",
+        "tests/app/web/auth/test_two_teams.py::test_a_key_of_a_foreign_job_is_a_conflict",
+    ),
+    PlantedBug(
+        "a cancel by SQL passes all that it has canceled", "schema.sql",
+        "IF OLD.wait_state <> 'blocked'\n       AND EXISTS", "IF EXISTS",
+        "tests/app/queue/test_ends_by_sql.py::test_cancel_by_update_takes_the_same_time_for_each_of_many",
+    ),
+    PlantedBug(
+        "a row with an infinite time stops the deferral of others", "app/queue/jobs.sql",
+        "(date_part('epoch', clock_timestamp()) - date_part('epoch', j.created_at)) / 2",
+        "extract(epoch FROM clock_timestamp() - j.created_at) / 2",
+        "tests/app/queue/test_claims.py::test_unknown_task_with_an_infinite_time_is_deferred",
+    ),
+    PlantedBug(
+        "a follow-up leaves out defaults of its task's args", "workers/follow_ups.py",
+        "{**settings.task_defaults.get(task, {}), **job_args}", "job_args",
+        "tests/workers/test_context.py::test_follow_up_counts_the_defaults_of_its_task",
+    ),
+    PlantedBug(
         "an account that may only enqueue reads results", "schema.sql",
         "ELSIF NOT is_reader OR NOT EXISTS", "ELSIF NOT EXISTS",
         "tests/app/queue/test_roles.py::test_enqueuer_waits_for_no_job_that_it_may_not_read",
