@@ -49,7 +49,7 @@ DataloaderError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -310,8 +310,10 @@ class BackfillEnded(DataloaderError):
 class NameNotFound(DataloaderError):
     """No queue or task has this name; `message` lists known ones."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, fields: Mapping[str, str] | None = None) -> None:
+        """`fields`: the messages by the field that has the name."""
         super().__init__(message)
+        self.fields = fields or {}
 
 
 class WorkerNotFound(DataloaderError):

@@ -28,6 +28,7 @@ from pipelines.limits import check_limits
 from pipelines.partitions import Partitions
 from pipelines.requirements import check_requirements
 from pipelines.retry import DEFAULT, Fail, Policy, Rules
+from pipelines.signature import POSITIONAL_KINDS, is_annotated_with, is_context, parameters
 from pipelines.unique import unique_live_key
 
 Isolation = Literal["thread", "process"]
@@ -35,7 +36,6 @@ Isolation = Literal["thread", "process"]
 DEFAULT_QUEUE = "etl.default"  # of jobs by schedules and backfills; WORKERS_JSON serves it by default
 
 _INT4_MAX = 2_147_483_647
-_POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,7 +343,7 @@ class Task:
 
     def _invoke(self, args: Args, parsed_args: Any, context: Context) -> Any:
         if self.options.argv is not None:
-            needs_list = any(p.default is p.empty and p.kind in _POSITIONAL_KINDS for p in parameters(self.call))
+            needs_list = any(p.default is p.empty and p.kind in POSITIONAL_KINDS for p in parameters(self.call))
             exit_code = self.call(*([list(self.command_line(args))] if needs_list else []))
             if type(exit_code) is int:  # as in a console script
                 raise SystemExit(exit_code)
@@ -374,27 +374,25 @@ class Task:
 
     @cached_property
     def _context_name(self) -> str:
-        return next(p.name for p in parameters(self.call) if _is_context(p))
+        return next(p.name for p in parameters(self.call) if is_context(p))
 
     @cached_property
     def _takes_model(self) -> bool:
         first = next(iter(parameters(self.call)), None)
-        return (
-            first is not None and isinstance(self.options.args, type) and _is_annotated_with(first, self.options.args)
-        )
+        return first is not None and isinstance(self.options.args, type) and is_annotated_with(first, self.options.args)
 
 
 def task_from_callable(name: str, call: Callable[..., Any], *, spread: bool | None = None) -> Task:
     """Infer from a callable its kind and the arguments it takes."""
     if not callable(call):
         raise TypeError(f"task {name!r}: {call!r} cannot be called")
-    positional = [p for p in parameters(call) if p.kind in _POSITIONAL_KINDS]
+    positional = [p for p in parameters(call) if p.kind in POSITIONAL_KINDS]
     needed = [p for p in positional if p.default is p.empty]
-    takes_context = any(_is_context(p) for p in (parameters(call) if spread else positional[1:2]))
+    takes_context = any(is_context(p) for p in (parameters(call) if spread else positional[1:2]))
     if spread is None:
         # Two required parameters, the second not the context: one `args` object is not enough.
         spread = len(needed) > 1 and not takes_context
-        takes_context = takes_context or (spread and any(_is_context(p) for p in positional))
+        takes_context = takes_context or (spread and any(is_context(p) for p in positional))
     takes_args = bool(positional) or any(p.kind is p.VAR_POSITIONAL for p in parameters(call))
     return Task(name, call, _kind_of(call), takes_args, takes_context, spread)
 
@@ -432,28 +430,3 @@ def _kind_of(call: Callable[..., Any]) -> TaskKind:
     if inspect.isgeneratorfunction(inner):
         return TaskKind.GENERATOR
     return TaskKind.FUNCTION
-
-
-def parameters(call: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(call).parameters.values())
-    except (TypeError, ValueError):  # a built-in without a signature takes the args
-        return [
-            inspect.Parameter("args", _POSITIONAL_KINDS[0]),
-            inspect.Parameter("more", inspect.Parameter.VAR_KEYWORD),
-        ]
-
-
-def _is_context(parameter: inspect.Parameter) -> bool:
-    return parameter.name in ("ctx", "context") or _annotation_name(parameter) == "Context"
-
-
-def _is_annotated_with(parameter: inspect.Parameter, kind: type) -> bool:
-    return parameter.annotation is kind or _annotation_name(parameter) == kind.__name__
-
-
-def _annotation_name(parameter: inspect.Parameter) -> str:
-    """The last name of the annotation. A text is not evaluated: its names may not be importable."""
-    annotation = parameter.annotation
-    named = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return str(named).strip("'\"").rsplit(".", 1)[-1]

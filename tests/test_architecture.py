@@ -36,7 +36,11 @@ ROOMS: dict[str, frozenset[str]] = {
     "app.queue": frozenset({"app.db", "app.errors", "app.wording"}),
     "app.admin": frozenset({"app.queue", "app.db", "app.errors", "app.wording"}),
     "app.doctor": frozenset({"app.admin", "app.queue", "app.db", "app.errors", "app.wording"}),
-    "app.web": frozenset({*_SERVICE, "app.doctor", "app.admin", "app.queue", "app.db", "pipelines"}),
+    "app.acts": frozenset({"app.admin", "app.db", "app.errors", "app.wording", "pipelines"}),
+    "app.features": frozenset({*_SERVICE, "app.acts", "app.admin", "app.db", "app.web", "pipelines"}),
+    "app.web": frozenset(
+        {*_SERVICE, "app.acts", "app.features", "app.doctor", "app.admin", "app.queue", "app.db", "pipelines"}
+    ),
     "workers": frozenset({*_SERVICE, "app.admin", "app.queue", "app.db", "pipelines"}),
     "pipelines": frozenset(),
     "dataloader": frozenset({"pipelines.contract", "app.runtime.embedding"}),
@@ -53,7 +57,7 @@ WIRING = (
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "psycopg2": ("app.db", "app.queue", "app.doctor.facts", "pipelines"),
     "psycopg2_pool": ("app.db",),
-    "flask": ("app.web",),
+    "flask": ("app.web", "app.features"),
     "werkzeug": ("app.web",),
     "jinja2": ("app.web",),
     "gunicorn": (),

@@ -13,14 +13,15 @@ from app.admin.api_keys import ApiKeys
 from app.admin.audit import AuditLog
 from app.admin.queues import LiveWorker, Queues
 from app.db.pool import Pool
+from app.features.limits.routes import create_breakers_blueprint, create_limits_blueprint
 from app.queue.jobs import JobQueue
 from app.queue.labels import split_tasks
 from app.tracing import Tracer
+from app.web.all_pages import create_pages
 from app.web.api.alerts import create_alerts_blueprint
 from app.web.api.audit import create_audit_blueprint
 from app.web.api.backfills import create_backfills_blueprint
 from app.web.api.batch import create_batch_blueprint
-from app.web.api.breakers import create_breakers_blueprint
 from app.web.api.bulk import create_bulk_blueprint
 from app.web.api.data_quality import DatasetConverter, create_data_quality_blueprint
 from app.web.api.docs import create_docs_blueprint
@@ -33,7 +34,6 @@ from app.web.api.job_edits import create_edits_blueprint
 from app.web.api.job_list import create_job_list_blueprint
 from app.web.api.job_logs import create_job_logs_blueprint
 from app.web.api.jobs import JobIdConverter, JobWatcher, create_jobs_blueprint
-from app.web.api.limits import create_limits_blueprint
 from app.web.api.metrics import QueueCollector, create_metrics_blueprint
 from app.web.api.overview import create_overview_blueprint
 from app.web.api.queues import create_queues_blueprint
@@ -49,7 +49,6 @@ from app.web.caches import KeyCache, QueueSettingsCache
 from app.web.links import NameConverter, quote_in_template
 from app.web.middleware import RequestMetrics, RequestMiddleware, handle_error
 from app.web.options import WebOptions
-from app.web.pages import create_pages
 from app.web.pages.service_counts import ProblemCounter
 from app.web.pages.shell import shell_values
 from app.web.pages.undo import ActHistory, create_undo_page, describe_act

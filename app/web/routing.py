@@ -94,21 +94,21 @@ class ApiBlueprint:
         object.__setattr__(self, "blueprint", blueprint)
 
     def get(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
-        return self._route("GET", path, options)
+        return self.route("GET", path, **options)
 
     def post(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
-        return self._route("POST", path, options)
+        return self.route("POST", path, **options)
 
     def put(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
-        return self._route("PUT", path, options)
+        return self.route("PUT", path, **options)
 
     def patch(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
-        return self._route("PATCH", path, options)
+        return self.route("PATCH", path, **options)
 
     def delete(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
-        return self._route("DELETE", path, options)
+        return self.route("DELETE", path, **options)
 
-    def _route(self, method: str, path: str, options: dict[str, Any]) -> Callable[[Handler], Handler]:
+    def route(self, method: str, path: str, **options: Any) -> Callable[[Handler], Handler]:
         def register(handler: Handler) -> Handler:
             name, (summary, _, description) = handler.__name__, (handler.__doc__ or "").partition("\n")
             operation = Operation(

@@ -109,6 +109,12 @@ class QueryModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
+class StrictQuery(QueryModel):
+    strict: Annotated[
+        bool, Field(description="Refuse a name that nothing is known of, instead of returning `warnings`.")
+    ] = False
+
+
 class BodyModel(BaseModel):
     """The fields of a JSON body."""
 

@@ -18,7 +18,7 @@ from app.errors import DatabaseUnavailable, IdempotencyConflict
 from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.job import ClaimedJob, Status
 from pipelines.context import Interval
-from pipelines.contract import Checkpoint, Progress, Stop, StopReason, registry
+from pipelines.contract import Checkpoint, Progress, Stop, StopReason
 from pipelines.runner import NotProgress, record_yield
 from tests.support import eventually, hostile_tasks  # noqa: F401 - registers its tasks
 from tests.support.queue_fixture import QueueFixture
@@ -429,25 +429,6 @@ def test_a_long_wait_for_a_rate_keeps_the_session_that_the_pipeline_used(queue_d
 
 
 # ── from one try to the next ────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_released_attempt_resumes_at_its_checkpoint(worker_pools, isolation):
-    task = f"hostile.resumes.{isolation}"
-    apart = {"pipelines": registry, "packages": ("tests.support.hostile_tasks",)}
-    pool = worker_pools.pool(**apart)
-    job_id = worker_pools.add_job(task, lease_ttl_sec=20)
-    eventually(
-        lambda: worker_pools.queue_fixture.job(job_id).checkpoint == {"page": 3}
-    )  # by a heartbeat: a kill would not undo it
-    eventually(lambda: worker_pools.queue_fixture.job(job_id).progress == {"processed": 3})
-
-    assert pool.stop(grace=0)
-    worker_pools.pool(**apart)
-    job = worker_pools.wait_for_status(job_id, Status.SUCCEEDED)
-
-    assert job.result == {"began_at": {"page": 3}}
-    assert (job.attempt, job.checkpoint) == (1, None)
 
 
 def test_older_checkpoint_does_not_replace_an_unknown_commit(queue_db, at_work, monkeypatch):

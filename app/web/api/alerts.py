@@ -9,11 +9,11 @@ from uuid import UUID
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from app.acts.known_names import NameCheck
 from app.admin.alerts import AlertRule, Alerts, FiredAlert, RuleKind
 from app.admin.api_keys import Scope
 from app.db.statements import Executor
 from app.web.auth.guard import current_actor
-from app.web.known_names import NameCheck
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint

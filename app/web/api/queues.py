@@ -9,17 +9,17 @@ from uuid import UUID
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from app.acts.known_names import NameCheck
 from app.admin.api_keys import Scope
 from app.admin.explain import JobExplainer, QueueExplanation
 from app.admin.queues import FAIR_RULE, Queues, QueueSettings, QueueState, QueueStatus, WorkerStatus
 from app.admin.statistics import Chart, Period, Statistics
 from app.db.statements import Executor
 from app.web.auth.guard import current_actor
-from app.web.known_names import NameCheck, StrictQuery
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ANY_KEY, ApiBlueprint
-from app.web.schemas import INT4_MAX, BodyModel, IndexedText, QueryModel, parse_key, require_one_field
+from app.web.schemas import INT4_MAX, BodyModel, IndexedText, QueryModel, StrictQuery, parse_key, require_one_field
 from pipelines.contract import Pipelines
 
 REMOVABLE = ("concurrency", "per_worker", "fair", "share")

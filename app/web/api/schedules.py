@@ -10,11 +10,11 @@ from uuid import UUID
 
 from pydantic import Field, create_model
 
+from app.acts.known_names import NameCheck
 from app.admin.api_keys import Scope
 from app.admin.schedules import Firing, Schedule
 from app.db.statements import Executor
 from app.web.json_io import FieldError
-from app.web.known_names import NameCheck
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint, VersionedResponse, if_match_version

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
 
+from app.acts.known_names import NameCheck
 from app.admin.api_keys import Scope
 from app.admin.webhooks import (
     FINAL_EVENTS,
@@ -25,7 +26,6 @@ from app.log import mask_secret_fields, redact_text
 from app.net import MAX_URL_LENGTH, AllowedHosts
 from app.web.auth.guard import current_actor
 from app.web.json_io import dump_json
-from app.web.known_names import NameCheck
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode

@@ -8,13 +8,13 @@ from uuid import UUID
 from flask import Response, request
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.acts.known_names import NameCheck
 from app.admin.alerts import AlertRule, Alerts, FiredAlert, RuleKind
 from app.admin.webhooks import WebhookEvent, Webhooks
 from app.db.statements import Executor
 from app.errors import AlertNotFound
 from app.web.api.alerts import AlertMute, AlertRuleEdit, NewAlertRule
 from app.web.auth.guard import current_actor
-from app.web.known_names import NameCheck
 from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to, safe_path

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from app import wording
+from app.acts.known_names import NameCheck
 from app.web.json_io import FieldError
-from app.web.known_names import NameCheck
 from app.web.pages.base import FormModel, FormText, InvalidForm
 from app.web.schemas import field_errors
 

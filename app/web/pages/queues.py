@@ -8,6 +8,7 @@ from typing import Any
 from flask import Response
 from pydantic import Field
 
+from app.acts.known_names import NameCheck
 from app.admin.audit import AuditEntry, AuditLog
 from app.admin.limits import Limits
 from app.admin.queues import Queues, QueueState, WorkerStatus
@@ -15,7 +16,6 @@ from app.admin.statistics import Period, RecentRun, Statistics
 from app.db.statements import Executor
 from app.web.api.queues import REMOVABLE, QueueSettingsEdit
 from app.web.auth.guard import current_actor
-from app.web.known_names import NameCheck
 from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import (

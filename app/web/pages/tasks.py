@@ -13,6 +13,7 @@ from uuid import UUID
 from flask import Response, g, request
 from pydantic import Field
 
+from app.acts.known_names import NameCheck
 from app.admin.api_keys import Scope
 from app.admin.breakers import Breakers, BreakerState, BreakerStatus
 from app.admin.data_quality import CheckHistory, DataQuality
@@ -34,7 +35,6 @@ from app.web.api.task_stats import TaskInfo
 from app.web.auth.guard import CSRF_FIELD, current_actor
 from app.web.backfill_changes import BackfillEditor
 from app.web.caches import RefreshingValue
-from app.web.known_names import NameCheck
 from app.web.links import quote_name
 from app.web.middleware import audit_action
 from app.web.options import WebOptions

@@ -8,6 +8,7 @@ from uuid import UUID
 from flask import Response, request
 from pydantic import ConfigDict, Field
 
+from app.acts.known_names import NameCheck
 from app.admin.api_keys import Scope
 from app.admin.webhooks import SUBSCRIBABLE_EVENTS, DeliveryState, Webhook, Webhooks
 from app.db.statements import Executor
@@ -22,7 +23,6 @@ from app.web.api.webhooks import (
     with_url_check,
 )
 from app.web.auth.guard import current_actor
-from app.web.known_names import NameCheck
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer, parse_choice, redirect_to
 from app.web.pages.forms import NamingForm, parse_duration, validate_form

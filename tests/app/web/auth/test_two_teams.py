@@ -134,7 +134,7 @@ def test_the_form_refuses_a_key_of_a_foreign_job(app, headers, queue, name):
 
 
 def test_a_slice_that_a_foreign_queue_loads_is_a_conflict(app, headers, queue):
-    key = {"live_key": "slice:load:2030-01-01"}
+    key: dict[str, Any] = {"live_key": "slice:load:2030-01-01"}
     theirs = str(queue.enqueue(NewJob(queue="theirs", task="load", lock_key="k", **key)).job_id)
 
     one = app.post(TRIGGER, json={**MINE, **key}, headers=headers)

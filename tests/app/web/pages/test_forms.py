@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.web.api.limits import LimitSetting
+from app.features.limits.acts import LimitSetting
 from app.web.pages.base import InvalidForm
 from app.web.pages.forms import format_duration, parse_duration, parse_number, validate_form
 

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
 from app.admin.queues import Queues
 from app.db.statements import Executor
 from app.errors import NameNotFound
-from app.web.schemas import QueryModel
 from app.wording import suggestion
 from pipelines.contract import Pipelines
 
 _MAX_LISTED = 10
-
-
-class StrictQuery(QueryModel):
-    strict: Annotated[
-        bool, Field(description="Refuse a name that nothing is known of, instead of returning `warnings`.")
-    ] = False
 
 
 class NameCheck:
@@ -38,12 +27,14 @@ class NameCheck:
         named = (("queue", queue, queues), ("task", task, tasks))
         return {kind: _warning(kind, name, among) for kind, name, among in named if name and name not in among}
 
-    def warnings(self, *, queue: str | None = None, task: str | None = None, strict: bool = False) -> list[str]:
-        """Why the queue or task may be misspelt. Raises NameNotFound if `strict`."""
-        found = list(self.unknown(queue=queue, task=task).values())
+    def warnings(
+        self, *, queue: str | None = None, task: str | None = None, strict: bool = False, field: str = ""
+    ) -> list[str]:
+        """Why the queue or task may be misspelt. Raises NameNotFound if `strict`, for the field or for each kind."""
+        found = self.unknown(queue=queue, task=task)
         if strict and found:
-            raise NameNotFound("; ".join(found))
-        return found
+            raise NameNotFound("; ".join(found.values()), {field or kind: text for kind, text in found.items()})
+        return list(found.values())
 
 
 def _warning(kind: str, name: str, known: frozenset[str]) -> str:

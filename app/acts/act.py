@@ -1,0 +1,82 @@
+"""An act: one function that changes something. Its route, its form and its line in the audit file come from it.
+
+    @act("limit.set", "PUT", "/limits/<path:name>", may_name_unknown=True, unaudited={"note"})
+    def set_limit(call: Call, name: str, body: LimitSetting) -> ChangedLimit:
+        '''Create or replace a limit.'''
+
+The annotation of `body` is the model of the request, that of the result the response; the docstring describes the
+operation. A request passes `app.web.acts`: it validates the body, performs the act, and writes the audit line after it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel
+
+from app.acts.known_names import NameCheck
+from app.db.statements import Executor
+
+_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
+
+
+@dataclass(frozen=True)
+class Call:
+    """The request that performs an act."""
+
+    executor: Executor
+    actor: str  # the name of the caller
+    names: NameCheck
+    strict: bool = False  # refuse the name of a queue or task that is not known
+
+    def check_names(self, *, queue: str | None = None, task: str | None = None, field: str = "") -> list[str]:
+        """Return why the queue or task may be misspelt. Raises NameNotFound if the call is strict.
+
+        `field` is the field that has the name, if it is not `queue` or `task`.
+        """
+        return self.names.warnings(queue=queue, task=task, strict=self.strict, field=field)
+
+
+@dataclass(frozen=True)
+class Act:
+    name: str  # of its line in the audit file: subject and what was done
+    method: str
+    path: str  # below /api/v1, as Flask writes it
+    perform: Callable[..., Any]
+    body: type[BaseModel] | None
+    response: Any
+    problems: Sequence[Any]
+    may_name_unknown: bool  # it takes names of queues and tasks that are not known, unless the call is strict
+    unaudited: Collection[str]  # fields of the body that the audit file leaves out
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names in its path."""
+        return _PARAMETER.findall(self.path)
+
+    def audit_fields(self, path: Mapping[str, Any], body: BaseModel | None) -> dict[str, Any]:
+        values = {} if body is None else body.model_dump(exclude=set(self.unaudited), exclude_none=True)
+        return {**path, **values}
+
+
+def act(
+    name: str,
+    method: str,
+    path: str,
+    *,
+    problems: Sequence[Any] = (),
+    may_name_unknown: bool = False,
+    unaudited: Collection[str] = (),
+) -> Callable[[Callable[..., Any]], Act]:
+    """Make an act of a function, whose parameters are the call, those of the path, and `body` where it has one."""
+
+    def decorate(function: Callable[..., Any]) -> Act:
+        types = get_type_hints(function)
+        return Act(
+            name, method, path, function, types.get("body"), types["return"], problems, may_name_unknown, unaudited
+        )
+
+    return decorate

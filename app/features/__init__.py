@@ -1,0 +1,1 @@
+"""The capabilities of the service, one folder each."""

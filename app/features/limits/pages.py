@@ -1,0 +1,70 @@
+"""The page of circuit breakers, limits and rates: what is used by whom, who waits since when; and their forms."""
+
+from __future__ import annotations
+
+from flask import Response
+from pydantic import Field
+
+from app.admin.breakers import Breakers, BreakerState, BreakerStatus
+from app.admin.limits import Limits
+from app.db.statements import Executor
+from app.features.limits.acts import delete_breaker, delete_limit, set_breaker, set_limit
+from app.web.acts import ActRunner, Choice, add_form
+from app.web.options import WebOptions
+from app.web.pages.base import FormModel, FormText, PageRenderer
+from app.web.pages.forms import format_duration
+from app.web.routing import ApiBlueprint
+from pipelines.contract import Pipelines
+
+_MAX_HOLDERS_SHOWN = 4
+_LIMIT_CHOICES = {"set": Choice(set_limit), "delete": Choice(delete_limit)}
+_BREAKER_CHOICES = {
+    "set": Choice(set_breaker),
+    "pause": Choice(set_breaker, {"state": "open"}),
+    "resume": Choice(set_breaker, {"state": "closed"}),
+    "delete": Choice(delete_breaker),
+}
+
+
+class LimitsPageQuery(FormModel):
+    edit: FormText = Field("", description="The limit that the form shows.")
+
+
+def create_limits_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("limits_page", options)
+    limits, breakers, runner = Limits(source), Breakers(source), ActRunner(source, pipelines)
+
+    @pages.page("/limits", query=LimitsPageQuery)
+    def show_limits(query: LimitsPageQuery | None = None) -> Response:
+        """Show what each limit allows, who holds it, how many jobs wait since when, and the tasks' breakers."""
+        statuses, of_tasks = limits.statuses(), breakers.statuses()
+        name = "" if query is None else query.edit
+        return pages.render(
+            "limits.html",
+            concurrency_limits=[status for status in statuses if status.concurrency is not None or not status.rate],
+            rates=[status for status in statuses if status.rate],
+            holders={status.name: limits.holders(status.name) for status in statuses if status.used},
+            max_holders=_MAX_HOLDERS_SHOWN,
+            breakers=of_tasks,
+            open_breakers=[breaker for breaker in of_tasks if breaker.state is not BreakerState.CLOSED],
+            waiting=sum(status.waiting for status in statuses),
+            own=[status for status in statuses if status.setting == status.name],
+            edited=next((status for status in statuses if status.name == name), None),
+            format_duration=format_duration,
+            breaker_word=_breaker_word,
+        )
+
+    add_form(
+        pages, "/limits", "submit_limit", _LIMIT_CHOICES, runner, page_url="/limits", page=show_limits, default="set"
+    )
+    add_form(
+        pages, "/breakers", "submit_breaker", _BREAKER_CHOICES, runner, page_url="/limits#breakers", page=show_limits
+    )
+    return pages.blueprint
+
+
+def _breaker_word(breaker: BreakerStatus) -> str:
+    """The state as people call it: a breaker that a person opened is a paused task."""
+    if breaker.state is BreakerState.OPEN and breaker.probe_at is None:
+        return "paused"
+    return breaker.state.value.replace("_", "-")
