@@ -114,7 +114,7 @@ def _log_levels(function: ast.expr, tree: ast.Module) -> Iterator[str]:
         yield from _log_levels(function.orelse, tree)
     elif isinstance(function, ast.Attribute) and function.attr in _LEVELS:
         yield _LEVELS[function.attr]
-    elif isinstance(function, ast.Name) and function.id == "audit_action":
+    elif isinstance(function, ast.Name) and function.id in ("audit_action", "act"):
         yield "audit"
     elif isinstance(function, ast.Name) and (value := _assigned_before(function, tree)) is not None:
         yield from _log_levels(value, tree)

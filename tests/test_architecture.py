@@ -37,7 +37,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "app.admin": frozenset({"app.queue", "app.db", "app.errors", "app.wording"}),
     "app.doctor": frozenset({"app.admin", "app.queue", "app.db", "app.errors", "app.wording"}),
     "app.acts": frozenset({"app.admin", "app.db", "app.errors", "app.wording", "pipelines"}),
-    "app.features": frozenset({*_SERVICE, "app.acts", "app.admin", "app.db", "app.web", "pipelines"}),
+    "app.features": frozenset({*_SERVICE, "app.acts", "app.admin", "app.queue", "app.db", "app.web", "pipelines"}),
     "app.web": frozenset(
         {*_SERVICE, "app.acts", "app.features", "app.doctor", "app.admin", "app.queue", "app.db", "pipelines"}
     ),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel
@@ -31,6 +31,11 @@ class Call:
     actor: str  # the name of the caller
     names: NameCheck
     strict: bool = False  # refuse the name of a queue or task that is not known
+    if_version: str | None = None  # change what has this version, and nothing else
+    audited: dict[str, Any] = field(default_factory=dict)  # more fields of the audit line, from what was changed
+
+    def audit(self, **fields: Any) -> None:
+        self.audited.update(fields)
 
     def check_names(self, *, queue: str | None = None, task: str | None = None, field: str = "") -> list[str]:
         """Return why the queue or task may be misspelt. Raises NameNotFound if the call is strict.
@@ -51,15 +56,20 @@ class Act:
     problems: Sequence[Any]
     may_name_unknown: bool  # it takes names of queues and tasks that are not known, unless the call is strict
     unaudited: Collection[str]  # fields of the body that the audit file leaves out
+    if_match: bool  # a request may name the version that it changes
 
     @property
     def parameters(self) -> list[str]:
         """The names in its path."""
-        return _PARAMETER.findall(self.path)
+        return parameters_of(self.path)
 
     def audit_fields(self, path: Mapping[str, Any], body: BaseModel | None) -> dict[str, Any]:
         values = {} if body is None else body.model_dump(exclude=set(self.unaudited), exclude_none=True)
         return {**path, **values}
+
+
+def parameters_of(path: str) -> list[str]:
+    return _PARAMETER.findall(path)
 
 
 def act(
@@ -70,13 +80,23 @@ def act(
     problems: Sequence[Any] = (),
     may_name_unknown: bool = False,
     unaudited: Collection[str] = (),
+    if_match: bool = False,
 ) -> Callable[[Callable[..., Any]], Act]:
     """Make an act of a function, whose parameters are the call, those of the path, and `body` where it has one."""
 
     def decorate(function: Callable[..., Any]) -> Act:
         types = get_type_hints(function)
         return Act(
-            name, method, path, function, types.get("body"), types["return"], problems, may_name_unknown, unaudited
+            name=name,
+            method=method,
+            path=path,
+            perform=function,
+            body=types.get("body"),
+            response=types["return"],
+            problems=problems,
+            may_name_unknown=may_name_unknown,
+            unaudited=unaudited,
+            if_match=if_match,
         )
 
     return decorate

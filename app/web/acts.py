@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, get_args
@@ -10,7 +10,7 @@ from typing import Any, get_args
 from flask import Response
 from pydantic import BaseModel, Field, create_model
 
-from app.acts.act import Act, Call
+from app.acts.act import Act, Call, parameters_of
 from app.acts.known_names import NameCheck
 from app.admin.api_keys import Scope
 from app.db.statements import Executor
@@ -18,10 +18,10 @@ from app.errors import NameNotFound
 from app.web.auth.guard import current_actor
 from app.web.json_io import FieldError
 from app.web.middleware import audit_action
-from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice
+from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to
 from app.web.pages.forms import parse_duration, parse_number, validate_form
 from app.web.problems import InvalidRequest, ProblemCode
-from app.web.routing import ApiBlueprint
+from app.web.routing import ApiBlueprint, if_match_version
 from app.web.schemas import StrictQuery
 from pipelines.contract import Pipelines
 
@@ -32,10 +32,18 @@ class ActRunner:
     def __init__(self, executor: Executor, pipelines: Pipelines) -> None:
         self._executor, self._names = executor, NameCheck(executor, pipelines)
 
-    def perform(self, act: Act, path: Mapping[str, Any], body: BaseModel | None, *, strict: bool) -> Any:
-        call = Call(self._executor, current_actor().name, self._names, strict)
+    def perform(
+        self,
+        act: Act,
+        path: Mapping[str, Any],
+        body: BaseModel | None = None,
+        *,
+        strict: bool = False,
+        if_version: str | None = None,
+    ) -> Any:
+        call = Call(self._executor, current_actor().name, self._names, strict, if_version)
         result = act.perform(call, **path, **({} if body is None else {"body": body}))
-        audit_action(act.name, **act.audit_fields(path, body))
+        audit_action(act.name, **(act.audit_fields(path, body) | call.audited))
         return result
 
 
@@ -45,7 +53,7 @@ def add_routes(blueprint: ApiBlueprint, acts: Iterable[Act], runner: ActRunner) 
         query = StrictQuery if act.may_name_unknown else None
         add = blueprint.route(
             act.method, act.path, body=act.body, query=query, response=act.response, problems=problems,
-            scope=Scope.OPERATE,
+            scope=Scope.OPERATE, if_match=act.if_match,
         )  # fmt: skip
         add(_handler(act, runner))
 
@@ -55,9 +63,31 @@ def _handler(act: Act, runner: ActRunner) -> Any:
     def handle(*models: Any, **path: Any) -> Any:
         body = next((model for model in models if isinstance(model, act.body)), None) if act.body is not None else None
         strict = any(isinstance(model, StrictQuery) and model.strict for model in models)
-        return runner.perform(act, path, body, strict=strict)
+        return runner.perform(act, path, body, strict=strict, if_version=if_match_version() if act.if_match else None)
 
     return handle
+
+
+def add_button(
+    pages: PageRenderer,
+    path: str,
+    name: str,
+    act: Act,
+    runner: ActRunner,
+    *,
+    page_url: str,
+    page: Callable[..., Response],
+    next_url: str | None = None,
+    problems: Sequence[ProblemCode] = (),
+) -> None:
+    """Add a form without fields, whose path is that of the act's parameters; then its page is shown, or another."""
+
+    def submit(**path_values: Any) -> Response | None:
+        runner.perform(act, path_values)
+        return None if next_url is None else redirect_to(next_url)
+
+    submit.__name__, submit.__doc__ = name, act.perform.__doc__
+    pages.action(path, page_url=page_url, page=page, problems=problems)(submit)
 
 
 @dataclass(frozen=True)
@@ -82,10 +112,12 @@ def add_form(
     """Add the form `name`, whose field `action` chooses the act; its other fields are those of the acts."""
     first = next(iter(choices.values())).act
 
-    def submit(form: Any) -> None:
+    in_path = parameters_of(path)
+
+    def submit(form: Any, **path_values: Any) -> None:
         choice = choices[parse_choice("action", form.action, tuple(choices))]
         act = choice.act
-        path_values = {parameter: getattr(form, parameter) for parameter in act.parameters}
+        path_values |= {name: getattr(form, name) for name in act.parameters if name not in in_path}
         body = None if act.body is None else _parse_body(act.body, form, choice.preset)
         try:
             runner.perform(act, path_values, body, strict=form.create != "yes")
@@ -95,14 +127,15 @@ def add_form(
             raise InvalidForm.from_errors(error.errors) from None
 
     submit.__name__, submit.__doc__ = name, first.perform.__doc__
-    pages.action(path, form=_form_model(choices.values(), default), page_url=page_url, page=page)(submit)
+    pages.action(path, form=_form_model(choices.values(), default, in_path), page_url=page_url, page=page)(submit)
 
 
-def _form_model(choices: Iterable[Choice], default: str | None) -> type[FormModel]:
-    """The texts of a form: the acts' parameters and the fields of their bodies."""
+def _form_model(choices: Iterable[Choice], default: str | None, in_path: Sequence[str]) -> type[FormModel]:
+    """The texts of a form: the acts' parameters that are not in its path, and the fields of their bodies."""
     fields: dict[str, Any] = {}
     for choice in choices:
-        fields |= {parameter: (FormText, Field(min_length=1)) for parameter in choice.act.parameters}
+        asked = (parameter for parameter in choice.act.parameters if parameter not in in_path)
+        fields |= {parameter: (FormText, Field(min_length=1)) for parameter in asked}
         of_body = {} if choice.act.body is None else choice.act.body.model_fields
         fields |= {
             field_name: (FormText, Field("", description=info.description))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from app.features.limits.pages import create_limits_page
 from app.queue.jobs import JobQueue
+from app.web.acts import ActRunner
 from app.web.options import WebOptions
 from app.web.pages.alerts import create_alerts_page
 from app.web.pages.audit import create_audit_page
@@ -37,17 +38,18 @@ __all__ = ["create_pages"]
 
 def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Sequence[ApiBlueprint]:
     """Return one blueprint for each page."""
+    runner = ActRunner(queue.executor, pipelines)
     return (
         create_overview_page(queue.executor, pipelines, options),
         create_jobs_page(queue, pipelines, options),
-        create_job_page(queue, options),
+        create_job_page(queue, runner, options),
         create_job_forms(queue, pipelines, options),
         create_log_page(queue.executor, options),
-        create_graph_page(queue.executor, options),
+        create_graph_page(queue.executor, runner, options),
         create_tasks_page(queue, pipelines, options),
         create_failures_page(queue.executor, options),
         create_queues_page(queue.executor, pipelines, options),
-        create_workers_page(queue.executor, options),
+        create_workers_page(queue.executor, runner, options),
         create_limits_page(queue.executor, pipelines, options),
         create_datasets_page(queue.executor, options),
         create_backfills_page(queue, pipelines, options),

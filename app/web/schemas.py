@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from app.admin.webhooks import FINAL_EVENTS, JOB_EVENTS, SUBSCRIBABLE_EVENTS, WebhookEvent
+from app.errors import JobNotFound
 from app.log import mask_secret_fields
 from app.net import MAX_URL_LENGTH, AllowedHosts, ForbiddenAddress, parse_url
 from app.queue.job import Job, JobEvent, Status
@@ -37,6 +38,7 @@ MAX_TEXT_LENGTH = 1_000
 _MAX_TAGS, _MAX_TAG_BYTES = 20, 100
 RETRY_POLICY_KINDS = ["fixed", "linear", "exponential", "table"]
 
+_UUID_PATTERN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 _RFC3339_PATTERN = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)", re.ASCII
 )
@@ -274,3 +276,16 @@ class JobEvents:
 @dataclass(frozen=True)
 class Deleted:
     deleted: bool = True
+
+
+class InvalidJobId(JobNotFound):
+    """The given id is not a UUID, so no job can have it."""
+
+    def __init__(self, raw: str) -> None:
+        Exception.__init__(self, f"{raw[:64]!r} is not the id of a job; ids are UUIDs, as the trigger returned them")
+
+
+def parse_job_id(raw: str) -> UUID:
+    if not _UUID_PATTERN.fullmatch(raw):
+        raise InvalidJobId(raw)
+    return UUID(raw)

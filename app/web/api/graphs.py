@@ -9,8 +9,10 @@ from uuid import UUID
 from pydantic import AfterValidator, Field, ValidationError
 
 from app.admin.api_keys import Scope
+from app.features.graphs.acts import cancel_graph, retry_graph
 from app.queue.graphs import MAX_EDGES, MAX_JOBS, Graph, GraphPage, Graphs, NewGraphJob
 from app.queue.jobs import JobQueue
+from app.web.acts import ActRunner, add_routes
 from app.web.auth.guard import current_actor
 from app.web.caches import QueueSettingsCache
 from app.web.json_io import MAX_JSON_DEPTH, FieldError
@@ -89,14 +91,6 @@ class GraphResponse:
     graph_id: UUID
     created: bool
     jobs: dict[str, UUID]
-
-
-@dataclass(frozen=True)
-class GraphChange:
-    """How many jobs were changed."""
-
-    graph_id: UUID
-    jobs: int
 
 
 def create_graphs_blueprint(
@@ -182,18 +176,5 @@ def create_graphs_blueprint(
         edges = [edge for edge in graph.edges if edge.child_id in shown and edge.parent_id in shown]
         return replace(graph, jobs=visible, edges=edges)
 
-    @blueprint.post("/graphs/<uuid:graph_id>/retry", response=GraphChange, problems=_UNKNOWN, scope=Scope.OPERATE)
-    def retry_graph(graph_id: UUID) -> GraphChange:
-        """Queue all jobs of a graph again that did not succeed. What succeeded stays."""
-        retried = graphs.retry(graph_id)
-        audit_action("graph.retried", graph_id=graph_id, jobs=retried)
-        return GraphChange(graph_id, retried)
-
-    @blueprint.post("/graphs/<uuid:graph_id>/cancel", response=GraphChange, problems=_UNKNOWN, scope=Scope.OPERATE)
-    def cancel_graph(graph_id: UUID) -> GraphChange:
-        """Cancel all jobs of a graph that have not ended."""
-        canceled = graphs.cancel(graph_id)
-        audit_action("graph.canceled", graph_id=graph_id, jobs=canceled)
-        return GraphChange(graph_id, canceled)
-
+    add_routes(blueprint, (retry_graph, cancel_graph), ActRunner(queue.executor, pipelines))
     return blueprint

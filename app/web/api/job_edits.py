@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self
-from uuid import UUID
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -13,11 +11,12 @@ from pydantic_core import PydanticCustomError
 from app.admin.api_keys import Scope
 from app.admin.edits import CLONED_FIELDS, JobEditor
 from app.admin.job_detail import JobDetail, JobReader
+from app.features.jobs.acts import delete_job
 from app.log.masking import unmask
 from app.queue.job import Job, NewJob
 from app.queue.jobs import JobQueue
+from app.web.acts import ActRunner, add_routes
 from app.web.api.job_list import detail_response
-from app.web.api.jobs import parse_job_id
 from app.web.auth.guard import current_actor
 from app.web.json_io import FieldError
 from app.web.middleware import audit_action
@@ -32,6 +31,7 @@ from app.web.schemas import (
     Priority,
     RetryPolicy,
     Timestamp,
+    parse_job_id,
     require_one_field,
 )
 from app.web.trigger_request import TriggerResponse, short_lease_message, validate_args
@@ -72,12 +72,6 @@ class JobClone(BodyModel):
     idempotency_key: Name | None = Field(
         None, description="Makes the request safe to repeat. The original's is not copied."
     )
-
-
-@dataclass(frozen=True)
-class JobDeleted:
-    job_id: UUID
-    deleted: bool
 
 
 def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
@@ -133,20 +127,7 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
         audit_action("job.cloned", job_id=clone.job_id, cloned_from=original.id, queue=new_job.queue, task=new_job.task)
         return TriggerResponse(clone.job_id, clone.status).to_dict()
 
-    @blueprint.delete(
-        "/jobs/<job:job_id>",
-        response=JobDeleted,
-        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.NOT_DELETABLE, ProblemCode.CHANGED),
-        scope=Scope.OPERATE,
-        if_match=True,
-    )
-    def delete_job(job_id: str) -> JobDeleted:
-        """Delete a finished job with its events and its log. Its idempotency key can be used again."""
-        parsed_id = parse_job_id(job_id)
-        editor.delete(parsed_id, if_version=if_match_version())
-        audit_action("job.deleted", job_id=parsed_id)
-        return JobDeleted(parsed_id, True)
-
+    add_routes(blueprint, (delete_job,), ActRunner(queue.executor, pipelines))
     return blueprint
 
 

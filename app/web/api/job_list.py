@@ -34,11 +34,10 @@ from app.db.statements import Executor
 from app.log import mask_secret_fields
 from app.queue.job import Status
 from app.queue.jobs import JobQueue
-from app.web.api.jobs import parse_job_id
 from app.web.json_io import FieldError
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint, VersionedResponse
-from app.web.schemas import MAX_PAGE_SIZE, JobEvents, QueryModel, Timestamp
+from app.web.schemas import MAX_PAGE_SIZE, JobEvents, QueryModel, Timestamp, parse_job_id
 from pipelines.contract import Pipelines
 from pipelines.task import DEFAULT_QUEUE
 

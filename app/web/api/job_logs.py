@@ -19,10 +19,10 @@ from app.errors import DatabaseUnavailable, JobNotFound
 from app.queue.job import JobLogLine, LogPage
 from app.queue.job_logs import JobLogSearch, LogFilter
 from app.queue.jobs import JobQueue
-from app.web.api.jobs import JobWatcher, parse_job_id
+from app.web.api.jobs import JobWatcher
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode, RequestRejected
 from app.web.routing import ApiBlueprint
-from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, QueryModel
+from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, QueryModel, parse_job_id
 from app.wording import format_attempt
 
 TEXT = "text/plain"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
-from uuid import UUID
 
 from flask import request
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,16 +13,18 @@ from werkzeug.routing import BaseConverter
 
 from app.admin.api_keys import Scope
 from app.errors import JobNotFound
+from app.features.jobs.acts import cancel_job, retry_job
 from app.queue.job import Enqueued, Job, Status
 from app.queue.jobs import JobQueue
 from app.tracing import Tracer, parse_traceparent
+from app.web.acts import ActRunner, add_routes
 from app.web.auth.guard import current_actor
 from app.web.caches import QueueSettingsCache
 from app.web.json_io import dump_json
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, RequestRejected
 from app.web.routing import ANY_KEY, ApiBlueprint, etag_of
-from app.web.schemas import JobState
+from app.web.schemas import JobState, parse_job_id
 from app.web.trigger_request import TriggerRequest, TriggerResponse
 from app.web.visible_jobs import enqueue_visible, require_visible_parents
 from pipelines.contract import Pipelines
@@ -33,7 +33,6 @@ MAX_WAIT_SEC = 30
 _POLL_INTERVAL_SEC = 0.25
 
 T = TypeVar("T")
-_UUID_PATTERN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 
 
 class JobIdConverter(BaseConverter):
@@ -43,13 +42,6 @@ class JobIdConverter(BaseConverter):
     """
 
     regex = r"(?!(?:trigger|batch)\Z)[^/]+"
-
-
-class InvalidJobId(JobNotFound):
-    """The given id is not a UUID, so no job can have it."""
-
-    def __init__(self, raw: str) -> None:
-        Exception.__init__(self, f"{raw[:64]!r} is not the id of a job; ids are UUIDs, as the trigger returned them")
 
 
 class JobWatcher:
@@ -186,31 +178,6 @@ def create_jobs_blueprint(
             raise JobNotFound(job.id)
         return job
 
-    @blueprint.post(
-        "/jobs/<job:job_id>/cancel", response=JobState, problems=(ProblemCode.JOB_NOT_FOUND,), scope=Scope.OPERATE
-    )
-    def cancel_job(job_id: str) -> JobState:
-        """Cancel a job.
-
-        A queued job is canceled at once. A running one is canceled at its next safe point. A finished job
-        does not change.
-        """
-        job = queue.cancel(parse_job_id(job_id))
-        audit_action("job.canceled", job_id=job.id, queue=job.queue, task=job.task, status=job.status)
-        return JobState.from_job(job)
-
-    @blueprint.post(
-        "/jobs/<job:job_id>/retry",
-        response=JobState,
-        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.NOT_RETRYABLE),
-        scope=Scope.OPERATE,
-    )
-    def retry_job(job_id: str) -> JobState:
-        """Queue a failed, canceled or lost job again, with all its attempts."""
-        job = queue.retry(parse_job_id(job_id))
-        audit_action("job.retried", job_id=job.id, queue=job.queue, task=job.task)
-        return JobState.from_job(job)
-
     def _get_job(raw_id: str) -> Job:
         job_id = parse_job_id(raw_id)
         job = queue.get(job_id)
@@ -218,6 +185,7 @@ def create_jobs_blueprint(
             raise JobNotFound(job_id)
         return job
 
+    add_routes(blueprint, (cancel_job, retry_job), ActRunner(queue.executor, pipelines))
     return blueprint
 
 
@@ -226,9 +194,3 @@ def _should_return(job: Job) -> bool:
     if job.status.final or not request.headers.get("If-None-Match"):
         return job.status.final
     return not request.if_none_match.contains_weak(etag_of(dump_json(JobState.from_job(job))))
-
-
-def parse_job_id(raw: str) -> UUID:
-    if not _UUID_PATTERN.fullmatch(raw):
-        raise InvalidJobId(raw)
-    return UUID(raw)

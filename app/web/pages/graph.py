@@ -14,7 +14,9 @@ from flask import Response
 from pydantic import Field
 
 from app.db.statements import Executor
+from app.features.graphs.acts import cancel_graph, retry_graph
 from app.queue.graphs import Graph, GraphEdge, GraphJob, Graphs, critical_path, layers
+from app.web.acts import ActRunner, add_button
 from app.web.json_io import FieldError
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer
@@ -36,7 +38,7 @@ class GraphsQuery(FormModel):
     before: FormText = Field("", description="Only older ones, from the link of the page before.")
 
 
-def create_graph_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+def create_graph_page(source: Executor, runner: ActRunner, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("graph_page", options)
     graphs = Graphs(source)
     unknown = (ProblemCode.GRAPH_NOT_FOUND,)
@@ -87,16 +89,8 @@ def create_graph_page(source: Executor, options: WebOptions) -> ApiBlueprint:
             short_id=short_id,
         )
 
-    @pages.action("/graphs/<uuid:graph_id>/retry", page_url=_PAGE_URL, page=show_graph)
-    def submit_graph_retry(graph_id: UUID) -> None:
-        """Queue all jobs of a graph again that did not succeed."""
-        graphs.retry(graph_id)
-
-    @pages.action("/graphs/<uuid:graph_id>/cancel", page_url=_PAGE_URL, page=show_graph)
-    def submit_graph_cancel(graph_id: UUID) -> None:
-        """Cancel all jobs of a graph that have not ended."""
-        graphs.cancel(graph_id)
-
+    for name, act in (("submit_graph_retry", retry_graph), ("submit_graph_cancel", cancel_graph)):
+        add_button(pages, act.path, name, act, runner, page_url=_PAGE_URL, page=show_graph)
     return pages.blueprint
 
 

@@ -17,13 +17,14 @@ from app.admin.explain import JobExplainer, JobExplanation
 from app.admin.job_detail import AttemptRecord, JobDetail, JobReader, run_at
 from app.admin.reasons import ExplanationReason, ReasonCode
 from app.db.statements import Executor
+from app.features.jobs.acts import cancel_job, delete_job, retry_job
 from app.log.masking import mask_secret_fields, unmask
 from app.queue.graphs import Graphs
 from app.queue.job import JobLogLine, Status
 from app.queue.job_logs import JobLogSearch, LogFilter
 from app.queue.jobs import JobQueue
+from app.web.acts import ActRunner, add_button
 from app.web.api.job_logs import LEVELS, levels_from
-from app.web.api.jobs import parse_job_id
 from app.web.auth.guard import current_actor
 from app.web.json_io import MAX_JSON_DEPTH
 from app.web.options import WebOptions
@@ -45,7 +46,7 @@ from app.web.pages.job_history import describe_event, link_job_ids, reason_links
 from app.web.pages.job_timeline import build_timeline
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
-from app.web.schemas import field_errors
+from app.web.schemas import field_errors, parse_job_id
 from app.web.trigger_request import apply_task_defaults, trigger_request_model, validate_args
 from app.wording import format_attempt
 from pipelines.contract import Pipelines
@@ -94,7 +95,7 @@ class LogPageQuery(FormModel):
     before: Annotated[_LineId, Field(description="Lines before this one, likewise.")] = None
 
 
-def create_job_page(queue: JobQueue, options: WebOptions) -> ApiBlueprint:
+def create_job_page(queue: JobQueue, runner: ActRunner, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("job_page", options)
     reader, explainer, editor = JobReader(queue.executor), JobExplainer(queue.executor), JobEditor(queue.executor)
     log_search, graphs = JobLogSearch(queue.executor), Graphs(queue.executor)
@@ -141,21 +142,15 @@ def create_job_page(queue: JobQueue, options: WebOptions) -> ApiBlueprint:
             short_id=short_id,
         )
 
-    @pages.action("/jobs/<job:job_id>/cancel", page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
-    def submit_job_cancel(job_id: str) -> None:
-        """Cancel this job."""
-        queue.cancel(parse_job_id(job_id))
-
-    @pages.action("/jobs/<job:job_id>/retry", page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
-    def submit_job_retry(job_id: str) -> None:
-        """Queue this job again."""
-        queue.retry(parse_job_id(job_id))
-
-    @pages.action("/jobs/<job:job_id>/delete", page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
-    def submit_job_delete(job_id: str) -> Response:
-        """Delete this finished job."""
-        editor.delete(parse_job_id(job_id))
-        return redirect_to("/jobs")
+    for name, act, verb in (
+        ("submit_job_cancel", cancel_job, "cancel"),
+        ("submit_job_retry", retry_job, "retry"),
+        ("submit_job_delete", delete_job, "delete"),
+    ):
+        add_button(
+            pages, f"/jobs/<job:job_id>/{verb}", name, act, runner, page_url=_PAGE_URL, page=show_job,
+            next_url="/jobs" if act is delete_job else None, problems=_NOT_FOUND,
+        )  # fmt: skip
 
     @pages.action("/jobs/<job:job_id>/start", page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
     def submit_job_start(job_id: str) -> None:

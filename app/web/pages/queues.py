@@ -14,8 +14,8 @@ from app.admin.limits import Limits
 from app.admin.queues import Queues, QueueState, WorkerStatus
 from app.admin.statistics import Period, RecentRun, Statistics
 from app.db.statements import Executor
-from app.web.api.queues import REMOVABLE, QueueSettingsEdit
-from app.web.auth.guard import current_actor
+from app.features.queues.acts import REMOVABLE, QueueSettingsEdit, change_queue_settings
+from app.web.acts import ActRunner
 from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import (
@@ -27,7 +27,7 @@ from app.web.pages.base import (
     parse_choice,
     redirect_to,
 )
-from app.web.pages.forms import NamingForm, validate_fields
+from app.web.pages.forms import NamingForm, validate_fields, validate_form
 from app.web.pages.queue_charts import QueueChart
 from app.web.problems import ProblemCode, RequestRejected
 from app.web.routing import ApiBlueprint
@@ -67,6 +67,7 @@ class QueuePageQuery(FormModel):
 
 def create_queues_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("queues_page", options)
+    runner = ActRunner(source, pipelines)
     queues, limits = Queues(source), Limits(source)
     statistics, audit, names = Statistics(source), AuditLog(source), NameCheck(source, pipelines)
 
@@ -77,12 +78,15 @@ def create_queues_page(source: Executor, pipelines: Pipelines, options: WebOptio
         unserved = [status for status in statuses if not status.workers and status.ready]
         return pages.render("queues.html", queues=statuses, unserved=unserved)
 
+    def change(settings: QueueSettingsEdit) -> None:
+        runner.perform(change_queue_settings, {}, settings, strict=False)
+
     @pages.action("/queues", form=QueueStateForm, page_url="/queues", page=show_queues)
     def submit_queue_state(form: QueueStateForm) -> None:
         """Pause, open or drain a queue. One that has had no job, worker or setting is refused without `create`."""
         state = parse_choice("state", form.state, QueueState)
         form.require_known(names, queue=form.queue)
-        queues.change_settings(form.queue, state=state, note=form.note or None, changed_by=current_actor().name)
+        change(validate_form(QueueSettingsEdit, {"queue": form.queue, "state": state, "note": form.note or None}))
 
     @pages.page("/queues/<path:name>", query=QueuePageQuery, problems=(ProblemCode.NOT_FOUND,))
     def show_queue(query: QueuePageQuery | None = None, *, name: str) -> Response:
@@ -118,7 +122,7 @@ def create_queues_page(source: Executor, pipelines: Pipelines, options: WebOptio
         """Pause, open or drain the queue, with a reason."""
         state = parse_choice("state", form.state, QueueState)
         names.warnings(queue=name, strict=True)
-        queues.change_settings(name, state=state, note=form.note or None, changed_by=current_actor().name)
+        change(validate_form(QueueSettingsEdit, {"queue": name, "state": state, "note": form.note or None}))
         return redirect_to(queue_path(name))
 
     @pages.action("/queues/<path:name>/settings", form=QueueSettingsForm, page_url="/queues/{name}", page=show_queue)
@@ -126,11 +130,10 @@ def create_queues_page(source: Executor, pipelines: Pipelines, options: WebOptio
         """Change the concurrency limits of the queue, or serve its tenants in turn."""
         settings = _parse_settings(form, name)
         names.warnings(queue=name, strict=True)
-        values = {setting: getattr(settings, setting) for setting in REMOVABLE}
+        values: dict[str, Any] = {setting: getattr(settings, setting) for setting in REMOVABLE}
         known = next((status.weights for status in queues.statuses(queue=name)), {})
         weights: dict[str, int | None] = {**dict.fromkeys(known), **settings.weights}
-        remove = [setting for setting, value in values.items() if value is None]
-        queues.change_settings(name, **values, weights=weights, remove=remove, changed_by=current_actor().name)
+        change(settings.model_copy(update=values | {"weights": weights}))  # null of each that is empty removes it
         return redirect_to(queue_path(name))
 
     return pages.blueprint

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from app.acts.known_names import NameCheck
 from app.admin.api_keys import Scope
-from app.admin.breakers import Breakers, BreakerState, BreakerStatus
+from app.admin.breakers import Breakers, BreakerStatus
 from app.admin.data_quality import CheckHistory, DataQuality
 from app.admin.queues import LiveWorker, Queues, QueueState
 from app.admin.schedules import Firing, Schedule
@@ -28,9 +28,10 @@ from app.admin.statistics import (
     WaitingCounts,
 )
 from app.errors import BreakerNotFound
+from app.features.limits.acts import delete_breaker, set_breaker
 from app.queue.job import Job
 from app.queue.jobs import JobQueue
-from app.web.api.jobs import InvalidJobId, parse_job_id
+from app.web.acts import ActRunner, Choice, add_form
 from app.web.api.task_stats import TaskInfo
 from app.web.auth.guard import CSRF_FIELD, current_actor
 from app.web.backfill_changes import BackfillEditor
@@ -48,6 +49,7 @@ from app.web.pages.start_form import StartForm, StartForms
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schedule_changes import ScheduleDetail, ScheduleEditor
+from app.web.schemas import InvalidJobId, parse_job_id
 from app.web.standby_reads import allowing_standby
 from app.web.trigger_request import TriggerRequest
 from app.web.visible_jobs import enqueue_visible, require_visible_parents
@@ -58,7 +60,6 @@ _MAX_CHECK_CHARTS = 6
 _MAX_SCHEDULES_SHOWN = 5
 _SLICES_SHOWN = 366
 _FAILURES_PERIOD_SEC = 7 * 86_400
-_MAX_BREAKER_SEC, _MAX_FAILURES = 31 * 86_400, 1_000_000
 _COUNT_REFRESH_AFTER_SEC, _COUNT_MAX_AGE_SEC, _COUNT_TIMEOUT_SEC = 10.0, 300.0, 3.0
 
 
@@ -71,14 +72,12 @@ class TaskQuery(FormModel):
     args: FormText = Field("", description="json: write the args as JSON.")
 
 
-class TaskActionForm(FormModel):
-    """An action on a task."""
-
-    action: FormText = Field(description="pause, resume, breaker or delete_breaker.")
-    reason: FormText = Field("", description="pause: why.")
-    failures: FormText = Field("", description="breaker: so many failed attempts in a row open it.")
-    window_sec: FormText = Field("", description="breaker: a row of failures ends so long after its last one.")
-    resume_sec: FormText = Field("", description="breaker: how long after opening one job may start.")
+_BREAKER_CHOICES = {
+    "breaker": Choice(set_breaker),
+    "pause": Choice(set_breaker, {"state": "open"}),
+    "resume": Choice(set_breaker, {"state": "closed"}),
+    "delete_breaker": Choice(delete_breaker),
+}
 
 
 @dataclass(frozen=True)
@@ -262,28 +261,10 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
         )  # fmt: skip
         return redirect_to(f"/jobs/{made.job_id}")
 
-    @pages.action("/breakers/<path:name>", form=TaskActionForm, page_url="/tasks/{name}", page=render_task)
-    def act_on_task(form: TaskActionForm, name: str) -> None:
-        """Pause or resume a task, or change its circuit breaker."""
-        actor = current_actor().name
-        if form.action in ("pause", "breaker"):
-            reader.names.warnings(task=name, strict=True)
-        match form.action:
-            case "pause":
-                reader.breakers.set(name, state=BreakerState.OPEN, reason=form.reason or None, changed_by=actor)
-            case "resume":
-                reader.breakers.set(name, state=BreakerState.CLOSED, changed_by=actor)
-            case "breaker":
-                failures, window_sec, resume_sec = _breaker_numbers(form)
-                reader.breakers.set(
-                    name, failures=failures, window_sec=window_sec, resume_sec=resume_sec, changed_by=actor
-                )
-            case "delete_breaker":
-                reader.breakers.delete(name)
-            case _:
-                raise InvalidForm(f"{form.action!r} is no action")
-        audit_action("breaker.deleted" if form.action == "delete_breaker" else "breaker.set", task=name)
-
+    add_form(
+        pages, "/breakers/<path:task>", "act_on_task", _BREAKER_CHOICES, ActRunner(queue.executor, pipelines),
+        page_url="/tasks/{task}", page=lambda task: render_task(name=task),
+    )  # fmt: skip
     return pages.blueprint
 
 
@@ -303,22 +284,6 @@ def _visible_job(queue: JobQueue, task: str, raw_id: str) -> Job | None:
     actor = current_actor()
     can_read = job is not None and actor.has_scope((Scope.READ,)) and actor.can_see(job.task, job.queue)
     return job if job is not None and can_read and job.task == task else None
-
-
-def _breaker_numbers(form: TaskActionForm) -> tuple[int, int | None, int | None]:
-    """Failures, window and pause of a breaker. Raises InvalidForm."""
-    failures = _whole_number("failures", form.failures, _MAX_FAILURES)
-    if failures is None:
-        raise InvalidForm.at_field("failures", "is required")
-    window_sec = _whole_number("window_sec", form.window_sec, _MAX_BREAKER_SEC)
-    return failures, window_sec, _whole_number("resume_sec", form.resume_sec, _MAX_BREAKER_SEC)
-
-
-def _whole_number(name: str, raw: str, highest: int) -> int | None:
-    text = raw.strip()
-    if text and (not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:12]) <= highest):
-        raise InvalidForm.at_field(name, f"{text!r} is not a whole number from 1 to {highest}")
-    return int(text) if text else None
 
 
 def _jobs_query(task: str, group: TaskFailureGroup) -> str:

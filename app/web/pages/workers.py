@@ -13,6 +13,8 @@ from pydantic import Field
 
 from app.admin.queues import Queues, WorkerStatus
 from app.db.statements import Executor
+from app.features.queues.acts import drain_worker, undrain_worker
+from app.web.acts import ActRunner
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer
 from app.web.routing import ApiBlueprint
@@ -56,7 +58,7 @@ class WorkerForm(FormModel):
     draining: FormText = Field(description="yes: claim no more jobs; no: claim again.")
 
 
-def create_workers_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+def create_workers_page(source: Executor, runner: ActRunner, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("workers_page", options)
     queues = Queues(source)
 
@@ -82,7 +84,7 @@ def create_workers_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     @pages.action("/workers/<uuid:worker_id>", form=WorkerForm, page_url="/workers")
     def submit_worker_drain(form: WorkerForm, worker_id: UUID) -> None:
         """Drain a worker process, or let it claim again."""
-        queues.drain_worker(worker_id, draining=form.draining == "yes")
+        runner.perform(drain_worker if form.draining == "yes" else undrain_worker, {"worker_id": worker_id})
 
     return pages.blueprint
 

@@ -1,0 +1,1 @@
+"""Graphs: jobs that wait for one another."""

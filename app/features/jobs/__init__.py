@@ -1,0 +1,1 @@
+"""What an operator does with a job: cancel, retry, delete it."""

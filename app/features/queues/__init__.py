@@ -1,0 +1,1 @@
+"""Queues and worker processes: paused, drained, limited."""
