@@ -42,7 +42,7 @@ _ReplicationConnection: type[Any] = psycopg2._psycopg.ReplicationConnection
 _CURSOR_METHODS = frozenset(
     {
         *("execute", "executemany", "callproc", "copy_expert", "copy_from", "copy_to"),  # of psycopg2
-        *("stream", "copy"),  # of psycopg 3, beside the first two
+        *("stream", "copy"),  # of psycopg 3, which has the first two, too
     }
 )
 _PARAMETERS_OF_PSYCOPG = frozenset({"autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory"})
