@@ -20,7 +20,7 @@ DataloaderError
 ├── RuleExists                an alert rule of this name is there already
 ├── AttemptLost               the attempt does not own its job any more
 ├── UnknownTarget             DL_TARGETS names no such database
-├── SessionsRefused           an attempt that was stopped or has ended opens no more connections
+├── SessionsRefused           an attempt that was stopped or has ended opens and uses no more connections
 ├── InvalidApiKey             an API key cannot be made like this
 ├── NoOperatorKey             the first API key must have the scope operate or admin
 ├── ApiKeyNotFound
@@ -185,7 +185,7 @@ class UnknownTarget(DataloaderError):
 
 class SessionsRefused(DataloaderError):
     def __init__(self, job_id: UUID) -> None:
-        super().__init__(f"job {job_id}: this attempt was stopped or has ended, and opens no more connections")
+        super().__init__(f"job {job_id}: this attempt was stopped or has ended; its threads open and use no connection")
 
 
 class NotRetryable(DataloaderError):

@@ -20,7 +20,7 @@ from app.queue.attempt_sessions import ConnectionSettings, attempt_application_n
 from app.queue.graphs import ParentJob
 from app.queue.job import ClaimedJob, Settlement, Status
 from app.queue.jobs import settle_parameters
-from app.queue.own_connections import OwnSession, owned_by
+from app.queue.own_sessions import OwnSession, owned_by
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
 from pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
 from pipelines.contract import Fail, Stop, StopReason, Wait
@@ -66,7 +66,8 @@ class JobContext:
     refuses_sessions = False  # set once, under the lock
     has_offloads = False  # set once; read by the thread that ends the attempt
     _offload_calls: OffloadCalls | None = None  # under the lock
-    owns_connections = True  # that its task opens by itself; not after its end
+    owns_connections = True  # that its task opens by itself
+    has_task_ended = False  # set once, by the thread that ran it; read by the threads that it has started
 
     def __init__(self, job: ClaimedJob, settings: ContextSettings) -> None:
         self.job, self.settings = job, settings
@@ -360,16 +361,15 @@ class JobContext:
 
     @contextmanager
     def owning_connections(self) -> Iterator[None]:
+        is_owner = self.owns_connections and self.settings.connection_settings is not None
         try:
-            with owned_by(self):
+            with owned_by(self if is_owner else None):
                 yield
         finally:
-            self.owns_connections = False
+            self.has_task_ended = True
 
-    def own_application_name(self) -> str | None:
-        if not self.owns_connections or self.settings.connection_settings is None:
-            return None
-        if self.refuses_sessions or not self._is_lease_trusted():
+    def own_application_name(self) -> str:
+        if self.has_task_ended or self.refuses_sessions or not self._is_lease_trusted():
             raise self._stop_or(SessionsRefused(self.job_id))
         return attempt_application_name(self.job_id, self.job.run_id)
 

@@ -2,7 +2,8 @@
 
 `wrap_drivers` replaces `connect` of the drivers in a worker process. Outside attempts it does what it did. Within one
 the session gets the attempt's application name, by which it is ended when its worker dies, and the server's check of
-its client; a stop cancels what it executes. A connection in a pool belongs to the attempt that used it last.
+its client; a stop cancels what it executes. A connection in a pool belongs to the attempt that used it last: every
+method that executes something looks whose thread calls it.
 """
 
 from __future__ import annotations
@@ -10,128 +11,41 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import sys
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from functools import cache, wraps
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache, partial, wraps
 from importlib.machinery import ModuleSpec
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import Any
 
 import psycopg2
 from psycopg2 import extensions as ext
 
-MAX_NAME_BYTES = 63  # what a server keeps of an application name
+from app.queue.own_sessions import (
+    MAX_NAME_BYTES,
+    Owner,
+    OwnSession,
+    current_owner,
+    follow_thread_pool,
+    follow_threads,
+    guard,
+    guard_psycopg2_execute,
+    guard_psycopg_execute,
+)
+
 CLIENT_CHECK_INTERVAL = "500ms"  # shorter than the search for dead workers, for servers that no setting names
 _KEEPALIVES = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
 _CHECKS = f"{_KEEPALIVES}; SET client_connection_check_interval = '{CLIENT_CHECK_INTERVAL}'"
 _OUR_NAMES = "dataloader"  # how the application names of our own connections begin
 _ReplicationConnection: type[Any] = psycopg2._psycopg.ReplicationConnection
+# Those that execute something; `fetch…` of named cursors reads only.
+_CURSOR_METHODS = frozenset(
+    {
+        *("execute", "executemany", "callproc", "copy_expert", "copy_from", "copy_to"),  # of psycopg2
+        *("stream", "copy"),  # of psycopg 3, which has the first two, too
+    }
+)
 _PARAMETERS_OF_PSYCOPG = frozenset({"autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory"})
-
-
-class Owner(Protocol):
-    """An attempt whose code opens connections."""
-
-    def own_application_name(self) -> str | None:
-        """The name for a session that is about to be opened; None: leave it alone. Raises when none may be opened."""
-
-    def adopt(self, session: OwnSession) -> None:
-        """Stop the session with the attempt from now on."""
-
-    def drop(self, session: OwnSession) -> None:
-        """Another attempt uses the session now."""
-
-    def report_unchecked(self, target: str, error: str) -> None:
-        """A server refuses the check of its client."""
-
-
-_CURRENT: ContextVar[Owner | None] = ContextVar("owner of new connections", default=None)
-_INHERITED = "_dataloader_owner"  # of a thread: a weak reference to the owner that was current where it was started
-
-
-@contextmanager
-def owned_by(owner: Owner) -> Iterator[None]:
-    """Give the connections that this thread opens in the block, and the threads that it starts, to the owner."""
-    token = _CURRENT.set(owner)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
-
-
-def current_owner() -> Owner | None:
-    owner = _CURRENT.get()
-    if owner is None and (inherited := getattr(threading.current_thread(), _INHERITED, None)) is not None:
-        owner = inherited()
-    return owner
-
-
-class OwnSession:
-    """A session of a task's own connection, which stays the task's to close."""
-
-    def __init__(self, owner: Owner, connection: Any, dsn: str, name: str, rename: Callable[[Any, str], None]) -> None:
-        self.dsn = dsn
-        self.owner: Owner | None = owner  # who used it last; None when that attempt has ended
-        self.is_broken = False  # its connection was lost: a statement may still run
-        self._suffix = name[len(own_name(name)) :]
-        self._connection, self._rename = weakref.ref(connection), rename
-
-    @property
-    def target(self) -> str:
-        """The server, for reports."""
-        parsed = ext.parse_dsn(self.dsn)
-        return parsed.get("host") or parsed.get("hostaddr") or "its address"
-
-    @property
-    def is_closed(self) -> bool:
-        connection = self._connection()
-        return connection is None or bool(connection.closed)
-
-    @property
-    def is_executing(self) -> bool:
-        connection = self._connection()
-        if connection is None or connection.closed:
-            return False
-        return bool(connection.info.transaction_status == ext.TRANSACTION_STATUS_ACTIVE)
-
-    @property
-    def may_execute(self) -> bool:
-        """Whether the server may be executing a statement whose client is gone, or which a thread still awaits."""
-        connection = self._connection()
-        is_lost = connection is not None and (connection.closed > 1 or getattr(connection, "broken", False))
-        return self.is_broken or is_lost or self.is_executing
-
-    def cancel(self) -> bool:
-        """Cancel the statement that it executes. May wait for the server."""
-        connection = self._connection()
-        if connection is None or not self.is_executing:
-            return False
-        try:
-            connection.cancel()
-        except Exception:  # of either driver: the server does not answer, or the connection has just been closed
-            return False
-        return True
-
-    def use(self, connection: Any) -> None:
-        """Move to the attempt that uses it now, such as one that got it from a pool."""
-        owner = current_owner()
-        if owner is None or owner is self.owner:
-            return
-        name = owner.own_application_name()
-        if name is None:
-            return
-        if self.owner is not None:
-            self.owner.drop(self)
-        self.owner = owner
-        owner.adopt(self)
-        self._rename(connection, (name + self._suffix)[:MAX_NAME_BYTES])
-
-
-def own_name(name: str) -> str:
-    """The attempt's part of a name: dataloader, the job's id and the start of the run's."""
-    return ":".join(name.split(":")[:3])
 
 
 def _session_name(own: str, given: str | None) -> str:
@@ -141,11 +55,9 @@ def _session_name(own: str, given: str | None) -> str:
 
 def _owner_and_name(given: str | None) -> tuple[Owner, str] | None:
     """Who opens the connection, and the name for it; None: leave it alone."""
-    owner = current_owner()
-    if owner is None or (given or "").startswith(_OUR_NAMES):
+    if (given or "").startswith(_OUR_NAMES) or (owner := current_owner()) is None:
         return None
-    own = owner.own_application_name()
-    return None if own is None else (owner, _session_name(own, given))
+    return owner, _session_name(owner.own_application_name(), given)
 
 
 def _dsn_of_host(dsn: str, info: Any) -> str:
@@ -158,17 +70,47 @@ def _dsn_of_host(dsn: str, info: Any) -> str:
 # ── psycopg2 ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _is_subclass(factory: Any, base: type[Any]) -> bool:
+    return isinstance(factory, type) and issubclass(factory, base)
+
+
+class _OwnCursors(ext.connection):
+    """The last base class of own connections: the cursors are guarded, whatever class the others have chosen."""
+
+    own_session: OwnSession | None = None  # set once, by the thread that opened it
+
+    def cursor(
+        self, name: Any = None, cursor_factory: Any = None, withhold: bool = False, scrollable: bool | None = None
+    ) -> Any:
+        own_factory: Any = self.cursor_factory
+        factory: Any = cursor_factory or own_factory or ext.cursor
+        is_class = _is_subclass(factory, ext.cursor)
+        if is_class:
+            factory = _guarded_cursor_class(factory)
+        elif self.own_session is not None:  # a function's cursor cannot be guarded
+            self.own_session.use()
+        cursor = super().cursor(name, cursor_factory=factory, withhold=withhold, scrollable=scrollable)
+        if is_class:
+            cursor.own_session = self.own_session
+        return cursor
+
+
 @cache
-def _owned_class(base: type[Any]) -> type[Any]:
+def _guarded_cursor_class(base: Any) -> type[Any]:
+    guards = {name: guard(getattr(base, name)) for name in _CURSOR_METHODS if hasattr(base, name)}
+    if base.execute is ext.cursor.execute:
+        guards["execute"] = guard_psycopg2_execute(base.execute)
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    return type(base.__name__, (base,), names | {"own_session": None} | guards)
+
+
+@cache
+def _owned_class(base: Any) -> type[Any]:
     """The class of connections that moves to the attempt that uses them, and remembers that they broke."""
+    bases = (_OwnCursors,) if base is ext.connection else (base, _OwnCursors)
 
-    class OwnConnection(base):  # type: ignore[misc]
-        own_session: OwnSession | None = None
-
-        def cursor(self, *args: Any, **options: Any) -> Any:
-            if self.own_session is not None:
-                self.own_session.use(self)
-            return super().cursor(*args, **options)
+    class OwnConnection(*bases):  # type: ignore[misc]
+        commit, tpc_commit = guard(base.commit), guard(base.tpc_commit)
 
         def close(self) -> None:
             self._note_loss()
@@ -194,22 +136,35 @@ def _wrap_psycopg2(module: Any) -> None:
     ) -> Any:
         given = options.get("application_name") or _parse(ext.parse_dsn, dsn).get("application_name")
         owned = _owner_and_name(given)
-        factory = connection_factory or ext.connection
-        is_class = isinstance(factory, type) and issubclass(factory, ext.connection)
-        is_plain = is_class and not options.get("async") and not options.get("async_")
-        if owned is None or not is_plain or issubclass(factory, _ReplicationConnection):
-            if owned is not None:
-                options["application_name"] = owned[1]
+        if owned is None:
             return original(dsn, connection_factory, cursor_factory, **options)
-        owner, name = owned
-        options["application_name"] = name
-        connection = original(dsn, _owned_class(factory), cursor_factory, **options)
-        full_dsn = _dsn_of_host(ext.make_dsn(dsn, **options), connection.info)
-        session = connection.own_session = OwnSession(owner, connection, full_dsn, name, _rename_psycopg2)
-        _start(owner, session, connection, lambda text: _execute_psycopg2(connection, text))
+        options["application_name"] = owned[1]
+        factory: Any = connection_factory or ext.connection
+        if _is_subclass(factory, ext.connection):
+            if issubclass(factory, _ReplicationConnection):
+                return original(dsn, connection_factory, cursor_factory, **options)
+            factory = _owned_class(factory)
+        connection = original(dsn, factory, cursor_factory, **options)
+        of_server = {key: value for key, value in options.items() if key not in ("async", "async_")}
+        _adopt_psycopg2(connection, ext.make_dsn(dsn, **of_server), *owned)
         return connection
 
     module.connect = connect
+
+
+def _adopt_psycopg2(connection: Any, dsn: str, owner: Owner, name: str) -> None:
+    """Also one that a function has made: where its class cannot be changed, it stays its opener's."""
+    if not isinstance(connection, ext.connection):
+        return
+    kind: Any = type(connection)
+    if not issubclass(kind, _OwnCursors | _ReplicationConnection):
+        with suppress(TypeError):
+            connection.__class__ = _owned_class(kind)
+    session = OwnSession(owner, connection, _dsn_of_host(dsn, connection.info), name, _rename_psycopg2)
+    if isinstance(connection, _OwnCursors):
+        connection.own_session = session
+    # An asynchronous connection executes nothing before its user has polled it.
+    _start(owner, session, connection, None if connection.async_ else partial(_execute_psycopg2, connection))
 
 
 def _execute_psycopg2(connection: Any, text: str) -> None:
@@ -225,7 +180,7 @@ def _execute_psycopg2(connection: Any, text: str) -> None:
 
 
 def _rename_psycopg2(connection: Any, name: str) -> None:
-    if connection.info.transaction_status == ext.TRANSACTION_STATUS_IDLE:
+    if connection.info.transaction_status == ext.TRANSACTION_STATUS_IDLE and not connection.async_:
         with suppress(psycopg2.Error):  # the user's next statement meets it too
             _execute_psycopg2(connection, f"SET application_name = {_literal(name)}")
 
@@ -234,9 +189,8 @@ def _rename_psycopg2(connection: Any, name: str) -> None:
 
 
 def _wrap_psycopg(module: Any) -> None:
-    for kind in (module.Connection, module.AsyncConnection):
-        _wrap_cursor(kind)
     connection_class, async_class = module.Connection, module.AsyncConnection
+    _guard_psycopg(module)
     original, async_original = connection_class.connect.__func__, async_class.connect.__func__
 
     @wraps(original)
@@ -257,17 +211,49 @@ def _wrap_psycopg(module: Any) -> None:
     module.connect = connection_class.connect
 
 
-def _wrap_cursor(kind: Any) -> None:
-    original = kind.cursor
+def _guard_psycopg(module: Any) -> None:
+    """Of coroutines and generators the call is guarded, not what they do later."""
+    for kind in (module.Connection, module.AsyncConnection):
+        kind.own_session = None
+        for name in ("commit", "tpc_commit"):
+            setattr(kind, name, guard(getattr(kind, name)))
+    for kind in (module.Cursor, module.AsyncCursor, module.ServerCursor, module.AsyncServerCursor):
+        kind.own_session = property(attrgetter("connection.own_session"))
+        for name in _CURSOR_METHODS & vars(kind).keys():
+            original = getattr(kind, name)
+            is_plain = name == "execute" and kind in (module.Cursor, module.AsyncCursor)
+            setattr(kind, name, guard_psycopg_execute(original) if is_plain else guard(original))
+    _guard_transactions(module)
 
-    @wraps(original)
-    def cursor(self: Any, *args: Any, **options: Any) -> Any:
-        session = self.__dict__.get("own_session")
-        if session is not None:
-            session.use(self)
-        return original(self, *args, **options)
 
-    kind.cursor = cursor
+def _guard_transactions(module: Any) -> None:
+    """The commit at the end of a block: it rolls back instead, and raises, in a thread whose attempt has ended."""
+    leave, leave_async = module.Transaction.__exit__, module.AsyncTransaction.__aexit__
+
+    @wraps(leave)
+    def leave_as_owner(block: Any, kind: Any, error: Any, traceback: Any) -> Any:
+        if kind is None and (refusal := _refusal(block.connection)) is not None:
+            leave(block, type(refusal), refusal, None)
+            raise refusal
+        return leave(block, kind, error, traceback)
+
+    @wraps(leave_async)
+    async def leave_async_as_owner(block: Any, kind: Any, error: Any, traceback: Any) -> Any:
+        if kind is None and (refusal := _refusal(block.connection)) is not None:
+            await leave_async(block, type(refusal), refusal, None)
+            raise refusal
+        return await leave_async(block, kind, error, traceback)
+
+    module.Transaction.__exit__, module.AsyncTransaction.__aexit__ = leave_as_owner, leave_async_as_owner
+
+
+def _refusal(connection: Any) -> BaseException | None:
+    try:
+        if connection.own_session is not None:
+            connection.own_session.use()
+    except BaseException as error:
+        return error
+    return None
 
 
 def _prepare_psycopg(module: Any, conninfo: str, options: dict[str, Any]) -> tuple[Owner, str] | None:
@@ -287,7 +273,7 @@ def _adopt_psycopg(
     of_server = {key: value for key, value in options.items() if key not in _PARAMETERS_OF_PSYCOPG}
     dsn = _dsn_of_host(module.conninfo.make_conninfo(conninfo, **of_server), connection.info)
     session = connection.own_session = OwnSession(owner, connection, dsn, name, _rename_psycopg)
-    _start(owner, session, connection, lambda text: _execute_psycopg(connection, text))
+    _start(owner, session, connection, partial(_execute_psycopg, connection))
     return connection
 
 
@@ -320,13 +306,15 @@ def _literal(name: str) -> str:
     return "'" + "".join(c for c in name if c.isprintable() and c not in "'\\") + "'"
 
 
-def _start(owner: Owner, session: OwnSession, connection: Any, execute: Callable[[str], None]) -> None:
+def _start(owner: Owner, session: OwnSession, connection: Any, execute: Callable[[str], None] | None) -> None:
     """Give the session to its owner, and have the server check its client."""
     try:
         owner.adopt(session)
     except BaseException:  # stopped meanwhile
         connection.close()
         raise
+    if execute is None:
+        return
     try:
         execute(_CHECKS)
     except Exception as error:  # of either driver
@@ -339,19 +327,21 @@ def _start(owner: Owner, session: OwnSession, connection: Any, execute: Callable
 
 
 class _WrapOnImport(importlib.abc.MetaPathFinder):
-    """Wraps psycopg 3 when it is imported."""
+    """Changes modules when they are imported."""
+
+    def __init__(self, changes: dict[str, Callable[[Any], None]]) -> None:
+        self._changes = changes  # any importing thread takes one out
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "psycopg":
+        if (change := self._changes.pop(name, None)) is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                _wrap_psycopg(module)
+                change(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -362,16 +352,8 @@ def wrap_drivers() -> None:
     """Replace `connect` of the drivers, once a process, before the modules of tasks are imported: one that has imported
     the function itself keeps the former one."""
     _wrap_psycopg2(psycopg2)
-    if (module := sys.modules.get("psycopg")) is not None:
-        _wrap_psycopg(module)
-    else:
-        sys.meta_path.insert(0, _WrapOnImport())
-    start = threading.Thread.start
-
-    @wraps(start)
-    def start_with_owner(thread: threading.Thread) -> None:
-        if (owner := current_owner()) is not None:
-            setattr(thread, _INHERITED, weakref.ref(owner))
-        start(thread)
-
-    threading.Thread.start = start_with_owner  # type: ignore[assignment,method-assign]
+    follow_threads()
+    changes: dict[str, Callable[[Any], None]] = {"psycopg": _wrap_psycopg, "multiprocessing.pool": follow_thread_pool}
+    for name in changes.keys() & sys.modules.keys():
+        changes.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _WrapOnImport(changes))

@@ -32,7 +32,7 @@ from app.queue.attempt_sessions import (
 from app.queue.graphs import Graphs
 from app.queue.job import Enqueued, NewJob
 from app.queue.jobs import JobQueue
-from app.queue.own_connections import OwnSession
+from app.queue.own_sessions import OwnSession
 
 MAX_CHECKPOINT_BYTES = 1_000_000  # bytes of JSON
 _SIGNAL_TIMEOUT_SEC = 5.0  # to connect, and again for the statement
@@ -333,7 +333,7 @@ class TaskConnections:
                 servers[opened.dsn] = opened.target
         # Those that are idle may be in a pool, which another run uses.
         for session in own_sessions:
-            session.owner = None
+            session.disown()
             if session.may_execute:
                 servers[session.dsn] = session.target
         return self._end_sessions_on(servers)

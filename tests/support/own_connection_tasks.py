@@ -71,6 +71,18 @@ def write_in_another_thread(dsn: str, statement: str) -> None:
         threads.submit(write_with_psycopg2, dsn, statement).result()
 
 
+STARTED_POOL = ThreadPoolExecutor(1)  # a job of each process starts its thread, and ends: `own.start-pool`
+
+
+def write_in_started_pool(dsn: str, statement: str) -> None:
+    STARTED_POOL.submit(write_with_psycopg2, dsn, statement).result()
+
+
+@register("own.start-pool")
+def start_pool(args: dict[str, Any]) -> None:
+    STARTED_POOL.submit(lambda: None).result()
+
+
 WRITERS: dict[str, Callable[[str, str], None]] = {
     "psycopg2": write_with_psycopg2,
     "psycopg": write_with_psycopg,
@@ -79,6 +91,7 @@ WRITERS: dict[str, Callable[[str, str], None]] = {
     "sqlalchemy-psycopg": write_with_sqlalchemy_psycopg,
     "pandas": write_with_pandas,
     "other-thread": write_in_another_thread,
+    "started-pool": write_in_started_pool,
 }
 
 
