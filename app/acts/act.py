@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from app.acts.known_names import NameCheck
 from app.db.statements import Executor
+from pipelines.contract import Pipelines
 
 _PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 
@@ -30,6 +31,7 @@ class Call:
     executor: Executor
     actor: str  # the name of the caller
     names: NameCheck
+    pipelines: Pipelines
     strict: bool = False  # refuse the name of a queue or task that is not known
     if_version: str | None = None  # change what has this version, and nothing else
     audited: dict[str, Any] = field(default_factory=dict)  # more fields of the audit line, from what was changed

@@ -30,7 +30,7 @@ class ActRunner:
     """Performs acts in the request that is being handled."""
 
     def __init__(self, executor: Executor, pipelines: Pipelines) -> None:
-        self._executor, self._names = executor, NameCheck(executor, pipelines)
+        self._executor, self._pipelines, self._names = executor, pipelines, NameCheck(executor, pipelines)
 
     def perform(
         self,
@@ -41,7 +41,7 @@ class ActRunner:
         strict: bool = False,
         if_version: str | None = None,
     ) -> Any:
-        call = Call(self._executor, current_actor().name, self._names, strict, if_version)
+        call = Call(self._executor, current_actor().name, self._names, self._pipelines, strict, if_version)
         result = act.perform(call, **path, **({} if body is None else {"body": body}))
         audit_action(act.name, **(act.audit_fields(path, body) | call.audited))
         return result
@@ -63,7 +63,9 @@ def _handler(act: Act, runner: ActRunner) -> Any:
     def handle(*models: Any, **path: Any) -> Any:
         body = next((model for model in models if isinstance(model, act.body)), None) if act.body is not None else None
         strict = any(isinstance(model, StrictQuery) and model.strict for model in models)
-        return runner.perform(act, path, body, strict=strict, if_version=if_match_version() if act.if_match else None)
+        if_version = if_match_version() if act.if_match else None
+        result = runner.perform(act, path, body, strict=strict, if_version=if_version)
+        return result.to_dict() if hasattr(result, "to_dict") else result
 
     return handle
 

@@ -43,7 +43,7 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
         create_overview_page(queue.executor, pipelines, options),
         create_jobs_page(queue, pipelines, options),
         create_job_page(queue, runner, options),
-        create_job_forms(queue, pipelines, options),
+        create_job_forms(queue, runner, options),
         create_log_page(queue.executor, options),
         create_graph_page(queue.executor, runner, options),
         create_tasks_page(queue, pipelines, options),

@@ -3,19 +3,82 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
+from pydantic import Field
+
 from app.acts.act import Call, act
-from app.admin.edits import JobEditor
+from app.admin.edits import CLONED_FIELDS, JobEditor
+from app.admin.job_detail import JobReader
+from app.admin.queues import Queues, QueueState
+from app.errors import QueueDraining
+from app.log.masking import unmask
+from app.queue.job import NewJob
 from app.queue.jobs import JobQueue
-from app.web.problems import ProblemCode
-from app.web.schemas import JobState, parse_job_id
+from app.web.auth.guard import current_actor
+from app.web.problems import InvalidRequest, ProblemCode
+from app.web.schemas import BodyModel, JobState, Name, PositiveInt, Priority, Timestamp, parse_job_id
+from app.web.trigger_request import TriggerResponse, validate_args
+from app.web.visible_jobs import enqueue_visible
 
 
 @dataclass(frozen=True)
 class JobDeleted:
     job_id: UUID
     deleted: bool
+
+
+class JobClone(BodyModel):
+    """Fields of the new job; those left out are copied."""
+
+    queue: Name | None = Field(None, description="The queue whose workers run the job.")
+    lock_key: Name | None = Field(None, description="Jobs with one key never run at the same time.")
+    args: dict[str, Any] | None = Field(None, description="All arguments of the pipeline.")
+    priority: Priority | None = Field(None, description="Smaller runs first.")
+    available_at: Timestamp = Field(None, description="The earliest start; by default at once.")
+    max_attempts: PositiveInt | None = Field(None, description="The maximum number of attempts.")
+    idempotency_key: Name | None = Field(
+        None, description="Makes the request safe to repeat. The original's is not copied."
+    )
+
+
+@act(
+    "job.cloned",
+    "POST",
+    "/jobs/<job:job_id>/clone",
+    problems=(
+        ProblemCode.JOB_NOT_FOUND,
+        ProblemCode.IDEMPOTENCY_CONFLICT,
+        ProblemCode.OUTSIDE_KEY_LIMITS,
+        ProblemCode.QUEUE_DRAINING,
+    ),
+    unaudited=set(JobClone.model_fields),
+)
+def clone_job(call: Call, job_id: str, body: JobClone) -> TriggerResponse:
+    """Create a job like this one, with other args if given.
+
+    Its idempotency key, its live key and its parent are not copied; of a task with `unique_by` the live job with
+    these args is returned, if there is one. A value of `args` that is sent masked, as it
+    was shown, is copied. A queue that is draining takes no clone.
+    """
+    original = JobReader(call.executor).get_with_version(parse_job_id(job_id)).job
+    changes = {name: value for name, value in vars(body).items() if value is not None}
+    if "args" in changes:
+        changes["args"] = unmask(changes["args"], original.args)
+    values = {name: getattr(original, name) for name in CLONED_FIELDS} | changes
+    actor = current_actor()
+    actor.require_trigger(values["task"], values["queue"])
+    task = call.pipelines.get(values["task"])
+    if errors := validate_args(task, dict(values["args"])):
+        raise InvalidRequest(errors)
+    setting = Queues(call.executor).settings().get(values["queue"])
+    if setting is not None and setting.state is QueueState.DRAINING:
+        raise QueueDraining(setting.queue, setting.note)
+    new_job = NewJob(**values, live_key=None if task is None else task.unique_live_key(values["args"]))
+    clone = enqueue_visible(JobQueue(call.executor), actor, new_job)
+    call.audit(job_id=clone.job_id, cloned_from=original.id, queue=new_job.queue, task=new_job.task)
+    return TriggerResponse(clone.job_id, clone.status)
 
 
 @act("job.canceled", "POST", "/jobs/<job:job_id>/cancel", problems=(ProblemCode.JOB_NOT_FOUND,))

@@ -9,15 +9,14 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
-from app.admin.edits import CLONED_FIELDS, JobEditor
+from app.admin.edits import JobEditor
 from app.admin.job_detail import JobDetail, JobReader
-from app.features.jobs.acts import delete_job
+from app.features.jobs.acts import clone_job, delete_job
 from app.log.masking import unmask
-from app.queue.job import Job, NewJob
+from app.queue.job import Job
 from app.queue.jobs import JobQueue
 from app.web.acts import ActRunner, add_routes
 from app.web.api.job_list import detail_response
-from app.web.auth.guard import current_actor
 from app.web.json_io import FieldError
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
@@ -26,7 +25,6 @@ from app.web.routing import ApiBlueprint, VersionedResponse, if_match_version
 from app.web.schemas import (
     BodyModel,
     IndexedText,
-    Name,
     PositiveInt,
     Priority,
     RetryPolicy,
@@ -34,7 +32,7 @@ from app.web.schemas import (
     parse_job_id,
     require_one_field,
 )
-from app.web.trigger_request import TriggerResponse, short_lease_message, validate_args
+from app.web.trigger_request import short_lease_message, validate_args
 from pipelines.contract import Pipelines
 
 
@@ -58,20 +56,6 @@ class JobEditRequest(BodyModel):
         if not self.model_fields_set:
             raise PydanticCustomError("change", "there is no change; send at least one field")
         return self
-
-
-class JobClone(BodyModel):
-    """Fields of the new job; those left out are copied."""
-
-    queue: Name | None = Field(None, description="The queue whose workers run the job.")
-    lock_key: Name | None = Field(None, description="Jobs with one key never run at the same time.")
-    args: dict[str, Any] | None = Field(None, description="All arguments of the pipeline.")
-    priority: Priority | None = Field(None, description="Smaller runs first.")
-    available_at: Timestamp = Field(None, description="The earliest start; by default at once.")
-    max_attempts: PositiveInt | None = Field(None, description="The maximum number of attempts.")
-    idempotency_key: Name | None = Field(
-        None, description="Makes the request safe to repeat. The original's is not copied."
-    )
 
 
 def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
@@ -100,34 +84,7 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
         audit_action("job.edited", job_id=job.id, fields=sorted(body.model_fields_set))
         return detail_response(reader, job.id)
 
-    @blueprint.post(
-        "/jobs/<job:job_id>/clone",
-        body=JobClone,
-        response=TriggerResponse,
-        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.IDEMPOTENCY_CONFLICT),
-        scope=Scope.OPERATE,
-    )
-    def clone_job(body: JobClone, job_id: str) -> dict[str, Any]:
-        """Create a job like this one, with other args if given.
-
-        Its idempotency key, its live key and its parent are not copied; of a task with `unique_by` the live job with
-        these args is returned, if there is one. A value of `args` that is sent masked, as it
-        was shown, is copied.
-        """
-        original = reader.get_with_version(parse_job_id(job_id)).job
-        changes = _unmasked({name: value for name, value in vars(body).items() if value is not None}, original)
-        values = {name: getattr(original, name) for name in CLONED_FIELDS} | changes
-        task = pipelines.get(values["task"])
-        new_job = NewJob(**values, live_key=None if task is None else task.unique_live_key(values["args"]))
-        current_actor().require_trigger(new_job.task, new_job.queue)
-        errors = validate_args(task, dict(new_job.args))
-        if errors:
-            raise InvalidRequest(errors)
-        clone = queue.enqueue(new_job)
-        audit_action("job.cloned", job_id=clone.job_id, cloned_from=original.id, queue=new_job.queue, task=new_job.task)
-        return TriggerResponse(clone.job_id, clone.status).to_dict()
-
-    add_routes(blueprint, (delete_job,), ActRunner(queue.executor, pipelines))
+    add_routes(blueprint, (clone_job, delete_job), ActRunner(queue.executor, pipelines))
     return blueprint
 
 

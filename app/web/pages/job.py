@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from flask import Response
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from app.admin.api_keys import Scope
-from app.admin.edits import CLONED_FIELDS, JobEditor
+from app.admin.edits import JobEditor
 from app.admin.explain import JobExplainer, JobExplanation
 from app.admin.job_detail import AttemptRecord, JobDetail, JobReader, run_at
 from app.admin.reasons import ExplanationReason, ReasonCode
 from app.db.statements import Executor
-from app.features.jobs.acts import cancel_job, delete_job, retry_job
+from app.features.jobs.acts import JobClone, cancel_job, clone_job, delete_job, retry_job
 from app.log.masking import mask_secret_fields, unmask
 from app.queue.graphs import Graphs
 from app.queue.job import JobLogLine, Status
@@ -27,6 +26,7 @@ from app.web.acts import ActRunner, add_button
 from app.web.api.job_logs import LEVELS, levels_from
 from app.web.auth.guard import current_actor
 from app.web.json_io import MAX_JSON_DEPTH
+from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.pages.base import (
     FormModel,
@@ -41,15 +41,14 @@ from app.web.pages.base import (
     progress_summary,
     redirect_to,
 )
+from app.web.pages.forms import validate_form
 from app.web.pages.job_attempts import attempt_cards
 from app.web.pages.job_history import describe_event, link_job_ids, reason_links, short_id
 from app.web.pages.job_timeline import build_timeline
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
-from app.web.schemas import field_errors, parse_job_id
-from app.web.trigger_request import apply_task_defaults, trigger_request_model, validate_args
+from app.web.schemas import parse_job_id
 from app.wording import format_attempt
-from pipelines.contract import Pipelines
 
 MAX_LOG_LINES = 200
 MAX_EVENTS = 200
@@ -156,17 +155,14 @@ def create_job_page(queue: JobQueue, runner: ActRunner, options: WebOptions) -> 
     def submit_job_start(job_id: str) -> None:
         """Let this scheduled job start at once."""
         editor.edit(parse_job_id(job_id), {"available_at": datetime.now(UTC)})
+        audit_action("job.edited", job_id=job_id, fields=["available_at"])
 
     return pages.blueprint
 
 
-def create_job_forms(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_job_forms(queue: JobQueue, runner: ActRunner, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("job_forms", options)
     reader, editor = JobReader(queue.executor), JobEditor(queue.executor)
-    request_model, apply_defaults = (
-        trigger_request_model(options, pipelines),
-        apply_task_defaults(pipelines, options.timezone),
-    )
 
     @pages.page("/jobs/<job:job_id>/edit", standby=False, problems=_NOT_FOUND, scope=Scope.OPERATE)
     def show_edit_form(job_id: str) -> Response:
@@ -195,6 +191,8 @@ def create_job_forms(queue: JobQueue, pipelines: Pipelines, options: WebOptions)
             }
         )
         editor.edit(parsed_id, changes, if_version=form.version)
+        changed = sorted(name for name, value in changes.items() if value is not None)
+        audit_action("job.edited", job_id=parsed_id, fields=changed)
 
     problems = (*_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS)
 
@@ -204,28 +202,15 @@ def create_job_forms(queue: JobQueue, pipelines: Pipelines, options: WebOptions)
     def submit_job_clone(form: CloneForm, job_id: str) -> Response:
         """Create a job like this one, with other args."""
         original = reader.get_with_version(parse_job_id(job_id)).job
-        current_actor().require_trigger(original.task, form.queue or original.queue)
-        changes = {
-            "queue": form.queue,
-            "lock_key": form.lock_key,
-            "producer": current_actor().name,
-        }
+        changes = {"queue": form.queue or None, "lock_key": form.lock_key or None}
         changes |= parse_fields(
             {
                 "priority": lambda: parse_priority(form.priority),
-                "args": lambda: _parse_args(form.args, original.args) if form.args.strip() else original.args,
+                "args": lambda: _parse_args(form.args, original.args) if form.args.strip() else None,
             }
         )
-        fields = {name: getattr(original, name) for name in CLONED_FIELDS if name != "webhook"}
-        fields |= {name: value for name, value in changes.items() if value not in (None, "")}
-        try:
-            clone = request_model.model_validate(apply_defaults(fields))
-        except ValidationError as error:
-            raise InvalidForm.from_errors(field_errors(error)) from None
-        if errors := validate_args(pipelines.get(clone.task), clone.args):
-            raise InvalidForm.from_errors(errors)
-        new_job = replace(clone.to_new_job(), webhook=original.webhook)
-        return redirect_to(f"/jobs/{queue.enqueue(new_job).job_id}")
+        clone = runner.perform(clone_job, {"job_id": job_id}, validate_form(JobClone, changes))
+        return redirect_to(f"/jobs/{clone.job_id}")
 
     return pages.blueprint
 

@@ -130,6 +130,16 @@ CASES = {
         "job.canceled", ("POST", f"/jobs/{JOB}/cancel", None), (f"/jobs/{JOB}/cancel", {}), ["cancel", JOB], "dl_jobs",
         refused="job",
     ),
+    "job cloned": Case(
+        "job.cloned", ("POST", f"/jobs/{JOB}/clone", {"priority": 7}), (f"/jobs/{JOB}/clone", {"priority": "7"}),
+        ["clone", JOB, "--priority", "7"], "dl_jobs", before=FAILED,
+        audit={"cloned_from": JOB, "queue": "etl", "task": "load"},
+    ),
+    "job cloned into a queue that is drained": Case(
+        "job.cloned", ("POST", f"/jobs/{JOB}/clone", {}), (f"/jobs/{JOB}/clone", {"queue": ""}), ["clone", JOB],
+        "dl_jobs", before=FAILED + "INSERT INTO dl_queues (queue, state) VALUES ('etl', 'draining');",
+        refused="is being drained and takes no new jobs",
+    ),
     "job retried": Case(
         "job.retried", ("POST", f"/jobs/{JOB}/retry", None), (f"/jobs/{JOB}/retry", {}), ["retry", JOB], "dl_jobs",
         before=FAILED, audit={"queue": "etl", "task": "load"},
@@ -219,7 +229,7 @@ def comparable(value: Any) -> Any:
 
 def rows_of(dsn: str, table: str) -> list[Any]:
     times_and_actors = ["changed_at", "opened_at", "failed_at", "created_at", "changed_by"]
-    times_and_actors += ["finished_at", "available_at", "started_at", "seen_at"]
+    times_and_actors += ["finished_at", "available_at", "started_at", "seen_at", "job_id"]
     return query_rows(dsn, f"SELECT to_jsonb(t) - %s::text[] FROM {table} t", times_and_actors)
 
 
