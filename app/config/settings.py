@@ -259,13 +259,6 @@ class Settings(BaseSettings):
         '"key": {"$secret": "lineage"}}',
     )  # fmt: skip
 
-    cells: values.Cells = setting(
-        "DL_CELLS", {}, "The independent deployments that /cells shows, by name, this one included. An API key "
-        "(scope read) is a reference to a secret.",
-        'a JSON object such as {"north": "https://north:8081", "south": {"url": "https://south:8081", "key": '
-        '{"$secret": "south"}}}',
-    )  # fmt: skip
-
     auth: Literal["keys", "none"] = setting(
         "DL_AUTH", "keys", "Who may call. keys: callers with an API key, and callers on this machine while there is no "
         "key; none: every caller that can reach the service.", "keys or none",

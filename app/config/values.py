@@ -304,15 +304,6 @@ def _check_executors(executors: Mapping[str, Mapping[str, Any]]) -> Mapping[str,
     return executors
 
 
-def _check_cells(cells: Mapping[str, Any]) -> Mapping[str, Any]:
-    for name, cell in cells.items():
-        try:
-            _check_service(cell)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    return cells
-
-
 def _check_service(service: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     if isinstance(service, str):
         return _check_url(service)
@@ -358,11 +349,6 @@ Executors = Annotated[
     Mapping[Annotated[str, matching(r"[a-z][a-z0-9_-]{0,49}")], Mapping[str, Any]],
     _Json,
     AfterValidator(_check_executors),
-]
-Cells = Annotated[
-    Mapping[Annotated[str, matching(r"[a-z0-9][a-z0-9_-]{0,49}")], str | Mapping[str, Any]],
-    _Json,
-    AfterValidator(_check_cells),
 ]
 Days = Annotated[float, Field(strict=True, gt=0, le=36_500, allow_inf_nan=False)]
 _StatusPeriods = Mapping[Annotated[str, matching("|".join(FINAL_STATUSES), f"expected one of {_STATUS_LIST}")], Days]

@@ -19,7 +19,6 @@ slices.py    the slices of a task by calendar, to load again or to cancel
 schedules.py schedules: when they fire, and what became of each time
 calendar.py  what schedules made and will make, by month and day
 charts.py    statistics over time
-cells.py     the figures of several services
 alerts.py    what fires, alert rules, what was resolved
 webhooks.py  webhooks and their deliveries
 keys.py      API keys
@@ -46,7 +45,6 @@ from app.web.pages.alerts import create_alerts_page
 from app.web.pages.audit import create_audit_page
 from app.web.pages.backfills import create_backfills_page
 from app.web.pages.calendar import create_calendar_page
-from app.web.pages.cells import create_cells_page
 from app.web.pages.charts import create_charts_page
 from app.web.pages.data_quality import create_datasets_page
 from app.web.pages.failures import create_failures_page
@@ -96,7 +94,6 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
         create_keys_page(queue.executor, options),
         create_settings_page(queue.executor, options),
         create_audit_page(queue.executor, options),
-        create_cells_page(options),
         create_search_page(queue.executor, pipelines, options),
         create_zone_page(options),
     )

@@ -140,14 +140,3 @@ def test_lineage_receiver_has_its_key_by_reference():
     ):
         with pytest.raises(ConfigError, match="DL_LINEAGE: "):
             load(DL_LINEAGE=text)
-
-
-def test_cell_has_an_address_and_a_key_by_reference():
-    cells = '{"north": "https://north:8081", "south": {"url": "https://south:8081", "key": {"$secret": "south"}}}'
-    assert load(DL_CELLS=cells).cells["north"] == "https://north:8081"
-
-    for cell in ('{"url": "https://a", "key": "dlk_x"}', '{"url": "https://a"}', '"ftp://a"', '"https://u:p@a"'):
-        with pytest.raises(ConfigError, match="DL_CELLS"):
-            load(DL_CELLS=f'{{"north": {cell}}}')
-    with pytest.raises(ConfigError, match="DL_CELLS"):
-        load(DL_CELLS='{"North 1": "https://a"}')
