@@ -325,6 +325,12 @@ def _is_secret_reference(value: Any) -> bool:
     return isinstance(value, Mapping) and value.keys() == {"$secret"} and isinstance(value["$secret"], str)
 
 
+def _refuse_host_listener(mode: str) -> str:
+    if mode == "host":
+        raise ValueError("host was removed: use process with more threads in fewer processes, or off")
+    return mode
+
+
 _Json, _List = BeforeValidator(parse_json), BeforeValidator(_parse_list)
 _STATUS_LIST = ", ".join(FINAL_STATUSES)
 _PACKAGE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
@@ -337,6 +343,7 @@ AllowedHostList = Annotated[
     tuple[Annotated[str, StringConstraints(to_lower=True), AfterValidator(_check_host_or_network)], ...], _List
 ]
 WordList = Annotated[tuple[Annotated[str, StringConstraints(to_lower=True), matching(r"[a-z0-9_]{2,50}")], ...], _List]
+ListenMode = Annotated[Literal["process", "off"], BeforeValidator(_refuse_host_listener)]
 LogRotation = Annotated[Rotation, BeforeValidator(parse_rotation)]
 Workers = Annotated[tuple[QueueWorkers, ...], _Json, AfterValidator(_check_queues)]
 Endpoints = Annotated[Mapping[Text, Annotated[str, AfterValidator(_check_url)]], _Json]

@@ -140,3 +140,10 @@ def test_lineage_receiver_has_its_key_by_reference():
     ):
         with pytest.raises(ConfigError, match="DL_LINEAGE: "):
             load(DL_LINEAGE=text)
+
+
+def test_listening_for_a_host_is_refused_with_the_alternatives():
+    with pytest.raises(ConfigError, match="use process with more threads in fewer processes, or off"):
+        load(DL_LISTEN="host")
+
+    assert load(DL_LISTEN="off").listen == "off"
