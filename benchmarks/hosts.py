@@ -27,7 +27,7 @@ NAP_SEC = 0.02
 TIMEOUT_SEC = 120.0
 _STARTED_AT_ONCE = 10
 _PORT = 5432
-_READY = "SELECT count(*) FROM dl_workers WHERE listener IN ('listening', 'relayed', 'off') AND dead_at IS NULL"
+_READY = "SELECT count(*) FROM dl_workers WHERE listener IN ('listening', 'off') AND dead_at IS NULL"
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,6 @@ ADDRESSES = (
     "/audit",
     "/audit?actor=unknown",
     "/audit?subject_id={failed}",
-    "/cells",
     "/search?q=task",
     "/search?q=nothing",
     "/search?q={failed}",

@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from app.runtime.embedding import Workers
     from dataloader._enqueue import JobOptions, TriggerOptions, enqueue
-    from dataloader.cells import CellClient, CellMap
     from dataloader.client import Client
     from dataloader.errors import (
-        CellUnavailable,
         ClientError,
         Conflict,
         FieldError,
-        KeyMoving,
         NotAllowed,
         NotFound,
         Refused,
@@ -52,8 +49,8 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Breaker", "CellClient", "CellMap", "CellUnavailable", "Checkpoint", "Client", "ClientError", "Conflict", "Context",
-    "Daily", "EngineUnavailable", "Fail", "FieldError", "Handle", "Hourly", "JobOptions", "KeyMoving", "Listed",
+    "Breaker", "Checkpoint", "Client", "ClientError", "Conflict", "Context",
+    "Daily", "EngineUnavailable", "Fail", "FieldError", "Handle", "Hourly", "JobOptions", "Listed",
     "Monthly", "NotAllowed", "NotFound", "OffloadFailed", "Progress", "Refused", "RemoteOutOfMemory",
     "RemoteWorkerLost", "ServiceFault", "ServiceUnavailable", "Snooze", "Stop", "TriggerOptions", "Wait", "Weekly",
     "Workers", "enqueue", "register", "schedule",
@@ -69,7 +66,6 @@ _MODULES = {
         ),
         "pipelines.contract",
     ),
-    **dict.fromkeys(("CellClient", "CellMap"), "dataloader.cells"),
     "Client": "dataloader.client",
     "Workers": "app.runtime.embedding",
 }

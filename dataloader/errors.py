@@ -24,20 +24,6 @@ class ServiceUnavailable(ClientError):
         self.retry_after_sec = retry_after_sec
 
 
-class CellUnavailable(ServiceUnavailable):
-    """A cell cannot be reached, or cannot answer now: the keys of this cell wait. Others are not affected."""
-
-    def __init__(self, cell: str, outage: ServiceUnavailable) -> None:
-        super().__init__(
-            f"cell {cell!r} is unavailable: {outage}", sent=outage.sent, retry_after_sec=outage.retry_after_sec
-        )
-        self.cell = cell
-
-
-class KeyMoving(ClientError):
-    """The key is moving to another cell, and its jobs in the old one have not ended: trigger the job later."""
-
-
 class ServiceFault(ClientError):
     """The service failed, or another program answers at its address."""
 

@@ -17,9 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = ("app", "dataloader", "workers", "pipelines")
 
-_CLIENT = frozenset(
-    f"dataloader.{name}" for name in ("cells", "client", "errors", "_address", "_enqueue", "_transport")
-)
+_CLIENT = frozenset(f"dataloader.{name}" for name in ("client", "errors", "_address", "_enqueue", "_transport"))
 _SERVICE = ("app.errors", "app.log", "app.net", "app.tracing", "app.wording")
 
 # room → what it may import of ours, beside itself. The longest name that fits a module is its room.
@@ -290,7 +288,6 @@ def test_the_package_holds_a_docstring_and_nothing_else():
         ("app.cli", {"flask", "pydantic", "psycopg2", "workers", "requests"}),
         ("dataloader", {"app", "workers", "pipelines", "requests"}),
         ("dataloader.client", {"app", "workers", "pipelines"}),
-        ("dataloader.cells", {"app", "workers", "pipelines"}),
     ],
 )
 def test_import_loads_and_starts_no_more_than_needed(module: str, must_not_load: set[str]):

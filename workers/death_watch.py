@@ -26,6 +26,7 @@ from app.queue.workers import HeartbeatResult, HeldAttempt, HostFacts, OtherWork
 from pipelines.contract import StopReason
 from workers import process_identity
 from workers.attempt import RunningAttempts
+from workers.listener import ListenState
 from workers.process_identity import Identity, LockState, ProcessLock, Proof, probe_lock, remove_lock
 from workers.reaper import reap_runs, servers_to_search
 from workers.threads import clock
@@ -41,7 +42,6 @@ _SESSIONS_TIMEOUT_SEC = 2.0
 _SESSIONS_POLL_SEC = 0.02
 _STOP_POLL_SEC = 0.05
 _ANSWER_TIMEOUT_SEC = 1.0  # for a process that listens
-_RECEIVING = ("listening", "relayed")
 WATCHED = 3  # processes of a host that each one watches
 _WATCH_HEARTBEATS = (
     3  # heartbeats between two reads of the processes to watch, while none starts and none is found dead
@@ -184,7 +184,7 @@ class NameClaim:
         while self._former_holders:
             if self._former_holders[0].id not in dead_workers:
                 other, timeout_sec = self._former_holders[0], _ANSWER_TIMEOUT_SEC
-                if other.listener not in _RECEIVING:  # it reads the request at its next heartbeat
+                if other.listener != ListenState.LISTENING:  # it reads the request at its next heartbeat
                     timeout_sec += other.heartbeat_sec
                 self._requests[other.id] = HeartbeatRequest(
                     other, self._deaths.request_heartbeat(other.id), clock() + timeout_sec

@@ -26,21 +26,19 @@ class ListenState(StrEnum):
     DISCONNECTED = "disconnected"  # no connection: the dispatcher polls
     UNRESPONSIVE = "unresponsive"  # connected, but the self-test failed: the dispatcher polls
     LISTENING = "listening"
-    RELAYED = "relayed"  # another process of this host listens
     OFF = "off"  # by DL_LISTEN: the dispatcher polls at its usual interval
 
     @property
     def is_receiving(self) -> bool:
         """Whether notifications arrive."""
-        return self in (ListenState.LISTENING, ListenState.RELAYED)
+        return self is ListenState.LISTENING
 
 
 class ListenMode(StrEnum):
-    """Which process has a LISTEN connection."""
+    """Whether a worker process has a LISTEN connection."""
 
-    PROCESS = "process"  # each
-    HOST = "host"  # one on each host, which relays to the others
-    OFF = "off"  # none: jobs are found by polling
+    PROCESS = "process"
+    OFF = "off"  # jobs are found by polling
 
 
 @dataclass(frozen=True)

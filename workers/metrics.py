@@ -31,7 +31,6 @@ class PoolState:
     name: str
     listener: str
     listen_mode: str
-    is_host_listener: bool  # this process listens for all of its host
     self_test_age_sec: float | None
     claim_age_sec: float
     dispatch_age_sec: float

@@ -15,6 +15,7 @@ from uuid import uuid4
 from app import log
 from app.admin.queues import Queues
 from app.admin.webhooks import Webhooks
+from app.db.connection import Session
 from app.queue.jobs import JobQueue
 from app.queue.offloads import Offloads
 from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
@@ -26,9 +27,8 @@ from workers.death_watch import DeathWatch, NameClaim, Registration
 from workers.declarations import describe_worker, write_declarations
 from workers.dispatcher import Dispatcher
 from workers.heartbeat import Heartbeat
-from workers.host_listener import HostListener, make_listener
 from workers.isolation.run import run_isolated
-from workers.listener import ListenMode
+from workers.listener import Listener, ListenerLike, ListenMode, NoListener
 from workers.logs.capture import LogSink
 from workers.logs.writer import JobLogWriter
 from workers.maintenance import Maintenance, duties, follower_duties
@@ -124,8 +124,6 @@ class WorkerPool:
             self._maintenance,
         )
         self._background_threads = [*(owner.thread for owner in owners), *self._offloads.threads]
-        if self._host_relay is not None:
-            self._background_threads.append(self._host_relay.thread)
         self._worker_stopper = WorkerStopper(
             self._workers, self._running_attempts, self._settler, self._key_locks, stop_wait_sec=options.stop_wait_sec
         )
@@ -145,13 +143,7 @@ class WorkerPool:
             keep_log_positions=self._logs.keep_positions,
             offloads=self._offloads,
         )
-        self._listener, self._host_relay = make_listener(
-            sessions["listen"],
-            options,
-            self.id,
-            on_state_change=lambda: self._worker_control.sync_now(),  # noqa: PLW0108 - it is made later
-            on_crash=self._on_crash,
-        )
+        self._listener = self._make_listener(sessions["listen"])
         store = NotifyStateTable(sessions["claim"], self.id)
         default = default_poll(options.claim_backoff_sec, is_spread=options.listen is ListenMode.OFF)
         self._dispatcher = Dispatcher(
@@ -172,6 +164,16 @@ class WorkerPool:
         )
         self._dispatcher.jobs_left = options.max_jobs
         self._memory = MemoryMonitor(options.memory_high_percent, on_change=self._dispatcher.set_memory_high)
+
+    def _make_listener(self, session: Session) -> ListenerLike:
+        """Make what the dispatcher waits with, by DL_LISTEN."""
+        if self._options.listen is ListenMode.OFF:
+            return NoListener()
+        return Listener(
+            session,
+            heartbeat_sec=self._options.heartbeat_sec,
+            on_state_change=lambda: self._worker_control.sync_now(),  # noqa: PLW0108 - it is made later
+        )
 
     def _build_lease_threads(self, queue: Mapping[str, JobQueue], info: WorkerInfo) -> None:
         """Make what renews leases, stops attempts and takes jobs from dead processes."""
@@ -365,13 +367,9 @@ class WorkerPool:
         for thread in self._background_threads:
             thread.stop()
         self._dispatcher.wake()
-        if self._host_relay is not None:
-            self._host_relay.wake()
         for thread in self._background_threads:
             thread.join(5.0)
         self._offloads.release_polls()
-        if self._host_relay is not None:
-            self._host_relay.close()
         self._webhooks.drain(min(self._worker_stopper.timeout_sec, self._options.webhooks.timeout_sec))
         self._settler.abandon_rest()
         self._heartbeat.deregister()
@@ -380,8 +378,6 @@ class WorkerPool:
         if not any(worker.is_alive() for worker in self._workers):
             self._registration.process_lock.release()
             self._sessions.close()
-            if isinstance(self._listener, HostListener):
-                self._listener.close()
             self._dispatcher.close()
 
     # ── state ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -406,7 +402,6 @@ class WorkerPool:
             name=self.name,
             listener=self._listener.state.value,
             listen_mode=self._options.listen.value,
-            is_host_listener=self._host_relay is not None and self._host_relay.is_elected,
             self_test_age_sec=round(now - tested_at, 1) if tested_at is not None and is_receiving else None,
             claim_age_sec=round(now - self._dispatcher.last_claim_at, 1),
             dispatch_age_sec=round(dispatch_age_sec, 1),

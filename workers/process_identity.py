@@ -241,16 +241,6 @@ def _candidate_folders() -> Iterator[Path]:
     yield Path(temp) / f"dataloader-{user}"
 
 
-def find_runtime_folder() -> Path | None:
-    """Return the first folder of this host that is this account's own; None: there is none."""
-    for folder in _candidate_folders():
-        with suppress(OSError):
-            _prepare_folder(folder)
-            if not _is_remote(folder) and os.access(folder, os.W_OK):
-                return folder
-    return None
-
-
 def _prepare_folder(folder: Path) -> None:
     """Make the folder, for this account alone; raise OSError if another could replace files in it."""
     with suppress(FileExistsError):

@@ -82,8 +82,8 @@ class RunningJob:
         return cls(**values | times | {"job_id": UUID(values["job_id"])})
 
 
-# It listens, another process of its host does, or DL_LISTEN=off.
-_LISTENERS_IN_ORDER = (None, "listening", "relayed", "off")
+# It listens, or DL_LISTEN=off.
+_LISTENERS_IN_ORDER = (None, "listening", "off")
 
 
 @dataclass(frozen=True, kw_only=True)

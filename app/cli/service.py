@@ -330,18 +330,15 @@ def tasks(*, as_json: bool) -> None:
 
 @click.command(short_help="Check the database and the queue.")
 @click.option("--all", "everything", is_flag=True, help="Show passed checks too.")
-@click.option("--cells", "of_cells", is_flag=True, help="Compare the services in DL_CELLS instead.")
 @json_option
-def doctor(*, everything: bool, of_cells: bool, as_json: bool) -> None:
+def doctor(*, everything: bool, as_json: bool) -> None:
     """Check the database, its server, the tables and the queue, with the service's own account.
 
-    With --cells no database is used: the services in DL_CELLS are asked for their cells, versions and clocks.
     Each finding has its remedy. Nothing is changed. The exit code is 1 after an error, 5 after warnings only.
     """
     from app.runtime import commands
 
-    examine = commands.run_cells_doctor if of_cells else commands.run_doctor
-    findings = sorted(examine(_load_settings()), key=lambda finding: -finding.severity)
+    findings = sorted(commands.run_doctor(_load_settings()), key=lambda finding: -finding.severity)
     worst = findings[0].severity.word if findings else "ok"
     shown = [finding for finding in findings if everything or finding.severity.word != "ok"]
     if as_json:

@@ -169,10 +169,9 @@ class Settings(BaseSettings):
         "The poll interval of an idle worker, in case a notification is lost, in seconds; of queues without a poll of "
         "their own in WORKERS_JSON.", values.MIN_POLL_SEC, values.MAX_POLL_SEC,
     )  # fmt: skip
-    listen: Literal["process", "host", "off"] = setting(
-        "DL_LISTEN", "process", "Which worker processes keep a LISTEN connection. process: each; host: one on each "
-        "host, which wakes the others; off: none, and idle workers poll every DL_CLAIM_BACKOFF_SEC.",
-        "process, host or off",
+    listen: values.ListenMode = setting(
+        "DL_LISTEN", "process", "Which worker processes keep a LISTEN connection. process: each; off: none, and idle "
+        "workers poll every DL_CLAIM_BACKOFF_SEC.", "process or off",
     )  # fmt: skip
     shutdown_grace_sec: float = number_setting(
         "DL_SHUTDOWN_GRACE_SEC", 30.0, "How long running jobs may continue after a stop signal, in seconds.", 0, 3600
@@ -257,13 +256,6 @@ class Settings(BaseSettings):
         "dataloader[lineage]; /api/v1/lineage is added. Its bearer token is a reference to a secret.",
         'a URL such as https://marquez.internal:5000, or a JSON object such as {"url": "https://marquez.internal", '
         '"key": {"$secret": "lineage"}}',
-    )  # fmt: skip
-
-    cells: values.Cells = setting(
-        "DL_CELLS", {}, "The independent deployments that /cells shows, by name, this one included. An API key "
-        "(scope read) is a reference to a secret.",
-        'a JSON object such as {"north": "https://north:8081", "south": {"url": "https://south:8081", "key": '
-        '{"$secret": "south"}}}',
     )  # fmt: skip
 
     auth: Literal["keys", "none"] = setting(

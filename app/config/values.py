@@ -304,15 +304,6 @@ def _check_executors(executors: Mapping[str, Mapping[str, Any]]) -> Mapping[str,
     return executors
 
 
-def _check_cells(cells: Mapping[str, Any]) -> Mapping[str, Any]:
-    for name, cell in cells.items():
-        try:
-            _check_service(cell)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    return cells
-
-
 def _check_service(service: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     if isinstance(service, str):
         return _check_url(service)
@@ -334,6 +325,12 @@ def _is_secret_reference(value: Any) -> bool:
     return isinstance(value, Mapping) and value.keys() == {"$secret"} and isinstance(value["$secret"], str)
 
 
+def _refuse_host_listener(mode: str) -> str:
+    if mode == "host":
+        raise ValueError("host was removed: use process with more threads in fewer processes, or off")
+    return mode
+
+
 _Json, _List = BeforeValidator(parse_json), BeforeValidator(_parse_list)
 _STATUS_LIST = ", ".join(FINAL_STATUSES)
 _PACKAGE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
@@ -346,6 +343,7 @@ AllowedHostList = Annotated[
     tuple[Annotated[str, StringConstraints(to_lower=True), AfterValidator(_check_host_or_network)], ...], _List
 ]
 WordList = Annotated[tuple[Annotated[str, StringConstraints(to_lower=True), matching(r"[a-z0-9_]{2,50}")], ...], _List]
+ListenMode = Annotated[Literal["process", "off"], BeforeValidator(_refuse_host_listener)]
 LogRotation = Annotated[Rotation, BeforeValidator(parse_rotation)]
 Workers = Annotated[tuple[QueueWorkers, ...], _Json, AfterValidator(_check_queues)]
 Endpoints = Annotated[Mapping[Text, Annotated[str, AfterValidator(_check_url)]], _Json]
@@ -358,11 +356,6 @@ Executors = Annotated[
     Mapping[Annotated[str, matching(r"[a-z][a-z0-9_-]{0,49}")], Mapping[str, Any]],
     _Json,
     AfterValidator(_check_executors),
-]
-Cells = Annotated[
-    Mapping[Annotated[str, matching(r"[a-z0-9][a-z0-9_-]{0,49}")], str | Mapping[str, Any]],
-    _Json,
-    AfterValidator(_check_cells),
 ]
 Days = Annotated[float, Field(strict=True, gt=0, le=36_500, allow_inf_nan=False)]
 _StatusPeriods = Mapping[Annotated[str, matching("|".join(FINAL_STATUSES), f"expected one of {_STATUS_LIST}")], Days]

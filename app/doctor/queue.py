@@ -24,7 +24,6 @@ _UNKNOWN_TASK_REMEDY = (
 )
 _LISTENER_TEXTS = {
     "listening": "with a LISTEN connection",
-    "relayed": "by another process of the host (DL_LISTEN=host)",
     "off": "without (DL_LISTEN=off)",
 }
 
@@ -138,7 +137,7 @@ def check_listeners(counts: Sequence[tuple[str, str, int]]) -> Iterator[Finding]
         yield info(
             "listeners",
             f"{workers} worker processes of {host} have a LISTEN connection each: notifications cost the server more",
-            "DL_LISTEN=host for the workers of this host, which must share its runtime folder",
+            "run fewer processes with more threads each on this host, or set DL_LISTEN=off: idle workers then poll",
             host=host, workers=workers,
         )  # fmt: skip
     elif by_state:

@@ -24,7 +24,6 @@ from app.db.roles import roles_sql
 from app.db.schema import SCHEMA_VERSION, Migration
 from app.db.statements import AuditContext, acting_as
 from app.db.uninstall import Installation, require_unused
-from app.doctor.cells import CellFacts, UnavailableCell, check_cells
 from app.doctor.examine import run_checks
 from app.doctor.facts import DatabaseFacts
 from app.doctor.findings import UNREACHABLE, Finding, error
@@ -34,21 +33,17 @@ from app.log import redact_text
 from app.postgres.binaries import find_program
 from app.runtime.database import Database
 from app.runtime.pool_settings import retention_periods
-from app.runtime.remote_cells import remote_cells
 from app.runtime.serve import serve
 from app.runtime.service import doctor_connections, set_up_logging
 from app.runtime.worker import run_worker
-from app.web.pages.cells import CellReader, CellRow
-from workers.secrets import SecretStore
 
 __all__ = [
     "ApiKeys", "NewApiKey", "Scope", "audited_api_keys", "database_dsn", "find_installation", "migrate",
     "preview_held_retention", "prune", "psql_command", "remove_installation", "require_unused", "roles_sql",
-    "run_cells_doctor", "run_doctor", "run_worker", "serve",
+    "run_doctor", "run_worker", "serve",
 ]  # fmt: skip
 _PRUNE_BATCH_SIZE = 500
 _DRAIN_POLL_SEC = 1.0
-_CELL_TIMEOUT_SEC = 5.0
 _MAX_COUNTED = 100_000  # jobs that a dry run counts at most, of each batch
 # Of libpq's parameters those whose variable is not PG and the name without underscores.
 _PSQL_VARIABLES = {"application_name": "PGAPPNAME", "connect_timeout": "PGCONNECT_TIMEOUT", "dbname": "PGDATABASE"}
@@ -196,29 +191,6 @@ def run_doctor(settings: Settings) -> list[Finding]:
             return run_checks(DatabaseFacts(pool), doctor_connections(settings, database.dsn()))
     except DatabaseUnavailable as outage:
         return [_unreachable_finding(settings, redact_text(str(outage)))]
-
-
-def run_cells_doctor(settings: Settings) -> list[Finding]:
-    """Ask all services in DL_CELLS at the same time, and return what differs between them. No database is used."""
-    set_up_logging(settings)
-    secrets = SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets)
-    cells = remote_cells(settings.cells, secrets.read, timeout_sec=_CELL_TIMEOUT_SEC)
-    rows = CellReader(cells, own_version="", timeout_sec=_CELL_TIMEOUT_SEC).read()
-    return check_cells([_cell_facts(row) for row in rows])
-
-
-def _cell_facts(row: CellRow) -> CellFacts | UnavailableCell:
-    figures = row.figures
-    if figures is None:
-        return UnavailableCell(row.name, row.url, redact_text(row.reason))
-    return CellFacts(
-        name=row.name,
-        url=row.url,
-        version=figures.version,
-        schema_version=figures.schema_version,
-        cells=figures.cells,
-        clock_ahead_sec=row.clock_difference_sec,
-    )
 
 
 def _unreachable_finding(settings: Settings, reason: str) -> Finding:

@@ -30,7 +30,6 @@ from app.queue.jobs import JobQueue
 from app.queue.own_connections import wrap_drivers
 from app.runtime.database import Database
 from app.runtime.pool_settings import pool_options, retention_periods
-from app.runtime.remote_cells import remote_cells
 from app.runtime.startup import Startup, last_error, version
 from app.tracing import Tracer, create_tracer
 from app.web import WebOptions, create_app
@@ -154,7 +153,6 @@ class Service:
             max_data_age_sec=None if standby is None else settings.read_max_lag_sec,
             webhook_allowed_hosts=settings.webhook_allowed_hosts,
             has_webhook_secret=settings.webhook_secret is not None,
-            cells=remote_cells(settings.cells, self._secret_store.read),
             settings=settings.describe(),
             retention=retention_periods(settings),
             examine=lambda: run_checks(DatabaseFacts(pool), doctor_connections(settings, self._dsn())),

@@ -12,7 +12,6 @@ from app.web.pages.alerts import create_alerts_page
 from app.web.pages.audit import create_audit_page
 from app.web.pages.backfills import create_backfills_page
 from app.web.pages.calendar import create_calendar_page
-from app.web.pages.cells import create_cells_page
 from app.web.pages.charts import create_charts_page
 from app.web.pages.data_quality import create_datasets_page
 from app.web.pages.failures import create_failures_page
@@ -62,7 +61,6 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
         create_keys_page(queue.executor, options),
         create_settings_page(queue.executor, options),
         create_audit_page(queue.executor, options),
-        create_cells_page(options),
         create_search_page(queue.executor, pipelines, options),
         create_zone_page(options),
     )

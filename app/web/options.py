@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,14 +10,6 @@ from app.admin.retention import RetentionPeriods
 from app.queue.labels import Labels
 
 MAX_BATCH_BYTES = 4_194_304  # the largest body of any request
-
-
-@dataclass(frozen=True)
-class RemoteCell:
-    """A service as the page of cells asks it. `read_overview` returns the answer of `GET /api/v1/overview`."""
-
-    url: str
-    read_overview: Callable[[], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +32,6 @@ class WebOptions:
     auth_disabled: bool = False  # every caller has all scopes
     trusted_proxies: tuple[str, ...] = ()  # addresses and networks whose forwarding headers are trusted
     max_data_age_sec: float | None = None  # of what a standby answers; None: there is none
-    cells: Mapping[str, RemoteCell] = field(default_factory=dict)  # by name
     settings: Sequence[Any] = field(default=(), repr=False)  # as app.config describes them, with secrets masked
     retention: RetentionPeriods | None = None  # None: the page of settings does not show it
     examine: Callable[[], Sequence[Any]] | None = field(default=None, repr=False)  # the findings of doctor

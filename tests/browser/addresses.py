@@ -30,7 +30,6 @@ PAGES = {
     "doctor": "/settings/doctor",
     "charts": "/charts",
     "audit": "/audit",
-    "cells": "/cells",
     "search": "/search?q=test",
     "api": "/docs",
     "login": "/login",

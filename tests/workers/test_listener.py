@@ -1,4 +1,4 @@
-"""How the LISTEN connection proves that notifications arrive, and that idle ones notify no process."""
+"""How the LISTEN connection proves that notifications arrive, and that idle ones notify no process; none at all."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from app.db.connection import Row, Session
+from pipelines.retry import Exponential
+from tests.support import eventually
 from tests.support.queue_fixture import QueueFixture
-from workers.listener import Listener, ListenState
+from workers.listener import Listener, ListenMode, ListenState
 from workers.threads import WakeupPipe
 
 
@@ -67,3 +69,31 @@ def test_notification_that_comes_with_a_self_test_is_returned(queue_db, listener
     queue_db.enqueue(queue="x")
 
     assert listener.listen(5.0, wakeup).queues == {"x"}
+
+
+def test_without_listening_jobs_are_found_by_polling(worker_pools):
+    pool = worker_pools.pool({"q": 1}, listen=ListenMode.OFF, claim_backoff_sec=0.3)
+    worker_pools.wait_for_all([worker_pools.add_job()], timeout=20)
+    worker_pools.wait_for_all([worker_pools.add_job()], timeout=20)
+
+    # No INSERT notifies it; the maintenance leader may still notify a queue with waiting jobs, once a second.
+    assert worker_pools.queue_fixture.sql("SELECT queue, needs_notification FROM dl_notify_state") == [("q", False)]
+    assert pool.state().listener == "off"
+    assert pool.state().consuming
+    sessions = worker_pools.queue_fixture.fetch_row(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name LIKE 'dataloader-listen%%'"
+    )
+    assert int(sessions) == 0
+
+
+def test_queue_is_polled_by_its_own_policy(worker_pools):
+    polls = {"q": Exponential(base=0.1, cap=0.4, jitter=0.0)}
+    rare = worker_pools.add_job(queue="rare")
+    pool = worker_pools.pool({"q": 1, "rare": 1}, listen=ListenMode.OFF, claim_backoff_sec=3600, polls=polls)
+    worker_pools.wait_for_all([rare], timeout=20)  # by the first claim of the start
+    eventually(lambda: pool._dispatcher.queues["q"].poll.interval_sec == 0.4, message="polls found nothing")
+
+    worker_pools.wait_for_all([worker_pools.add_job()], timeout=20)
+
+    assert pool.state().consuming

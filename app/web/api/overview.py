@@ -1,4 +1,4 @@
-"""A snapshot of this service's figures, for a page over several services."""
+"""A snapshot of this service's figures, such as for a page over several services."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from app.web.routing import ApiBlueprint
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """Sums over the queues that the key may see. `at`: the clock of the process that answers. `cells`: the names in its
-    DL_CELLS. `problems`: as in the header of the dashboard; null: they could not be counted in time. `succeeded` and
-    `failed`, lost ones included: in the last hour."""
+    """Sums over the queues that the key may see. `at`: the clock of the process that answers. `problems`: as in the
+    header of the dashboard; null: they could not be counted in time. `succeeded` and `failed`, lost ones included: in
+    the last hour."""
 
     version: str
     schema_version: int
     environment: str
     at: datetime
-    cells: tuple[str, ...]
     problems: int | None
     running: int
     ready: int
@@ -60,7 +59,6 @@ def create_overview_blueprint(
             schema_version=SCHEMA_VERSION,
             environment=options.environment,
             at=datetime.now(UTC),
-            cells=tuple(sorted(options.cells)),
             problems=count_problems(),
             running=sum(status.running for status in statuses),
             ready=sum(status.ready for status in statuses),

@@ -18,7 +18,6 @@ slices.py    the slices of a task by calendar, to load again or to cancel
 schedules.py schedules: when they fire, and what became of each time
 calendar.py  what schedules made and will make, by month and day
 charts.py    statistics over time
-cells.py     the figures of several services
 alerts.py    what fires, alert rules, what was resolved
 webhooks.py  webhooks and their deliveries
 keys.py      API keys

@@ -22,7 +22,7 @@ from app.web.json_io import dump_body
 from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer, redirect_to
-from app.web.pages.shell import navigation_links
+from app.web.pages.shell import NAVIGATION
 from app.web.routing import JSON, ApiBlueprint
 from pipelines.contract import Pipelines
 
@@ -114,7 +114,7 @@ def create_search_page(source: Executor, pipelines: Pipelines, options: WebOptio
     def list_palette() -> Response:
         """List the pages, tasks, queues and schedules of the dashboard, for the command palette."""
         names = read_names()
-        entries = [_entry(link.group, link.title, link.path) for link in navigation_links(options)]
+        entries = [_entry(link.group, link.title, link.path) for link in NAVIGATION]
         entries += [_entry(match.kind, match.title, match.path) for match in names.matches("")]
         return Response(dump_body({"entries": entries}), content_type=JSON)
 

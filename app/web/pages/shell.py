@@ -56,22 +56,12 @@ NAVIGATION = (
     NavLink("Settings", "API", "/docs"),
 )
 
-_CELLS_LINK = NavLink("Watch", "Cells", "/cells")
-
-
-def navigation_links(options: WebOptions) -> list[NavLink]:
-    """List the pages by group; that of cells only where there are any."""
-    links = list(NAVIGATION)
-    if options.cells:
-        links.insert(1 + max(at for at, link in enumerate(links) if link.group == _CELLS_LINK.group), _CELLS_LINK)
-    return links
-
 
 def shell_values(options: WebOptions, counter: ProblemCounter) -> dict[str, Any]:
     """Return what the layout shows on every page."""
     return {
         "current_url": current_url(),
-        "navigation": list(_groups(navigation_links(options))),
+        "navigation": list(_groups()),
         "options": options,
         "formatter": formatter_of_request(options),
         "nav_counts": lambda: _shown_counts(counter),
@@ -102,6 +92,6 @@ def _formatter(zone: str) -> Formatter:
     return Formatter(zone)
 
 
-def _groups(links: list[NavLink]) -> Iterator[tuple[str, list[NavLink]]]:
-    for group, members in groupby(links, key=attrgetter("group")):
+def _groups() -> Iterator[tuple[str, list[NavLink]]]:
+    for group, members in groupby(NAVIGATION, key=attrgetter("group")):
         yield group, list(members)

@@ -142,12 +142,8 @@ def test_lineage_receiver_has_its_key_by_reference():
             load(DL_LINEAGE=text)
 
 
-def test_cell_has_an_address_and_a_key_by_reference():
-    cells = '{"north": "https://north:8081", "south": {"url": "https://south:8081", "key": {"$secret": "south"}}}'
-    assert load(DL_CELLS=cells).cells["north"] == "https://north:8081"
+def test_listening_for_a_host_is_refused_with_the_alternatives():
+    with pytest.raises(ConfigError, match="use process with more threads in fewer processes, or off"):
+        load(DL_LISTEN="host")
 
-    for cell in ('{"url": "https://a", "key": "dlk_x"}', '{"url": "https://a"}', '"ftp://a"', '"https://u:p@a"'):
-        with pytest.raises(ConfigError, match="DL_CELLS"):
-            load(DL_CELLS=f'{{"north": {cell}}}')
-    with pytest.raises(ConfigError, match="DL_CELLS"):
-        load(DL_CELLS='{"North 1": "https://a"}')
+    assert load(DL_LISTEN="off").listen == "off"

@@ -211,7 +211,6 @@ def test_refused_endpoint_is_not_shown(url):
     [
         ("DL_LINEAGE", f"https://etl:{SECRET}@marquez"),
         ("DL_LINEAGE", json.dumps({"url": "https://marquez", "key": SECRET})),
-        ("DL_CELLS", json.dumps({"north": {"url": "https://north", "key": SECRET}})),
         ("DL_EXECUTORS", json.dumps({"ray": {"token": SECRET}})),
     ],
 )
@@ -412,7 +411,7 @@ def test_retention_of_single_statuses_is_merged_with_a_warning():
 
 def test_the_number_of_settings_is_bounded():
     """A new setting replaces another one; first ask whether a constant would do."""
-    assert len(Settings.fields_by_variable()) <= 66
+    assert len(Settings.fields_by_variable()) <= 65
 
 
 def test_every_renamed_setting_exists():

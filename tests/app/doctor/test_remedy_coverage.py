@@ -20,11 +20,6 @@ NOT_RUN = {
     "info listeners": "needs dozens of worker processes on one host; its remedy is a setting of theirs",
     "error no_reaper": "its remedy is a setting of worker processes; tests/app/doctor/test_examine.py has the finding",
     "error engine": "its remedy is a setting or a package of the workers; tests/app/doctor/test_engines.py has it",
-    "error cells": "findings of cells are of other services; tests/app/doctor/test_cells.py has them",
-    "error cell_available": "the same",
-    "error cell_clocks": "the same",
-    "warning cell_clocks": "the same",
-    "info cell_maps": "the same",
     "info retention": "tests/system/test_held_retention.py does it",
     "error wraparound": "the same finding as the warning, later",
 }

@@ -47,7 +47,7 @@ def test_worker_without_heartbeat_comes_first_as_lost(client, process_id, dsn, p
 
 
 @pytest.mark.parametrize(
-    ("listener", "is_problem"), [("disconnected", True), ("unresponsive", True), ("relayed", False), ("off", False)]
+    ("listener", "is_problem"), [("disconnected", True), ("unresponsive", True), ("listening", False), ("off", False)]
 )
 def test_worker_that_lost_notifications_is_a_warning(client, process_id, dsn, listener, is_problem):
     connection = psycopg2.connect(dsn)
