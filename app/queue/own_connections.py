@@ -221,7 +221,7 @@ def _guard_psycopg(module: Any) -> None:
         kind.own_session = property(attrgetter("connection.own_session"))
         for name in _CURSOR_METHODS & vars(kind).keys():
             original = getattr(kind, name)
-            is_plain = name == "execute" and kind in (module.Cursor, module.AsyncCursor)
+            is_plain = name == "execute" and kind is module.Cursor
             setattr(kind, name, guard_psycopg_execute(original) if is_plain else guard(original))
     _guard_transactions(module)
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
+from inspect import iscoroutinefunction
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -261,7 +262,14 @@ def guard(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             session.is_called = False
 
-    return guarded
+    if not iscoroutinefunction(original):
+        return guarded
+
+    @wraps(original)
+    async def guarded_coroutine(subject: Any, *args: Any, **options: Any) -> Any:
+        return await guarded(subject, *args, **options)
+
+    return guarded_coroutine  # libraries tell the two apart
 
 
 def guard_psycopg2_execute(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
+from inspect import iscoroutinefunction
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
@@ -375,3 +376,11 @@ def test_kept_cursor_belongs_to_who_uses_it(
         cancel(dsn, other)
         assert statement.result() == QUERY_CANCELED
     connection.close()
+
+
+def test_wrapped_coroutines_stay_coroutines():
+    wrap_drivers()
+
+    assert iscoroutinefunction(psycopg.AsyncCursor.execute)
+    assert iscoroutinefunction(psycopg.AsyncConnection.commit)
+    assert not iscoroutinefunction(psycopg.Cursor.execute)
