@@ -59,6 +59,17 @@ BUGS = (
         "tests/app/queue/test_claims.py::test_unknown_task_with_an_infinite_time_is_deferred",
     ),
     PlantedBug(
+        "SQL of a pool belongs to the job that started its thread", "app/queue/own_sessions.py",
+        'ThreadPoolExecutor.submit = _with_owner(ThreadPoolExecutor.submit, "fn")',
+        "ThreadPoolExecutor.submit = ThreadPoolExecutor.submit",
+        "tests/app/queue/test_own_sessions.py::test_reused_thread_of_ended_attempt_works_for_who_submits",
+    ),
+    PlantedBug(
+        "an act leaves no line in the audit file", "app/web/acts.py",
+        "audit_action(act.name, **(act.audit_fields(path, body) | call.audited))", "_ = audit_action",
+        "tests/app/web/test_every_way.py::test_every_way_does_the_same",
+    ),
+    PlantedBug(
         "a follow-up leaves out defaults of its task's args", "workers/follow_ups.py",
         "{**settings.task_defaults.get(task, {}), **job_args}", "job_args",
         "tests/workers/test_context.py::test_follow_up_counts_the_defaults_of_its_task",
