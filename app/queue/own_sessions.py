@@ -269,7 +269,7 @@ def guard(original: Callable[..., Any]) -> Callable[..., Any]:
     async def guarded_coroutine(subject: Any, *args: Any, **options: Any) -> Any:
         return await guarded(subject, *args, **options)
 
-    return guarded_coroutine  # libraries tell the two apart
+    return guarded_coroutine  # libraries ask whether it is one
 
 
 def guard_psycopg2_execute(original: Callable[..., Any]) -> Callable[..., Any]:
