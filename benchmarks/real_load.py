@@ -1,28 +1,43 @@
-"""Real loads for benchmarks.simulate: groups of jobs at random times, and what they cost each session and program.
+"""Measures how long jobs take that arrive in groups at random times, and what they cost each session and program.
+
+Takes about 5 minutes.
+
+First it finds the rate at which a worker process on this machine saturates: the highest at which the queue does not
+grow. Then it runs loads at shares of that rate: the times are those from when a job was due to its end.
 
 Nothing but the load runs on the server meanwhile: autovacuum is off, a checkpoint has just ended, and segments of WAL
 are used again as on a server that has run for a while; a new one is written twice, and all commits wait. VACUUM is run
-at a fixed interval, as in the model. Claims and settlements are counted by the transactions that wrote their events.
+at a fixed interval. Claims and settlements are counted by the transactions that wrote their events. Use a machine
+without other load: the last column has the share of it that other programs used.
 """
 
 from __future__ import annotations
 
 import gc
+import math
+import random
+import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import psycopg2
 
 from benchmarks import drain
-from benchmarks.place import cpu_sec_of, fresh_database, own_cpu_sec, query_value
-from benchmarks.queue_model import VACUUM_INTERVAL_SEC, Load, Times, arrival_times
-from benchmarks.rounds import quantile
+from benchmarks.place import (
+    benchmark_server,
+    cpu_sec_of,
+    describe_environment,
+    fresh_database,
+    own_cpu_sec,
+    query_value,
+)
+from benchmarks.rounds import Cell, format_table, make_parser, quantile
 
 SERVER_SETTINGS = {
     "autovacuum": "off",
@@ -31,6 +46,11 @@ SERVER_SETTINGS = {
     "min_wal_size": "8GB",  # all segments are used again
     "track_wal_io_timing": "on",
 }
+SHARES = (0.5, 0.9)  # of saturation
+_SEARCH_SEC = 12.0  # of each load that saturation is searched with
+_VACUUM_INTERVAL_SEC = 5.0
+_MIN_KEPT_UP = 0.98  # fewer jobs done than were due: saturated
+_SLOWEST, _FASTEST, _MAX_RATIO = 500.0, 64_000.0, 1.04  # jobs a second: where saturation is looked for
 _WAL_SEGMENTS = 200  # of 16 MB: more than a load writes
 _QUEUE = "bench"
 ENQUEUE = """
@@ -38,7 +58,7 @@ INSERT INTO dl_jobs (queue, task, lock_key, created_at)
 SELECT %s, 'noop', 'k' || random(), to_timestamp(%s) FROM generate_series(1, %s)
 """
 _TIMES = """
-SELECT extract(epoch FROM created_at)::float8, extract(epoch FROM finished_at)::float8, 1
+SELECT extract(epoch FROM created_at)::float8, extract(epoch FROM finished_at)::float8
   FROM dl_jobs WHERE status = 'succeeded'
 """
 _EVENTS = """
@@ -51,6 +71,35 @@ _FLUSHES = "SELECT wal_sync, wal_sync_time FROM pg_stat_wal"
 _FLUSHES_18 = "SELECT sum(fsyncs), sum(fsync_time) FROM pg_stat_io WHERE object = 'wal'"
 _SESSIONS = "SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()"
 _WORKER_SESSION = "dataloader-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Jobs that arrive in groups at random times."""
+
+    jobs_per_sec: float
+    group: int  # jobs of a statement that enqueues
+    seconds: float
+    warm_up_share: float = 0.2  # of the seconds: what was due then is left out of the times
+    generators: int = 4  # connections that enqueue
+    threads: int = 8  # of the worker process
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Times:
+    """When jobs were due, and when they ended."""
+
+    entries: Sequence[tuple[float, float]]
+
+    def due_in(self, begin_sec: float, end_sec: float) -> Times:
+        return Times([entry for entry in self.entries if begin_sec <= entry[0] < end_sec])
+
+    def quantile_ms(self, percent: int) -> float:
+        """Infinite if there is no job."""
+        if not self.entries:
+            return float("inf")
+        return quantile([ended - due for due, ended in self.entries], percent) * 1e3
 
 
 @dataclass(frozen=True)
@@ -68,7 +117,6 @@ class RealLoad:
     vacuum_us: float
     statistics_us: float  # of an event that was aggregated
     worker_us: float
-    generator_us: float
     flush_us: float  # the time
     events: float  # of a job, as the next three
     claims: float
@@ -83,6 +131,33 @@ class RealLoad:
         return sessions_us + self.vacuum_us + self.statistics_us * self.events
 
 
+def arrival_times(load: Load) -> Iterator[float]:
+    """Yield the times of the groups, in seconds from the beginning."""
+    rng, at = random.Random(load.seed), 0.0
+    while (at := at + rng.expovariate(load.jobs_per_sec / load.group)) < load.seconds:
+        yield at
+
+
+def keeps_up(load: Load, done_per_sec: float) -> bool:
+    """Return whether so many jobs ended in the measured time as were due in it: else the queue grew."""
+    begin_sec = load.seconds * load.warm_up_share
+    due = load.group * sum(at >= begin_sec for at in arrival_times(load))
+    return done_per_sec * (load.seconds - begin_sec) >= _MIN_KEPT_UP * due
+
+
+def find_saturation(load: Load, run: Callable[[Load], float]) -> float:
+    """Return the highest rate of arrivals at random times that is kept up with, to 4 %: seven runs.
+
+    `run` returns how many jobs of a load are done in a second.
+    """
+    low, high = _SLOWEST, _FASTEST
+    while high / low > _MAX_RATIO:
+        rate = math.sqrt(low * high)
+        tried = replace(load, jobs_per_sec=rate)
+        low, high = (rate, high) if keeps_up(tried, run(tried)) else (low, rate)
+    return low
+
+
 class _Vacuum:
     """Vacuums the tables of jobs at an interval, and counts the CPU time of its session."""
 
@@ -95,7 +170,7 @@ class _Vacuum:
         with closing(psycopg2.connect(self._dsn)) as connection, connection.cursor() as cursor:
             connection.autocommit = True
             session = psutil.Process(connection.info.backend_pid)
-            while not self._is_over.wait(VACUUM_INTERVAL_SEC):
+            while not self._is_over.wait(_VACUUM_INTERVAL_SEC):
                 cursor.execute("VACUUM dl_jobs, dl_job_events")
                 times = session.cpu_times()
                 self.cpu_sec = times.user + times.system
@@ -151,6 +226,63 @@ class _Generator:
                 cursor.execute(ENQUEUE, (_QUEUE, due_at, self._load.group))
 
 
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__name__)
+    parser.add_argument("--saturation", type=float, help="jobs a second, instead of the search for it")
+    parser.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of saturation, one load for each")
+    parser.add_argument("--group", type=int, default=20, help="jobs of a statement that enqueues")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
+    parser.add_argument("--runs", type=int, default=3, help="of each load")
+    options = parser.parse_args(argv)
+    with benchmark_server(SERVER_SETTINGS) as (server_dsn, server):
+        if server is None:
+            parser.error("the CPU time of a server that DL_BENCH_DSN names cannot be measured")
+        print(describe_environment(server_dsn), flush=True)
+        prepare_wal(server_dsn)
+        load = Load(jobs_per_sec=1, group=options.group, seconds=_SEARCH_SEC)
+        saturation = options.saturation or find_saturation(
+            load, lambda tried: run_load(server_dsn, tried, waits=False).done_per_sec
+        )
+        print(f"Saturated: {saturation:,.0f} jobs/s\n", flush=True)
+        print_loads(server_dsn, replace(load, seconds=options.seconds), saturation, options.shares, options.runs)
+
+
+def print_loads(server_dsn: str, load: Load, saturation: float, shares: Sequence[float], runs: int) -> None:
+    """Run each share several times; print the medians, and the p99 of each run."""
+    rows: list[list[Cell]] = []
+    for share in shares:
+        loads = [replace(load, jobs_per_sec=saturation * share, seed=seed) for seed in range(1, runs + 1)]
+        measured = [run_load(server_dsn, planned) for planned in loads]
+
+        def median(value: Callable[[RealLoad], float], measured: Sequence[RealLoad] = measured) -> float:
+            return statistics.median(map(value, measured))
+
+        rows.append(
+            [
+                f"{share:g}",
+                loads[0].jobs_per_sec,
+                median(lambda result: result.times.quantile_ms(50)),
+                " / ".join(f"{result.times.quantile_ms(99):.0f}" for result in measured),
+                median(lambda result: result.enqueue_us),
+                median(lambda result: result.claim_us),
+                median(lambda result: result.settle_us),
+                median(lambda result: result.server_us),
+                median(lambda result: result.worker_us),
+                median(lambda result: 1 / max(1e-9, result.claims)),
+                median(lambda result: 1 / max(1e-9, result.settlements)),
+                median(lambda result: result.flush_us / max(1e-9, result.flushes) / 1e3),
+                median(lambda result: result.late_ms),
+                f"{max(result.others for result in measured):.0%}",
+            ]
+        )
+    headings = (
+        *("of saturation", "jobs/s", "p50, ms", "p99 of each run, ms", "enqueue, µs/job", "claim, µs/job"),
+        *("settle, µs/job", "server, µs/job", "worker, µs/job", "jobs of a claim", "jobs of a settlement"),
+        *("a flush, ms", "generator late, ms", "others"),
+    )
+    print(format_table(headings, rows, text_columns=(0, 3, 13)))
+
+
 def prepare_wal(server_dsn: str) -> None:
     """Create the segments of WAL that the loads use; the checkpoint before a load makes those of earlier ones free."""
     with closing(psycopg2.connect(server_dsn)) as connection, connection.cursor() as cursor:
@@ -185,7 +317,7 @@ def run_load(server_dsn: str, load: Load, *, waits: bool = True) -> RealLoad:
     job_us = 1e6 / len(rows)
     return RealLoad(
         times=Times(rows).due_in(begin_at, end_at),
-        done_per_sec=sum(begin_at <= ended_at < end_at for _, ended_at, _ in rows) / (end_at - begin_at),
+        done_per_sec=sum(begin_at <= ended_at < end_at for _, ended_at in rows) / (end_at - begin_at),
         enqueue_us=generator.server_sec * job_us,
         claim_us=sessions["claim"] * job_us,
         settle_us=sessions["settle"] * job_us,
@@ -193,7 +325,6 @@ def run_load(server_dsn: str, load: Load, *, waits: bool = True) -> RealLoad:
         vacuum_us=vacuum.cpu_sec * job_us,
         statistics_us=sessions["maintenance"] / max(1, aggregated) * 1e6,
         worker_us=worker_sec * job_us,
-        generator_us=generator_sec * job_us,
         flush_us=float(flush_ms - flush_ms_before) * 1e3 / len(rows),
         events=events / len(rows),
         claims=claims / len(rows),
@@ -227,3 +358,7 @@ def _cpu_times(worker: psutil.Process) -> tuple[float, float, float]:
 
 
 def _ignore(_: int) -> None: ...
+
+
+if __name__ == "__main__":
+    main()

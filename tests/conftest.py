@@ -44,8 +44,8 @@ UNSAFE_FAST_SETTINGS = {
 RUN_FOLDER_VARIABLE = "DL_TEST_FOLDER"
 FULL_FOLDERS = (
     # generated input, many hosts and load
-    "tests/app/queue/test_stateful.py", "tests/benchmarks/test_commands.py", "tests/benchmarks/test_simulate.py",
-    "tests/hostile/", "tests/pipelines/test_schedule_times.py",
+    "tests/app/queue/test_stateful.py", "tests/benchmarks/test_commands.py", "tests/hostile/",
+    "tests/pipelines/test_schedule_times.py",
     # whole processes whose end is awaited: `make test` keeps start, stop, outages and deaths of processes
     "tests/app/cli/test_local.py", "tests/app/cli/test_shell.py", "tests/app/db/test_other_encodings.py",
     "tests/app/doctor/test_remedies.py", "tests/app/doctor/test_schema_remedies.py",
