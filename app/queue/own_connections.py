@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial, wraps
 from importlib.machinery import ModuleSpec
-from operator import attrgetter
 from typing import Any
 
 import psycopg2
@@ -218,7 +218,7 @@ def _guard_psycopg(module: Any) -> None:
         for name in ("commit", "tpc_commit"):
             setattr(kind, name, guard(getattr(kind, name)))
     for kind in (module.Cursor, module.AsyncCursor, module.ServerCursor, module.AsyncServerCursor):
-        kind.own_session = property(attrgetter("connection.own_session"))
+        kind.own_session = property(operator.attrgetter("connection.own_session"))
         for name in _CURSOR_METHODS & vars(kind).keys():
             original = getattr(kind, name)
             is_plain = name == "execute" and kind is module.Cursor
