@@ -1,73 +1,39 @@
-"""Changes of the clock in time zones, and what they do to schedules."""
+"""Times of schedules that a near clock change moves or repeats."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import takewhile
-from zoneinfo import ZoneInfo
+from itertools import islice, takewhile
 
-from pipelines.schedule_times import Timing
+from pipelines.schedule_times import NominalTime, Timing
+from pipelines.zone_clock import find_zone, offset_changes
 
-_DAYS_BEFORE, _DAYS_AHEAD = 7, 60
+_BEFORE, _AHEAD = timedelta(days=7), timedelta(days=60)
 _MAX_TIMES = 200  # of a schedule around a change
 _AROUND = timedelta(hours=26)
 
 
 @dataclass(frozen=True)
-class ClockChange:
-    """A change of the clock: at `at` it is set from one wall time to another."""
-
-    zone: str
-    at: datetime
-    wall_before: datetime
-    wall_after: datetime
-
-    @property
-    def is_gap(self) -> bool:
-        return self.wall_after > self.wall_before
-
-
-@dataclass(frozen=True)
 class AffectedSchedule:
-    """A schedule whose time the change moves or repeats: its name, and these times."""
+    """A schedule with the times that a clock change moves or repeats, in its zone."""
 
     name: str
-    times: list[datetime]
+    times: Sequence[NominalTime]
 
 
-def find_clock_change(zone: str, now: datetime) -> ClockChange | None:
-    """The change of the last week or of the next two months; None: there is none."""
-    place = ZoneInfo(zone)
-    start = now.astimezone(UTC) - timedelta(days=_DAYS_BEFORE)
-    for day in range(_DAYS_BEFORE + _DAYS_AHEAD):
-        low, high = start + timedelta(days=day), start + timedelta(days=day + 1)
-        if _offset(low, place) != _offset(high, place):
-            return _narrow(zone, place, low, high)
-    return None
-
-
-def affected_schedules(change: ClockChange, schedules: Iterable[tuple[str, Timing]]) -> list[AffectedSchedule]:
-    """Those of the schedules with this zone that a change moves or repeats."""
-    found = []
+def affected_schedules(schedules: Iterable[tuple[str, Timing]], now: datetime) -> list[AffectedSchedule]:
+    """List the schedules with such times from a week ago to two months ahead."""
+    begin = now.astimezone(UTC).replace(microsecond=0)
+    affected = []
     for name, timing in schedules:
-        near = takewhile(lambda time: time.at <= change.at + _AROUND, timing.after(change.at - _AROUND))
-        moved = [time.at for _, time in zip(range(_MAX_TIMES), near, strict=False) if time.note is not None]
-        if moved:
-            found.append(AffectedSchedule(name, moved))
-    return found
+        changes = offset_changes(begin - _BEFORE, begin + _AHEAD, find_zone(timing.zone))
+        if times := [time for change in changes for time in _times_around(change, timing) if time.note is not None]:
+            affected.append(AffectedSchedule(name, times))
+    return affected
 
 
-def _narrow(zone: str, place: ZoneInfo, low: datetime, high: datetime) -> ClockChange:
-    """The minute of the change between two moments with different offsets."""
-    before = _offset(low, place)
-    while high - low > timedelta(minutes=1):
-        middle = low + (high - low) / 2
-        low, high = (middle, high) if _offset(middle, place) == before else (low, middle)
-    at = (high + timedelta(seconds=30)).replace(second=0, microsecond=0)
-    return ClockChange(zone, at, (at + before).replace(tzinfo=None), at.astimezone(place).replace(tzinfo=None))
-
-
-def _offset(moment: datetime, place: ZoneInfo) -> timedelta:
-    return moment.astimezone(place).utcoffset() or timedelta()
+def _times_around(change: datetime, timing: Timing) -> Iterator[NominalTime]:
+    near = takewhile(lambda time: time.at <= change + _AROUND, timing.after(change - _AROUND))
+    return islice(near, _MAX_TIMES)

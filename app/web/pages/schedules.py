@@ -17,7 +17,7 @@ from app.errors import TimeHasFired
 from app.web.links import quote_name
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_time, redirect_to
-from app.web.pages.clock_changes import AffectedSchedule, ClockChange, affected_schedules, find_clock_change
+from app.web.pages.clock_changes import AffectedSchedule, affected_schedules
 from app.web.pages.schedule_form import ADVANCED_FIELDS, ScheduleFields, changed_values, shown_errors, texts_of
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
@@ -87,7 +87,7 @@ def create_schedules_page(source: Executor, pipelines: Pipelines, options: WebOp
             more=len(rest) - len(details),
             states=Counter(_state(schedule) for schedule in found),
             firings=editor.schedules.last_firings_of([each.schedule_id for each in details], limit=_LAST_FIRINGS),
-            changes=_clock_changes(editor, details),
+            affected=_affected_by_clock_changes(editor, details),
             shown_as=shown_as,
             query=query,
             preview=preview,
@@ -138,7 +138,7 @@ def create_schedules_page(source: Executor, pipelines: Pipelines, options: WebOp
             preview=preview,
             preview_problem=preview_problem,
             firings=editor.schedules.firings(schedule, limit=_FIRINGS_SHOWN),
-            changes=_clock_changes(editor, [detail]),
+            affected=_affected_by_clock_changes(editor, [detail]),
             shown_as=shown_as,
             differences=_differences(detail),
             sent=sent,
@@ -246,22 +246,15 @@ def _differences(schedule: ScheduleDetail) -> list[tuple[str, Any, Any]]:
     return [(name, schedule.declared.get(name), schedule.definition.get(name)) for name in schedule.differs_from_code]
 
 
-def _clock_changes(
-    editor: ScheduleEditor, schedules: Iterable[ScheduleDetail]
-) -> list[tuple[ClockChange, list[AffectedSchedule]]]:
-    """Near changes of the clock in the zones of the schedules that fire by a clock, and which schedules they move."""
-    timings: dict[str, dict[str, Any]] = {}
-    for schedule in schedules:
-        definition = _cron_definition(editor, schedule)
-        if definition is not None:
-            timings.setdefault(definition.zone, {})[schedule.name] = definition.timing
-    now = datetime.now(UTC)
-    found = []
-    for zone, of_zone in sorted(timings.items()):
-        change = find_clock_change(zone, now)
-        if change is not None:
-            found.append((change, affected_schedules(change, of_zone.items())))
-    return found
+def _affected_by_clock_changes(editor: ScheduleEditor, schedules: Iterable[ScheduleDetail]) -> list[AffectedSchedule]:
+    """List those of the schedules that fire by a clock and that a near clock change moves or repeats."""
+    definitions = ((schedule.name, _cron_definition(editor, schedule)) for schedule in schedules)
+    timings = (
+        (name, timing)
+        for name, definition in definitions
+        if definition is not None and (timing := definition.timing) is not None
+    )
+    return affected_schedules(timings, datetime.now(UTC))
 
 
 def _cron_definition(editor: ScheduleEditor, schedule: ScheduleDetail) -> ScheduleDefinition | None:

@@ -1,33 +1,34 @@
-"""Changes of the clock, and the schedules that they move."""
+"""Which schedules a clock change affects, and the note of them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from app.web.pages.clock_changes import affected_schedules, find_clock_change
+import pytest
+
+from app.web.pages.clock_changes import affected_schedules
 from pipelines.schedule_times import Timing
 
 
-def cron(expression):
-    return Timing(kind="cron", expression=expression, zone="Europe/Berlin")
+def cron(expression: str, zone: str = "Europe/Berlin") -> Timing:
+    return Timing(kind="cron", expression=expression, zone=zone)
 
 
-def test_change_is_found_with_its_wall_times():
-    change = find_clock_change("Europe/Berlin", datetime(2026, 10, 1, tzinfo=UTC))
+@pytest.mark.parametrize(
+    ("now", "at", "note"),
+    [
+        (datetime(2027, 3, 20, tzinfo=UTC), "2027-03-28T03:00:00+02:00", "moved"),
+        (datetime(2026, 10, 1, 12, 30, 5, 7, tzinfo=UTC), "2026-10-25T02:30:00+02:00", "repeated"),
+    ],
+)
+def test_only_schedules_with_a_moved_or_repeated_time_are_affected(now, at, note):
+    timings = [("night", cron("30 2 * * *")), ("morning", cron("0 6 * * *")), ("far", cron("30 2 * * *", "UTC"))]
 
-    assert change is not None
-    assert change.at == datetime(2026, 10, 25, 1, tzinfo=UTC)
-    assert (f"{change.wall_before:%d %b %H:%M}", f"{change.wall_after:%H:%M}") == ("25 Oct 03:00", "02:00")
-    assert not change.is_gap
-    assert find_clock_change("Europe/Moscow", datetime(2026, 10, 1, tzinfo=UTC)) is None
+    (affected,) = affected_schedules(timings, now)
+
+    assert affected.name == "night"
+    assert [(time.at.isoformat(), time.note) for time in affected.times] == [(at, note)]
 
 
-def test_only_schedules_with_a_moved_time_are_affected():
-    change = find_clock_change("Europe/Berlin", datetime(2027, 3, 20, tzinfo=UTC))
-    assert change is not None
-    assert change.is_gap
-
-    affected = affected_schedules(change, [("night", cron("30 2 * * *")), ("morning", cron("0 6 * * *"))])
-
-    assert [schedule.name for schedule in affected] == ["night"]
-    assert [at.isoformat() for at in affected[0].times] == ["2027-03-28T03:00:00+02:00"]
+def test_no_schedule_is_affected_far_from_a_change():
+    assert affected_schedules([("night", cron("30 2 * * *"))], datetime(2026, 7, 1, tzinfo=UTC)) == []

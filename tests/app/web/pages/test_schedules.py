@@ -11,6 +11,7 @@ import psycopg2
 import pytest
 
 from app.web.pages import calendar, schedules
+from app.web.pages.clock_changes import affected_schedules
 from tests.support.databases import execute_sql
 
 DAILY = {
@@ -273,3 +274,19 @@ def stored_args(dsn):
         cursor.execute("SELECT overrides->'args' FROM dl_schedules")
         ((args,),) = cursor.fetchall()
     return args
+
+
+def test_schedule_that_a_clock_change_moves_is_named_with_its_times(client, monkeypatch):
+    def find(timings, now):
+        return affected_schedules(timings, datetime(2027, 3, 20, tzinfo=UTC))
+
+    monkeypatch.setattr(schedules, "affected_schedules", find)
+    client.post("/schedules", data={**DAILY, "zone": "Europe/Berlin", "expression": "30 2 * * *"})
+    client.post("/schedules", data={**DAILY, "name": "noon", "zone": "Europe/Berlin", "expression": "0 12 * * *"})
+
+    for page in (client.get("/schedules").text, client.get(PAGE).text):
+        note = page.partition("Clock change.")[2].partition("</div>")[0]
+        assert "fires later on 28 Mar 2027:" in note
+        assert "03:00 +0200" in note
+        assert "noon" not in note
+    assert "Clock change." not in client.get("/schedules/noon").text
