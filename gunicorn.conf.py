@@ -6,22 +6,22 @@ import signal
 import sys
 from typing import Any
 
-from app.__main__ import exit_on
+from dataloader.app.__main__ import exit_on
 
 exit_on(signal.SIGTERM)  # the arbiter's handler replaces it
 
-from app.config import load_settings
-from app.config.checks import check_worker_name
-from app.errors import ConfigError
-from app.runtime.database import Database
-from app.runtime.serve import (
+from dataloader.app.config import load_settings
+from dataloader.app.config.checks import check_worker_name
+from dataloader.app.errors import ConfigError
+from dataloader.app.runtime.database import Database
+from dataloader.app.runtime.serve import (
     SIGNALS_BLOCKED_AT_FORK,
     ServiceWorker,
     block_signals_at_fork,
     gunicorn_settings,
     require_key_if_public,
 )
-from app.runtime.service import set_up_logging
+from dataloader.app.runtime.service import set_up_logging
 
 try:
     _settings = load_settings(loads_pipelines=True)

@@ -1,7 +1,7 @@
 """The WSGI app for `gunicorn wsgi:app`. gunicorn.conf.py starts the worker pool of the process."""
 
-from app.config import load_settings
-from app.runtime.service import Service, set_up_logging
+from dataloader.app.config import load_settings
+from dataloader.app.runtime.service import Service, set_up_logging
 
 settings = load_settings(loads_pipelines=True)
 set_up_logging(settings)

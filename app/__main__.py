@@ -17,7 +17,7 @@ def main() -> None:
     """The console script. Does not return."""
     if sys.argv[1:2] and sys.argv[1] in _SERVICES:
         exit_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    from app.cli import main as run_command  # noqa: PLC0415 - after the handlers
+    from dataloader.app.cli import main as run_command  # noqa: PLC0415 - after the handlers
 
     run_command()
 

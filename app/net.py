@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
-from pipelines.toolkit.networks import Address, embedded_ipv4, is_public
+from dataloader.pipelines.toolkit.networks import Address, embedded_ipv4, is_public
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolver = Callable[[str, int], Sequence[str]]

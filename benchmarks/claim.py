@@ -12,10 +12,10 @@ import argparse
 import statistics
 import time
 
-from app.db.connection import Session
-from app.queue.job import Settlement, Status, new_run_ids
-from app.queue.jobs import JobQueue
 from benchmarks.place import benchmark_server, fresh_database, query_value
+from dataloader.app.db.connection import Session
+from dataloader.app.queue.job import Settlement, Status, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
 
 FILL = """
 INSERT INTO dl_jobs (queue, task, lock_key, priority, wait_state)

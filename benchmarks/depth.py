@@ -31,11 +31,11 @@ from typing import Any
 import psycopg2
 from psycopg2.extensions import parse_dsn
 
-from app.db.connection import Session
-from app.queue.job import Settlement, Status, new_run_ids
-from app.queue.jobs import JobQueue
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, quantile, run_rounds
+from dataloader.app.db.connection import Session
+from dataloader.app.queue.job import Settlement, Status, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
 
 MAX_COST_RATIO = 1.5
 BYTES_PER_ROW = 700  # of table and indexes, generously

@@ -40,12 +40,12 @@ import psutil  # type: ignore[import-untyped]
 import psycopg2
 from psycopg2.extensions import parse_dsn
 
-from app.db import connection
 from benchmarks.place import benchmark_server, cpu_sec_of, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, run_rounds
-from pipelines.contract import Pipelines
-from workers.pool import WorkerPool
-from workers.pool_options import PoolOptions
+from dataloader.app.db import connection
+from dataloader.pipelines.contract import Pipelines
+from dataloader.workers.pool import WorkerPool
+from dataloader.workers.pool_options import PoolOptions
 
 SIMPLE_TABLES = """
 CREATE TABLE simple_jobs (

@@ -30,13 +30,14 @@ from contextlib import closing, contextmanager
 import psycopg2
 from psycopg2.extras import Json, execute_values
 
-from app.db.pool import Pool
-from app.queue.batch import enqueue_batch
-from app.queue.job import NewJob
-from app.queue.jobs import JobQueue
-from app.web import WebOptions, create_app
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
-from pipelines.contract import Pipelines
+from dataloader.app.db.pool import Pool
+from dataloader.app.http.app import create_app
+from dataloader.app.http.options import WebOptions
+from dataloader.app.queue.batch import enqueue_batch
+from dataloader.app.queue.job import NewJob
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.contract import Pipelines
 
 BATCH_ROWS = 10_000
 THREADS = 4

@@ -12,11 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from app.admin.statistics import Statistics
-from app.db.connection import Session
 from benchmarks.place import benchmark_server, cpu_sec_of, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_table, make_parser, median
-from workers.maintenance import AGGREGATE_BATCH, IDLE_INTERVAL_SEC, rest_sec
+from dataloader.app.db.connection import Session
+from dataloader.app.features.statistics.rows import Statistics
+from dataloader.workers.maintenance import AGGREGATE_BATCH, IDLE_INTERVAL_SEC, rest_sec
 
 _FILL = """
 WITH jobs AS (

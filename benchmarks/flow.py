@@ -31,15 +31,15 @@ from contextlib import ExitStack, closing
 from functools import partial
 from threading import Event
 
-from app.db.connection import Session
-from app.queue.job import ClaimMode, ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
-from app.queue.jobs import JobQueue
 from benchmarks import depth, drain
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, run_rounds
-from pipelines.contract import Pipelines
-from workers.pool import WorkerPool
-from workers.pool_options import PoolOptions
+from dataloader.app.db.connection import Session
+from dataloader.app.queue.job import ClaimMode, ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.contract import Pipelines
+from dataloader.workers.pool import WorkerPool
+from dataloader.workers.pool_options import PoolOptions
 
 MAX_CLAIM_RATIO = 1.05
 CLAIMERS, GROUP = 4, 20

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from app.db.connection import Session
-from app.queue.job import ClaimedJob, RenewalRequest, new_run_ids
-from app.queue.jobs import JobQueue
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, run_rounds
+from dataloader.app.db.connection import Session
+from dataloader.app.queue.job import ClaimedJob, RenewalRequest, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
 
 FILL = """
 INSERT INTO dl_jobs (queue, task, lock_key, args, progress, lease_ttl_sec, wait_state)

@@ -12,15 +12,15 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 from psycopg2.extensions import make_dsn
 
-from app.db.schema import migrate
 from benchmarks.place import query_value
-from pipelines.contract import Pipelines
+from dataloader.app.db.schema import migrate
+from dataloader.pipelines.contract import Pipelines
+from dataloader.workers.listener import ListenMode
+from dataloader.workers.pool import WorkerPool
+from dataloader.workers.pool_options import PoolOptions
 from tests.chaos.servers import Server
 from tests.cluster.cluster import tcp_dsn
 from tests.cluster.network import DATABASE, Network
-from workers.listener import ListenMode
-from workers.pool import WorkerPool
-from workers.pool_options import PoolOptions
 
 THREADS = 8
 NAP_SEC = 0.02

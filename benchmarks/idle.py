@@ -19,12 +19,12 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 from psycopg2.extensions import make_dsn
 
-from app.db.schema import migrate
 from benchmarks.hosts import running_hosts
 from benchmarks.place import cpu_sec_of, describe_environment, own_cpu_sec, query_value
 from benchmarks.rounds import Cell, format_table, make_parser
+from dataloader.app.db.schema import migrate
+from dataloader.workers.listener import ListenMode
 from tests.chaos.servers import Server
-from workers.listener import ListenMode
 
 _SETTINGS = {"fsync": "on", "max_connections": "800", "shared_buffers": "256MB", "max_wal_size": "1GB",
              "shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.track": "top",

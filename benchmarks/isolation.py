@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
-from app.queue.job import ClaimedJob, Settlement
-from pipelines.contract import Pipelines, load_tasks, register
-from workers.attempt import Attempt, AttemptSettings
-from workers.isolation.run import run_isolated
-from workers.threads import clock
+from dataloader.app.queue.job import ClaimedJob, Settlement
+from dataloader.pipelines.contract import Pipelines, load_tasks, register
+from dataloader.workers.attempt import Attempt, AttemptSettings
+from dataloader.workers.isolation.run import run_isolated
+from dataloader.workers.threads import clock
 
 _CALL = {"call": "benchmarks.isolation:first_line"}
 _KB_PER_MB = 1024

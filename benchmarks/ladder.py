@@ -14,16 +14,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from app.db.pool import Pool
-from app.db.schema import migrate
-from app.postgres import EmbeddedServer
-from app.queue.job import NewJob, Status
-from app.queue.jobs import JobQueue
-from pipelines.contract import registry
+from dataloader.app.db.pool import Pool
+from dataloader.app.db.schema import migrate
+from dataloader.app.postgres import EmbeddedServer
+from dataloader.app.queue.job import NewJob, Status
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.contract import registry
+from dataloader.workers.attempt import AttemptSettings
+from dataloader.workers.pool import WorkerPool
+from dataloader.workers.pool_options import PoolOptions
 from tests.support import stop_steps
-from workers.attempt import AttemptSettings
-from workers.pool import WorkerPool
-from workers.pool_options import PoolOptions
 
 _TASKS = [*(f"thread.{name}" for name in stop_steps.THREADS), *(f"process.{name}" for name in stop_steps.PROCESSES)]
 _WARM_UP_SEC = 3.0  # for a process to start and reach its blocking call

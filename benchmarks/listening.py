@@ -13,13 +13,13 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import psycopg2
 
-from app.db.connection import Session
-from app.queue.job import SUCCEEDED, new_run_ids
-from app.queue.jobs import JobQueue
 from benchmarks.hosts import Place, running_hosts
 from benchmarks.place import commit_count, cpu_sec_of, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table
-from workers.listener import ListenMode
+from dataloader.app.db.connection import Session
+from dataloader.app.queue.job import SUCCEEDED, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.workers.listener import ListenMode
 
 _SETTLE_SEC = 3.0  # what processes do at their start is not measured
 _GROUP = 100

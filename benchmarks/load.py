@@ -32,8 +32,8 @@ from psycopg2.extras import execute_values
 
 from benchmarks.place import benchmark_server, describe_environment, fresh_database
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, run_rounds
-from pipelines.toolkit.decode import json_lines
-from pipelines.toolkit.load import copy_rows, replace_table, upsert
+from dataloader.pipelines.toolkit.decode import json_lines
+from dataloader.pipelines.toolkit.load import copy_rows, replace_table, upsert
 
 COLUMNS = ["id", "code", "name", "note", "amount", "rate", "active", "day", "seen_at", "parent"]
 TABLE = """

@@ -22,10 +22,10 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import psycopg2
 
-from app.postgres import EmbeddedServer
-from pipelines import targets
-from pipelines.opu.load import OpuArguments, load_opu
-from pipelines.opu.table import TABLE
+from dataloader.app.postgres import EmbeddedServer
+from dataloader.pipelines import targets
+from dataloader.pipelines.opu.load import OpuArguments, load_opu
+from dataloader.pipelines.opu.table import TABLE
 from tests.support_sources import RecordingContext, SourceServer
 from tests.support_sources.gmap import archive, record, serve
 

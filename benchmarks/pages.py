@@ -29,21 +29,22 @@ import psycopg2
 from flask.testing import FlaskClient
 from psycopg2.extensions import make_dsn
 
-from app.admin.job_search import Cursor
-from app.admin.retention import RetentionPeriods
-from app.config import Settings
-from app.db.encoding import as_uuid
-from app.db.pool import Pool
-from app.db.schema import migrate
-from app.db.statements import parse_statements
-from app.doctor.examine import Connections, run_checks
-from app.doctor.facts import DatabaseFacts
-from app.queue.jobs import JobQueue
-from app.web import WebOptions, create_app
-from app.web.api.job_list import encode_cursor
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_table, make_parser, median, quantile, run_rounds
-from pipelines import contract
+from dataloader.app.config import Settings
+from dataloader.app.db.encoding import as_uuid
+from dataloader.app.db.pool import Pool
+from dataloader.app.db.schema import migrate
+from dataloader.app.db.statements import parse_statements
+from dataloader.app.features.doctor.examine import Connections, run_checks
+from dataloader.app.features.doctor.facts import DatabaseFacts
+from dataloader.app.features.jobs.job_search import Cursor
+from dataloader.app.features.jobs.list_routes import encode_cursor
+from dataloader.app.features.retention.rows import RetentionPeriods
+from dataloader.app.http.app import create_app
+from dataloader.app.http.options import WebOptions
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines import contract
 
 MAX_PAGE_MS, MAX_LARGE_PAGE_MS, MAX_METRICS_MS = 60, 150, 50
 CHUNK_ROWS = 1_000_000

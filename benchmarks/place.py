@@ -24,8 +24,8 @@ import psutil  # type: ignore[import-untyped]
 import psycopg2
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from app.db.schema import migrate
-from app.postgres import EmbeddedServer
+from dataloader.app.db.schema import migrate
+from dataloader.app.postgres import EmbeddedServer
 
 # Settings that change the results; printed with each run.
 _NUMBERS = itertools.count(1)

@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from app.admin.retention import Retention, RetentionPeriods
-from app.db.connection import Session
-from app.queue.batch import enqueue_batch
-from app.queue.job import NewJob, Settlement, Status, new_run_ids
-from app.queue.jobs import JobQueue
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
+from dataloader.app.db.connection import Session
+from dataloader.app.features.retention.rows import Retention, RetentionPeriods
+from dataloader.app.queue.batch import enqueue_batch
+from dataloader.app.queue.job import NewJob, Settlement, Status, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
 
 QUEUE, TASK = "bench", "noop"
 MAX_WAITING = 20_000

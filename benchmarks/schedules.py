@@ -42,25 +42,26 @@ from uuid import UUID
 
 import psycopg2
 
-from app.admin.alerts import Alerts, RuleKind
-from app.admin.backfills import Backfills
-from app.admin.schedules import Schedules
-from app.db.connection import Session
-from app.db.pool import Pool
-from app.errors import DatabaseUnavailable
-from app.queue.jobs import JobQueue
-from app.web import WebOptions, create_app
 from benchmarks import depth
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, quantile, run_rounds
-from pipelines.contract import Pipelines
-from pipelines.schedule_definition import definition_from
-from workers.backfills import BackfillsDuty
-from workers.maintenance import MaintenanceOptions, schedules_duty
-from workers.metrics import PoolCounters
-from workers.pool import WorkerPool
-from workers.pool_options import PoolOptions
-from workers.schedules import SchedulesDuty
+from dataloader.app.db.connection import Session
+from dataloader.app.db.pool import Pool
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.features.alerts.rows import Alerts, RuleKind
+from dataloader.app.features.backfills.duty import BackfillsDuty
+from dataloader.app.features.backfills.rows import Backfills
+from dataloader.app.features.schedules.duty import SchedulesDuty
+from dataloader.app.features.schedules.rows import Schedules
+from dataloader.app.http.app import create_app
+from dataloader.app.http.options import WebOptions
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.schedule_definition import definition_from
+from dataloader.workers.maintenance import MaintenanceOptions, schedules_duty
+from dataloader.workers.metrics import PoolCounters
+from dataloader.workers.pool import WorkerPool
+from dataloader.workers.pool_options import PoolOptions
 
 RACERS, RACED = 16, 100
 MEAN_LIFE_SEC = 0.5

@@ -216,7 +216,7 @@ def _service(dsn: str, threads: int) -> Iterator[tuple[int, psutil.Process]]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {
         "DL_DB_DSN": dsn,
         "APP_PORT": str(port),
-        "DL_PIPELINES": "pipelines.noop",
+        "DL_PIPELINES": "dataloader.pipelines.noop",
         "WORKERS_JSON": json.dumps([{"queue": "soak", "concurrency": threads}]),
     }
     with tempfile.TemporaryFile() as output:

@@ -28,9 +28,9 @@ import psycopg2
 from benchmarks.drain import SIMPLE_CLAIM, SIMPLE_TABLES
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, quantile
-from pipelines.contract import Pipelines
-from workers.pool import WorkerPool
-from workers.pool_options import PoolOptions
+from dataloader.pipelines.contract import Pipelines
+from dataloader.workers.pool import WorkerPool
+from dataloader.workers.pool_options import PoolOptions
 
 INSERT = "INSERT INTO dl_jobs (queue, task, lock_key, args, available_at) VALUES ('bench', 'note', %s, %s, %s)"
 BACKGROUND_INSERT = "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('bench', 'noop', %s)"

@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.runtime.embedding import Workers
     from dataloader._enqueue import JobOptions, TriggerOptions, enqueue
+    from dataloader.app.runtime.embedding import Workers
     from dataloader.client import Client
     from dataloader.errors import (
         ClientError,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ServiceFault,
         ServiceUnavailable,
     )
-    from pipelines.contract import (
+    from dataloader.pipelines.contract import (
         Breaker,
         Checkpoint,
         Context,
@@ -64,10 +64,10 @@ _MODULES = {
             *("Stop", "Wait", "Weekly", "register", "schedule"),
             *("EngineUnavailable", "Handle", "OffloadFailed", "RemoteOutOfMemory", "RemoteWorkerLost"),
         ),
-        "pipelines.contract",
+        "dataloader.pipelines.contract",
     ),
     "Client": "dataloader.client",
-    "Workers": "app.runtime.embedding",
+    "Workers": "dataloader.app.runtime.embedding",
 }
 
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.db.statements import parse_statements
-from app.queue.job import WAIT_STATES
+from dataloader.app.db.statements import parse_statements
+from dataloader.app.queue.job import WAIT_STATES
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("app", "workers", "pipelines", "dataloader")

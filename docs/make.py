@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from app.db.rights import rights_table
-from app.queue.job import TRANSITIONS, ReleaseReason, Status, Transition
+from dataloader.app.db.rights import rights_table
+from dataloader.app.queue.job import TRANSITIONS, ReleaseReason, Status, Transition
 from docs import code_tables, signals
 
 DOCS = Path(__file__).resolve().parent

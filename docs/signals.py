@@ -11,7 +11,7 @@ from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 
-from app.log import Alert
+from dataloader.app.log import Alert
 from docs.code_tables import constant_texts, shown_path, source_files
 
 _METRIC = re.compile(r"(dataloader_[a-z0-9_]+|(requests|responses|feedback)_total|request_duration_seconds)")

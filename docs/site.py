@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from app.cli.command import cli
+from dataloader.app.cli.command import cli
 from docs import code_tables
 
 DOCS = Path(__file__).resolve().parent
@@ -39,13 +39,20 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 MODULES = {
-    "Writing pipelines": ("pipelines.contract", "pipelines.retry", "pipelines.testing"),
+    "Writing pipelines": (
+        "dataloader.pipelines.contract",
+        "dataloader.pipelines.retry",
+        "dataloader.pipelines.testing",
+    ),
     "The toolkit": (
-        *(f"pipelines.toolkit.{name}" for name in ("sources", "decode", "unpack", "load", "copytext", "replace")),
-        *(f"pipelines.toolkit.{name}" for name in ("connections", "target", "times", "paths", "errors")),
+        *(
+            f"dataloader.pipelines.toolkit.{name}"
+            for name in ("sources", "decode", "unpack", "load", "copytext", "replace")
+        ),
+        *(f"dataloader.pipelines.toolkit.{name}" for name in ("connections", "target", "times", "paths", "errors")),
     ),
     "Calling the service": ("dataloader.client", "dataloader.errors"),
-    "Embedding it": ("app.queue.jobs", "app.queue.job", "app.errors"),
+    "Embedding it": ("dataloader.app.queue.jobs", "dataloader.app.queue.job", "dataloader.app.errors"),
 }
 
 

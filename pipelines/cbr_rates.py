@@ -11,14 +11,14 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field
 
-from pipelines import staging, targets
-from pipelines.arguments import Arguments
-from pipelines.contract import Context, Daily, register, schedule
-from pipelines.toolkit.decode import decimal, xml_root
-from pipelines.toolkit.errors import DecodeError
-from pipelines.toolkit.load import upsert
-from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.sources import HttpSource, Timeouts
+from dataloader.pipelines import staging, targets
+from dataloader.pipelines.arguments import Arguments
+from dataloader.pipelines.contract import Context, Daily, register, schedule
+from dataloader.pipelines.toolkit.decode import decimal, xml_root
+from dataloader.pipelines.toolkit.errors import DecodeError
+from dataloader.pipelines.toolkit.load import upsert
+from dataloader.pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.toolkit.sources import HttpSource, Timeouts
 
 _Day = date  # a field of that name would hide it
 _MOSCOW = ZoneInfo("Europe/Moscow")

@@ -10,8 +10,8 @@ from enum import StrEnum
 from typing import Any, Literal, Protocol, Unpack, get_args
 from uuid import UUID
 
-from pipelines.offload import Handle, OffloadOptions
-from pipelines.reports import Severity
+from dataloader.pipelines.offload import Handle, OffloadOptions
+from dataloader.pipelines.reports import Severity
 
 Args = dict[str, Any]
 MAX_PARENTS = 1_000

@@ -10,15 +10,16 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, TypeVar
 
-from pipelines.context import Args, Checkpoint, Context, ContextLog, Progress, Stop, StopReason, Wait
-from pipelines.job_args import secret_name
-from pipelines.offload import EngineUnavailable, Handle, OffloadFailed, RemoteOutOfMemory, RemoteWorkerLost
-from pipelines.partitions import Daily, Hourly, Listed, Monthly, Partitions, Weekly, partitions_from_json
-from pipelines.retry import DEFAULT, ErrorMatcher, Fail, Policy, RetryAction, Rule, Rules, Snooze
-from pipelines.retry import policy_from_json as read_policy
-from pipelines.retry import policy_to_json as show_policy
-from pipelines.schedules import check_schedule_name, schedule, schedules_of
-from pipelines.task import (
+from dataloader import _old_names
+from dataloader.pipelines.context import Args, Checkpoint, Context, ContextLog, Progress, Stop, StopReason, Wait
+from dataloader.pipelines.job_args import secret_name
+from dataloader.pipelines.offload import EngineUnavailable, Handle, OffloadFailed, RemoteOutOfMemory, RemoteWorkerLost
+from dataloader.pipelines.partitions import Daily, Hourly, Listed, Monthly, Partitions, Weekly, partitions_from_json
+from dataloader.pipelines.retry import DEFAULT, ErrorMatcher, Fail, Policy, RetryAction, Rule, Rules, Snooze
+from dataloader.pipelines.retry import policy_from_json as read_policy
+from dataloader.pipelines.retry import policy_to_json as show_policy
+from dataloader.pipelines.schedules import check_schedule_name, schedule, schedules_of
+from dataloader.pipelines.task import (
     Breaker,
     Command,
     Isolation,
@@ -97,7 +98,7 @@ class Pipelines:
             spread: pass `args` as keyword arguments; True where that cannot be inferred, as with `def load(shop)`
             args: a pydantic model or a JSON Schema that the trigger checks args against; a first parameter that is
                 annotated with the model gets the model instead of the object
-            retry: the pauses between attempts, such as `Exponential(10)` of pipelines.retry
+            retry: the pauses between attempts, such as `Exponential(10)` of dataloader.pipelines.retry
             no_retry: errors that fail the job at once: classes, their names, or beginnings of SQLSTATEs
             rules: error → "retry", "fail", or the seconds after which to try again without counting the attempt
             time_limit: seconds that an attempt may run
@@ -336,6 +337,7 @@ def load_tasks(
     Return the traceback of each module, and of each `task NAME`, that cannot be loaded; the others are loaded. That of
     `schedules` means that two have one name.
     """
+    _old_names.accept()
     failures: dict[str, str] = {}
     for package in packages:
         names = [package]

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipelines.context import Upstream
-from pipelines.retry import Fail
+from dataloader.pipelines.context import Upstream
+from dataloader.pipelines.retry import Fail
 
 if TYPE_CHECKING:
     from jsonschema_rs import ValidationError

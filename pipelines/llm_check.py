@@ -12,12 +12,12 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pipelines import targets
-from pipelines.arguments import Arguments
-from pipelines.contract import Context, register
-from pipelines.toolkit.errors import SourceAnswered, SourceBroken, SourceBusy, SourceError
-from pipelines.toolkit.paths import segment
-from pipelines.toolkit.sources import HttpSource, SourceResponse, Timeouts
+from dataloader.pipelines import targets
+from dataloader.pipelines.arguments import Arguments
+from dataloader.pipelines.contract import Context, register
+from dataloader.pipelines.toolkit.errors import SourceAnswered, SourceBroken, SourceBusy, SourceError
+from dataloader.pipelines.toolkit.paths import segment
+from dataloader.pipelines.toolkit.sources import HttpSource, SourceResponse, Timeouts
 
 _FENCE = "```"
 _MAX_RESPONSE_BYTES = 4 * 1024**2

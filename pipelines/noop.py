@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipelines.contract import Args, Context, register
+from dataloader.pipelines.contract import Args, Context, register
 
 _STEPS = ("sleep1", "sleep2", "sleep3")
 

@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self, TypeGuard
 from zoneinfo import ZoneInfo
 
-from pipelines import zone_clock
-from pipelines.periods import KEY_EXAMPLES, PERIOD_TEXT, Unit, check_moment, parse_period, with_article
-from pipelines.zone_clock import DAY, HOUR, SECOND, find_zone
+from dataloader.pipelines import zone_clock
+from dataloader.pipelines.periods import KEY_EXAMPLES, PERIOD_TEXT, Unit, check_moment, parse_period, with_article
+from dataloader.pipelines.zone_clock import DAY, HOUR, SECOND, find_zone
 
 MAX_KEY_BYTES = 200
 _MAX_LISTED, _MAX_SHOWN = 100_000, 20

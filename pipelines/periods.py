@@ -6,7 +6,7 @@ import re
 from datetime import UTC, date, datetime
 from typing import Literal, NamedTuple
 
-from pipelines.zone_clock import DAY
+from dataloader.pipelines.zone_clock import DAY
 
 Unit = Literal["hour", "day", "week", "month"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.offload import MAX_RESULT_BYTES, PROGRESS_PREFIX, RESULT_PREFIX, ResultTooLarge
+from dataloader.pipelines.offload import MAX_RESULT_BYTES, PROGRESS_PREFIX, RESULT_PREFIX, ResultTooLarge
 
 _variables: ContextVar[Mapping[str, str] | None] = ContextVar("variables of the offload", default=None)
 _stop_requested: ContextVar[Callable[[], bool] | None] = ContextVar("stop of the offload", default=None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _MAX_LABELS = 20
-# As in app.config.values, which reads the labels of a worker.
+# As in dataloader.app.config.values, which reads the labels of a worker.
 _LABEL_NAME, _LABEL_VALUE = re.compile(r"[a-z][a-z0-9_.-]{0,62}"), re.compile(r"(?!true$|false$)[A-Za-z0-9_.:/-]{1,63}")
 
 

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Any, Protocol
 
-from pipelines.contract import Checkpoint, Context, Progress, Stop, StopReason, Task, Wait
+from dataloader.pipelines.contract import Checkpoint, Context, Progress, Stop, StopReason, Task, Wait
 
 _MAX_IGNORED_STOPS = 100
 PROGRESS_KEYS = frozenset({

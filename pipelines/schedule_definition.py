@@ -25,14 +25,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from pipelines.context import Interval
-from pipelines.limits import check_limits
-from pipelines.partitions import Partitions, Slice, partitions_from_json
-from pipelines.retry import policy_from_json
-from pipelines.schedule_templates import check_template, fill_template
-from pipelines.schedule_times import EPOCH, Timing
-from pipelines.schedules import schedules_of
-from pipelines.task import DEFAULT_QUEUE, Task
+from dataloader.pipelines.context import Interval
+from dataloader.pipelines.limits import check_limits
+from dataloader.pipelines.partitions import Partitions, Slice, partitions_from_json
+from dataloader.pipelines.retry import policy_from_json
+from dataloader.pipelines.schedule_templates import check_template, fill_template
+from dataloader.pipelines.schedule_times import EPOCH, Timing
+from dataloader.pipelines.schedules import schedules_of
+from dataloader.pipelines.task import DEFAULT_QUEUE, Task
 
 Overlap = Literal["queue", "skip", "cancel", "allow"]
 CatchUp = Literal["last", "all", "skip"]

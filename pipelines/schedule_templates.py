@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from pipelines.job_args import REFERENCE_KEYS
+from dataloader.pipelines.job_args import REFERENCE_KEYS
 
 PLACEHOLDERS = ("logical_at", "interval_start", "interval_end", "partition")
 _DIRECTIVES = re.compile(r"(?:[^%{}]|%(?:-?[dHIjmMSUWwy]|[aAbBpuVYGzZfsT%]))*")

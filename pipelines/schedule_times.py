@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from pipelines.zone_clock import find_zone
+from dataloader.pipelines.zone_clock import find_zone
 
 Gap = Literal["after", "skip"]
 Fold = Literal["first", "second", "both"]

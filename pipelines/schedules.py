@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from datetime import date, datetime, timedelta
 from typing import Any, Literal, TypeVar, get_args
 
-from pipelines.limits import check_limits
-from pipelines.retry import Policy, policy_from_json, policy_to_json
-from pipelines.task import Task
+from dataloader.pipelines.limits import check_limits
+from dataloader.pipelines.retry import Policy, policy_from_json, policy_to_json
+from dataloader.pipelines.task import Task
 
 Kind = Literal["cron", "interval", "dataset"]
 Gap = Literal["after", "skip"]
@@ -101,12 +101,12 @@ class ScheduleDeclaration:
                 policy_from_json(self.retry)
             except ValueError as error:
                 raise ValueError(f"retry: {error}") from None
-        from pipelines.schedule_templates import check_template  # noqa: PLC0415 - only where there is a schedule
+        from dataloader.pipelines.schedule_templates import check_template  # noqa: PLC0415 - only where there is a schedule
 
         check_template({"args": self.args, "lock_key": self.lock_key})
 
     def _check_timing(self) -> None:
-        from pipelines.schedule_times import Timing  # noqa: PLC0415 - likewise
+        from dataloader.pipelines.schedule_times import Timing  # noqa: PLC0415 - likewise
 
         Timing(
             kind="cron" if self.kind == "cron" else "interval",

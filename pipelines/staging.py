@@ -9,8 +9,8 @@ from typing import Any
 import psycopg2
 from psycopg2.extensions import connection, parse_dsn
 
-from pipelines import targets
-from pipelines.contract import Context
+from dataloader.pipelines import targets
+from dataloader.pipelines.contract import Context
 
 # A network that drops packets is noticed within about a minute. The DSN's own settings win.
 _CONNECTION_SETTINGS = {

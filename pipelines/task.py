@@ -10,8 +10,8 @@ from enum import StrEnum
 from functools import cached_property, partial
 from typing import Any, Literal, NoReturn, get_args
 
-from pipelines.context import Args, Context
-from pipelines.job_args import (
+from dataloader.pipelines.context import Args, Context
+from dataloader.pipelines.job_args import (
     MISSING,
     UNKNOWN,
     ArgError,
@@ -24,12 +24,12 @@ from pipelines.job_args import (
     format_path,
     outside_refs,
 )
-from pipelines.limits import check_limits
-from pipelines.partitions import Partitions
-from pipelines.requirements import check_requirements
-from pipelines.retry import DEFAULT, Fail, Policy, Rules
-from pipelines.signature import POSITIONAL_KINDS, is_annotated_with, is_context, parameters
-from pipelines.unique import unique_live_key
+from dataloader.pipelines.limits import check_limits
+from dataloader.pipelines.partitions import Partitions
+from dataloader.pipelines.requirements import check_requirements
+from dataloader.pipelines.retry import DEFAULT, Fail, Policy, Rules
+from dataloader.pipelines.signature import POSITIONAL_KINDS, is_annotated_with, is_context, parameters
+from dataloader.pipelines.unique import unique_live_key
 
 Isolation = Literal["thread", "process"]
 

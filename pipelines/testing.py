@@ -16,14 +16,14 @@ from datetime import datetime
 from typing import Any, Unpack
 from uuid import UUID, uuid4
 
-from pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
-from pipelines.contract import Args, Stop, StopReason, Wait, task_from_callable
-from pipelines.job_args import RESULT_KEY, resolve_results, substitute
-from pipelines.limits import check_calls
-from pipelines.offload import Handle, OffloadOptions, offload_name, parse_call
-from pipelines.reports import Check, DatasetUse, Severity, parse_check, parse_dataset, parse_link
-from pipelines.retry import Fail
-from pipelines.runner import LeveledLog, StopIgnored, run_task
+from dataloader.pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
+from dataloader.pipelines.contract import Args, Stop, StopReason, Wait, task_from_callable
+from dataloader.pipelines.job_args import RESULT_KEY, resolve_results, substitute
+from dataloader.pipelines.limits import check_calls
+from dataloader.pipelines.offload import Handle, OffloadOptions, offload_name, parse_call
+from dataloader.pipelines.reports import Check, DatasetUse, Severity, parse_check, parse_dataset, parse_link
+from dataloader.pipelines.retry import Fail
+from dataloader.pipelines.runner import LeveledLog, StopIgnored, run_task
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from app.postgres import EmbeddedServer
-from app.postgres.binaries import Choice
+from dataloader.app.postgres import EmbeddedServer
+from dataloader.app.postgres.binaries import Choice
 from tests.support import Databases, PrivateServer, Process
 from tests.support.databases import SERVER_VARIABLE, apply_schema, superuser_dsn
 from tests.support.private_server import copy_data_dir
@@ -48,8 +48,8 @@ FULL_FOLDERS = (
     "tests/pipelines/test_schedule_times.py",
     # whole processes whose end is awaited: `make test` keeps start, stop, outages and deaths of processes
     "tests/app/cli/test_local.py", "tests/app/cli/test_shell.py", "tests/app/db/test_other_encodings.py",
-    "tests/app/doctor/test_remedies.py", "tests/app/doctor/test_schema_remedies.py",
-    "tests/app/doctor/test_server_remedies.py",
+    "tests/app/features/doctor/test_remedies.py", "tests/app/features/doctor/test_schema_remedies.py",
+    "tests/app/features/doctor/test_server_remedies.py",
     "tests/pipelines/opu/test_load.py", "tests/system/test_dead_sql.py", "tests/system/test_death_takeover.py",
     "tests/system/test_failover.py", "tests/system/test_held_retention.py", "tests/system/test_legacy_sql.py",
     "tests/system/test_log_levels.py", "tests/system/test_own_connections.py", "tests/system/test_pgbouncer.py",

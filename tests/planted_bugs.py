@@ -28,9 +28,9 @@ class PlantedBug:
 
 BUGS = (
     PlantedBug(
-        "a bulk cancel wants the exact number of jobs", "app/admin/bulk.py",
+        "a bulk cancel wants the exact number of jobs", "app/features/bulk/rows.py",
         "if count.exact and count.jobs > max_jobs:", "if count.exact and count.jobs != expected:",
-        "tests/app/admin/test_bulk.py::test_cancel_accepts_fewer_jobs_and_some_more",
+        "tests/app/features/bulk/test_rows.py::test_cancel_accepts_fewer_jobs_and_some_more",
     ),
     PlantedBug(
         "the server compiles a trigger's query for each row", "schema.sql",
@@ -38,14 +38,14 @@ BUGS = (
         "tests/app/db/test_ordinary_owner.py::test_no_function_compiles_its_queries",
     ),
     PlantedBug(
-        "a key reads results of another team", "app/web/visible_jobs.py",
+        "a key reads results of another team", "app/features/jobs/visible_jobs.py",
         "return next(unseen, None)", "return None",
-        "tests/app/web/auth/test_two_teams.py::test_a_foreign_parent_is_one_that_does_not_exist",
+        "tests/app/http/auth/test_two_teams.py::test_a_foreign_parent_is_one_that_does_not_exist",
     ),
     PlantedBug(
-        "a key of a foreign job shows the job", "app/web/visible_jobs.py",
+        "a key of a foreign job shows the job", "app/features/jobs/visible_jobs.py",
         "return actor.sees_all_jobs or bool(_visible_ids(executor, actor, [job_id]))", "return True",
-        "tests/app/web/auth/test_two_teams.py::test_a_key_of_a_foreign_job_is_a_conflict",
+        "tests/app/http/auth/test_two_teams.py::test_a_key_of_a_foreign_job_is_a_conflict",
     ),
     PlantedBug(
         "a cancel by SQL passes all that it has canceled", "schema.sql",
@@ -65,9 +65,9 @@ BUGS = (
         "tests/app/queue/test_own_sessions.py::test_reused_thread_of_ended_attempt_works_for_who_submits",
     ),
     PlantedBug(
-        "an act leaves no line in the audit file", "app/web/acts.py",
+        "an act leaves no line in the audit file", "app/acts/web.py",
         "audit_action(act.name, **(act.audit_fields(path, body) | call.audited))", "_ = audit_action",
-        "tests/app/web/test_every_way.py::test_every_way_does_the_same",
+        "tests/app/features/test_every_way.py::test_every_way_does_the_same",
     ),
     PlantedBug(
         "a follow-up leaves out defaults of its task's args", "workers/follow_ups.py",
@@ -99,12 +99,12 @@ BUGS = (
     PlantedBug(
         "a read-only database is ready", "app/queue/jobs.sql",
         "WHEN current_setting('transaction_read_only')::bool", "WHEN false",
-        "tests/app/web/api/test_health.py",
+        "tests/app/http/test_health.py",
     ),
     PlantedBug(
         "a time of infinity breaks pages", "app/wording.py",
         "return not _CALENDAR[0] < moment < _CALENDAR[1]", "return False",
-        "tests/app/web/pages/test_odd_values.py",
+        "tests/app/ui/test_odd_values.py",
     ),
     PlantedBug(
         "connections of a task's own outlive it", "app/runtime/service.py",
@@ -112,31 +112,31 @@ BUGS = (
         "tests/system/test_own_connections.py::test_killed_worker_sql_ends_before_next_attempt",
     ),
     PlantedBug(
-        "an ended job of an open graph is deleted", "app/admin/edits.sql",
+        "an ended job of an open graph is deleted", "app/features/jobs/edits.sql",
         "AND (graph_id IS NULL OR NOT dl_is_result_needed(job_id, graph_id))", "",
-        "tests/app/web/api/test_graphs.py",
+        "tests/app/features/graphs/test_routes.py",
     ),
     PlantedBug(
         "the picture of a graph is not drawn again after a refresh",
-        "app/web/static/graph.js",
+        "app/ui/static/graph.js",
         'document.addEventListener("htmx:after:swap", drawAll);',
         "",
         "tests/browser/test_job.py::test_graph_is_drawn_from_left_to_right",
     ),
     PlantedBug(
-        "the overview does not show jobs that can never run", "app/web/pages/problems.py",
+        "the overview does not show jobs that can never run", "app/features/overview/problems.py",
         "for error in errors:\n        if error.subjects", "for error in errors[:0]:\n        if error.subjects",
-        "tests/app/web/pages/test_problems.py::test_overview_names_tasks_that_no_worker_runs",
+        "tests/app/features/overview/test_problems.py::test_overview_names_tasks_that_no_worker_runs",
     ),
     PlantedBug(
-        "a backfill does not say why its oldest job waits", "app/web/templates/pages/backfill.html",
+        "a backfill does not say why its oldest job waits", "app/features/backfills/templates/backfill.html",
         "{% if waiting %}", "{% if false %}",
-        "tests/app/web/pages/test_backfills.py::test_backfill_shows_why_its_oldest_job_waits",
+        "tests/app/features/backfills/test_pages.py::test_backfill_shows_why_its_oldest_job_waits",
     ),
     PlantedBug(
-        "frequent schedules hide daily loads", "app/web/pages/calendar.py",
+        "frequent schedules hide daily loads", "app/features/schedules/calendar.py",
         "frequent = [schedule for schedule in chosen if editor.is_frequent(schedule)]", "frequent = []",
-        "tests/app/web/pages/test_schedules.py::test_frequent_schedules_hide_no_daily_load",
+        "tests/app/features/schedules/test_pages.py::test_frequent_schedules_hide_no_daily_load",
     ),
 )  # fmt: skip
 

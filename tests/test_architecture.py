@@ -18,48 +18,92 @@ ROOT = Path(__file__).parents[1]
 OURS = ("app", "dataloader", "workers", "pipelines")
 
 _CLIENT = frozenset(f"dataloader.{name}" for name in ("client", "errors", "_address", "_enqueue", "_transport"))
-_SERVICE = ("app.errors", "app.log", "app.net", "app.tracing", "app.wording")
+_SERVICE = (
+    "dataloader.app.errors",
+    "dataloader.app.log",
+    "dataloader.app.net",
+    "dataloader.app.tracing",
+    "dataloader.app.wording",
+)
 
 # room → what it may import of ours, beside itself. The longest name that fits a module is its room.
 ROOMS: dict[str, frozenset[str]] = {
     "app": frozenset(),
-    "app.errors": frozenset(),
-    "app.config": frozenset({"app.errors", "pipelines.zone_clock"}),
-    "app.net": frozenset({"pipelines.toolkit.networks"}),
-    "app.wording": frozenset(),
-    "app.tracing": frozenset({"app.errors"}),
-    "app.log": frozenset({"app.errors"}),
-    "app.postgres": frozenset({"app.errors"}),
-    "app.db": frozenset({"app.errors", "app.wording"}),
-    "app.queue": frozenset({"app.db", "app.errors", "app.wording"}),
-    "app.admin": frozenset({"app.queue", "app.db", "app.errors", "app.wording"}),
-    "app.doctor": frozenset({"app.admin", "app.queue", "app.db", "app.errors", "app.wording"}),
-    "app.acts": frozenset({"app.admin", "app.db", "app.errors", "app.wording", "pipelines"}),
-    "app.features": frozenset({*_SERVICE, "app.acts", "app.admin", "app.queue", "app.db", "app.web", "pipelines"}),
-    "app.web": frozenset(
-        {*_SERVICE, "app.acts", "app.features", "app.doctor", "app.admin", "app.queue", "app.db", "pipelines"}
+    "dataloader.app.errors": frozenset(),
+    "dataloader.app.config": frozenset({"dataloader.app.errors", "dataloader.pipelines.zone_clock"}),
+    "dataloader.app.net": frozenset({"dataloader.pipelines.toolkit.networks"}),
+    "dataloader.app.wording": frozenset(),
+    "dataloader.app.tracing": frozenset({"dataloader.app.errors"}),
+    "dataloader.app.log": frozenset({"dataloader.app.errors"}),
+    "dataloader.app.postgres": frozenset({"dataloader.app.errors"}),
+    "dataloader.app.db": frozenset({"dataloader.app.errors", "dataloader.app.wording"}),
+    "dataloader.app.queue": frozenset({"dataloader.app.db", "dataloader.app.errors", "dataloader.app.wording"}),
+    "dataloader.app.admin": frozenset(
+        {"dataloader.app.queue", "dataloader.app.db", "dataloader.app.errors", "dataloader.app.wording"}
     ),
-    "workers": frozenset({*_SERVICE, "app.admin", "app.queue", "app.db", "pipelines"}),
+    "dataloader.app.features.doctor": frozenset(
+        {
+            "dataloader.app.admin",
+            "dataloader.app.queue",
+            "dataloader.app.db",
+            "dataloader.app.errors",
+            "dataloader.app.wording",
+        }
+    ),
+    "dataloader.app.acts": frozenset(
+        {"dataloader.app.admin", "dataloader.app.db", "dataloader.app.errors", "dataloader.app.wording", "pipelines"}
+    ),
+    "dataloader.app.features": frozenset(
+        {
+            *_SERVICE,
+            "dataloader.app.acts",
+            "dataloader.app.admin",
+            "dataloader.app.queue",
+            "dataloader.app.db",
+            "dataloader.app.http",
+            "pipelines",
+        }
+    ),
+    "dataloader.app.http": frozenset(
+        {
+            *_SERVICE,
+            "dataloader.app.acts",
+            "dataloader.app.features",
+            "dataloader.app.features.doctor",
+            "dataloader.app.admin",
+            "dataloader.app.queue",
+            "dataloader.app.db",
+            "pipelines",
+        }
+    ),
+    "workers": frozenset({*_SERVICE, "dataloader.app.admin", "dataloader.app.queue", "dataloader.app.db", "pipelines"}),
     "pipelines": frozenset(),
-    "dataloader": frozenset({"pipelines.contract", "app.runtime.embedding"}),
+    "dataloader": frozenset({"dataloader.pipelines.contract", "dataloader.app.runtime.embedding"}),
     # What other projects use beside packages named as ours: it imports nothing of them.
     **dict.fromkeys(_CLIENT, _CLIENT),
 }
 # These wire the rooms together, and may import them all.
 WIRING = (
-    *("app.__main__", "app.cli", "app.runtime", "app.runtime.commands", "app.web.__main__", "app.doctor.__main__"),
+    *(
+        "dataloader.app.__main__",
+        "dataloader.app.cli",
+        "dataloader.app.runtime",
+        "dataloader.app.runtime.commands",
+        "dataloader.app.http.__main__",
+        "dataloader.app.features.doctor.__main__",
+    ),
     *("wsgi", "gunicorn.conf"),
 )
 
 # library → the rooms that may import it, beside those that wire
 LIBRARIES: dict[str, tuple[str, ...]] = {
-    "psycopg2": ("app.db", "app.queue", "app.doctor.facts", "pipelines"),
-    "psycopg2_pool": ("app.db",),
-    "flask": ("app.web", "app.features"),
-    "werkzeug": ("app.web",),
-    "jinja2": ("app.web",),
+    "psycopg2": ("dataloader.app.db", "dataloader.app.queue", "dataloader.app.features.doctor.facts", "pipelines"),
+    "psycopg2_pool": ("dataloader.app.db",),
+    "flask": ("dataloader.app.http", "dataloader.app.features"),
+    "werkzeug": ("dataloader.app.http",),
+    "jinja2": ("dataloader.app.http",),
     "gunicorn": (),
-    "pydantic_settings": ("app.config",),
+    "pydantic_settings": ("dataloader.app.config",),
     "requests": ("dataloader", "pipelines"),
 }
 MAX_LINES = 450
@@ -72,10 +116,21 @@ _SQL = re.compile(
     r"|ALTER\s+TABLE\s|TRUNCATE\s+\w|LOCK\s+TABLE\s|pg_notify\()",
     re.DOTALL,
 )
-SPEAKS_SQL = ("app.db", "app.queue", "app.admin", "app.doctor", "pipelines")
-SPEAKS_OF_ITS_CONNECTION = ("workers.listener",)  # the echo that proves a LISTEN
+SPEAKS_SQL = (
+    "dataloader.app.db",
+    "dataloader.app.queue",
+    "dataloader.app.admin",
+    "dataloader.app.features.doctor",
+    "pipelines",
+)
+SPEAKS_OF_ITS_CONNECTION = ("dataloader.workers.listener",)  # the echo that proves a LISTEN
 
-READS_THE_ENVIRONMENT = ("app.config", "workers.isolation.run", "workers.isolation.watchdog", "pipelines.remote")
+READS_THE_ENVIRONMENT = (
+    "dataloader.app.config",
+    "dataloader.workers.isolation.run",
+    "dataloader.workers.isolation.watchdog",
+    "dataloader.pipelines.remote",
+)
 _ENVIRONMENT = frozenset({"environ", "environb", "getenv", "putenv"})
 
 _BEGINS_SOMETHING = frozenset({
@@ -153,7 +208,13 @@ def docstrings(tree: ast.Module) -> set[ast.AST]:
 
 
 def test_there_is_something_to_look_at():
-    assert {"app.queue.jobs", "workers.pool", "pipelines.contract", "wsgi", "gunicorn.conf"} <= set(SOURCES)
+    assert {
+        "dataloader.app.queue.jobs",
+        "dataloader.workers.pool",
+        "dataloader.pipelines.contract",
+        "wsgi",
+        "gunicorn.conf",
+    } <= set(SOURCES)
 
 
 def test_a_room_imports_only_what_the_table_allows():
@@ -190,8 +251,8 @@ def test_web_and_workers_do_not_know_each_other():
         (module, imported)
         for module in SOURCES
         for imported, _ in imports_of(module)
-        if (within(module, ("app.web",)) and within(imported, ("workers",)))
-        or (within(module, ("workers",)) and within(imported, ("app.web",)))
+        if (within(module, ("dataloader.app.http",)) and within(imported, ("workers",)))
+        or (within(module, ("workers",)) and within(imported, ("dataloader.app.http",)))
     ]
 
     assert meetings == []
@@ -281,11 +342,14 @@ def test_the_package_holds_a_docstring_and_nothing_else():
 @pytest.mark.parametrize(
     ("module", "must_not_load"),
     [
-        ("app", {"app.config", "app.queue", "flask", "psycopg2", "pydantic"}),
-        ("workers.pool", {"flask", "app.web", "app.config", "pydantic_settings", "gunicorn"}),
-        ("app.queue.jobs", {"flask", "workers", "pipelines", "pydantic"}),
-        ("pipelines.contract", {"app", "workers", "flask", "psycopg2"}),
-        ("app.cli", {"flask", "pydantic", "psycopg2", "workers", "requests"}),
+        ("app", {"dataloader.app.config", "dataloader.app.queue", "flask", "psycopg2", "pydantic"}),
+        (
+            "dataloader.workers.pool",
+            {"flask", "dataloader.app.http", "dataloader.app.config", "pydantic_settings", "gunicorn"},
+        ),
+        ("dataloader.app.queue.jobs", {"flask", "workers", "pipelines", "pydantic"}),
+        ("dataloader.pipelines.contract", {"app", "workers", "flask", "psycopg2"}),
+        ("dataloader.app.cli", {"flask", "pydantic", "psycopg2", "workers", "requests"}),
         ("dataloader", {"app", "workers", "pipelines", "requests"}),
         ("dataloader.client", {"app", "workers", "pipelines"}),
     ],

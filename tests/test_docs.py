@@ -18,19 +18,19 @@ import psycopg2
 import pytest
 import yaml
 
-from app.cli.command import cli
-from app.cli.exit_codes import ExitCode
-from app.config import Settings, load_settings
-from app.config.loading import MERGED, REMOVED, RENAMED
-from app.config.settings import is_secret
-from app.db.schema import schema_text
-from app.log import Alert
-from app.queue.job import WAIT_STATES, ReleaseReason, Status
-from app.web.__main__ import described_app
-from app.web.app import OPERATIONS as ROUTES
-from app.web.openapi import route_template
+from dataloader.app.cli.command import cli
+from dataloader.app.cli.exit_codes import ExitCode
+from dataloader.app.config import Settings, load_settings
+from dataloader.app.config.loading import MERGED, REMOVED, RENAMED
+from dataloader.app.config.settings import is_secret
+from dataloader.app.db.schema import schema_text
+from dataloader.app.http.__main__ import described_app
+from dataloader.app.http.app import OPERATIONS as ROUTES
+from dataloader.app.http.openapi import route_template
+from dataloader.app.log import Alert
+from dataloader.app.queue.job import WAIT_STATES, ReleaseReason, Status
+from dataloader.pipelines.contract import Context
 from docs import code_tables, make
-from pipelines.contract import Context
 from tests.support import Databases, Process, eventually, free_port
 from tests.support.processes import ROOT, clean_environment
 from tests.support.queue_fixture import QueueFixture
@@ -153,7 +153,7 @@ def test_generated_page_matches_the_code(name):
 
 
 def test_architecture_page_names_every_folder():
-    table = page("docs/architecture.md").partition("## Folders")[2].partition("\n\n`app.web` and")[0]
+    table = page("docs/architecture.md").partition("## Folders")[2].partition("\n\n`dataloader.app.http` and")[0]
     packages = {path.parent for path in code_tables.source_files()} - {ROOT / "app"}
     missing = [
         name

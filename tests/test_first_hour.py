@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.queue.job import Status
 from dataloader import Client
+from dataloader.app.queue.job import Status
 from tests.support import Databases, eventually
 from tests.support.checkout import Checkout, open_checkout, python_blocks, shell_blocks
 from tests.support.processes import ROOT, Process

@@ -10,11 +10,11 @@ from types import ModuleType
 
 import pytest
 
-from app.config import load_settings
-from pipelines import contract
-from pipelines.contract import Checkpoint, Pipelines, TaskKind, load_tasks
-from pipelines.retry import Table
-from pipelines.schedule_definition import definition_from, scheduled_job
+from dataloader.app.config import load_settings
+from dataloader.pipelines import contract
+from dataloader.pipelines.contract import Checkpoint, Pipelines, TaskKind, load_tasks
+from dataloader.pipelines.retry import Table
+from dataloader.pipelines.schedule_definition import definition_from, scheduled_job
 from tests.support.processes import ROOT
 
 PAGE = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")

@@ -15,16 +15,16 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from app.db.pool import Pool
-from app.queue.jobs import JobQueue
-from app.runtime.service import process_metrics
-from app.web import WebOptions
-from app.web.api.metrics import DatabaseCollector, QueueCollector
-from app.web.api.scaling import CachedScaling, ScalingCollector
-from app.web.middleware import RequestMetrics
+from dataloader.app.db.pool import Pool
+from dataloader.app.features.metrics.routes import DatabaseCollector, QueueCollector
+from dataloader.app.features.scaling.routes import CachedScaling, ScalingCollector
+from dataloader.app.http.middleware import RequestMetrics
+from dataloader.app.http.options import WebOptions
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.runtime.service import process_metrics
+from dataloader.workers.metrics import PoolCollector
 from tests.support.processes import ROOT
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.metrics import PoolCollector
 
 OPS = ROOT / "docs" / "ops"
 RULES = yaml.safe_load((OPS / "alerts.yaml").read_text(encoding="utf-8"))["groups"][0]["rules"]

@@ -131,7 +131,7 @@ def test_the_wheel_brings_everything_that_is_no_python(wheel):
     assert licences == {
         "LICENSE",
         "NOTICE",
-        *(f"app/web/static/vendor/{one}.LICENSE" for one in ("dagre", "htmx", "pico", "uplot")),
+        *(f"app/ui/static/vendor/{one}.LICENSE" for one in ("dagre", "htmx", "pico", "uplot")),
     }
     assert sorted(ours - names) == []
     assert not any(name.startswith("tests") for name in names)
@@ -140,7 +140,7 @@ def test_the_wheel_brings_everything_that_is_no_python(wheel):
 def test_an_installed_wheel_runs_without_the_checkout(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    code = "import app.cli; from app.db.schema import schema_text; print(app.cli.__file__, len(schema_text()))"
+    code = "import dataloader.app.cli; from dataloader.app.db.schema import schema_text; print(dataloader.app.cli.__file__, len(schema_text()))"
     env = {**clean_environment(), "PYTHONPATH": str(tmp_path / "site")}
 
     def result(*argv: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = [ROOT / "app/web/static/vendor", ROOT / "tests/browser/vendor"]
+FOLDERS = [ROOT / "app/ui/static/vendor", ROOT / "tests/browser/vendor"]
 
 
 def result(folder: Path) -> list[dict[str, Any]]:

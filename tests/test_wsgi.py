@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.db.schema import migrate
+from dataloader.app.db.schema import migrate
 from tests.support import Process, eventually, free_port
 from tests.support.real_service import (
     FAST_SETTINGS,

@@ -13,22 +13,22 @@ from functools import cached_property
 from typing import Any
 from uuid import UUID
 
-from app import log
-from app.queue.attempt_sessions import QUEUE_DATABASE, SessionsEnded
-from app.queue.job import ClaimedJob, ReleaseReason, Settlement, Status
-from app.queue.task_connections import is_connection_loss
-from pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions, Wait
-from pipelines.job_args import RESULT_KEY, SECRET_KEY, resolve_results, substitute
-from pipelines.offload import RemoteWorkerLost
-from pipelines.retry import DEFAULT, Fail
-from pipelines.runner import run_task
-from workers.context import ContextSettings, JobContext
-from workers.fingerprint import fingerprint
-from workers.isolation.environment import ConnectionCheck
-from workers.logs.writer import POSITION_STREAM
-from workers.offloads.remote_log import position_line
-from workers.offloads.stopping import OffloadStopper
-from workers.outcome import (
+from dataloader.app import log
+from dataloader.app.queue.attempt_sessions import QUEUE_DATABASE, SessionsEnded
+from dataloader.app.queue.job import ClaimedJob, ReleaseReason, Settlement, Status
+from dataloader.app.queue.task_connections import is_connection_loss
+from dataloader.pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions, Wait
+from dataloader.pipelines.job_args import RESULT_KEY, SECRET_KEY, resolve_results, substitute
+from dataloader.pipelines.offload import RemoteWorkerLost
+from dataloader.pipelines.retry import DEFAULT, Fail
+from dataloader.pipelines.runner import run_task
+from dataloader.workers.context import ContextSettings, JobContext
+from dataloader.workers.fingerprint import fingerprint
+from dataloader.workers.isolation.environment import ConnectionCheck
+from dataloader.workers.logs.writer import POSITION_STREAM
+from dataloader.workers.offloads.remote_log import position_line
+from dataloader.workers.offloads.stopping import OffloadStopper
+from dataloader.workers.outcome import (
     LeaseLost,
     Outcome,
     Released,
@@ -41,11 +41,11 @@ from workers.outcome import (
     stopped,
     success,
 )
-from workers.process_identity import ProcessLock
-from workers.secrets import SecretStore, SecretUnavailable, resolve_references
-from workers.sentry import report_error
-from workers.stop_signal import StopStep
-from workers.threads import clock
+from dataloader.workers.process_identity import ProcessLock
+from dataloader.workers.secrets import SecretStore, SecretUnavailable, resolve_references
+from dataloader.workers.sentry import report_error
+from dataloader.workers.stop_signal import StopStep
+from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _PAUSE_SLICE_SEC = 0.1
@@ -85,7 +85,7 @@ class AttemptSettings(ContextSettings):
     endpoints: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict, repr=False)
     secret_store: SecretStore = field(default_factory=SecretStore)
-    run_isolated: Callable[[Attempt, Task, dict[str, Any]], Outcome] | None = None  # `workers.isolation.run`
+    run_isolated: Callable[[Attempt, Task, dict[str, Any]], Outcome] | None = None  # `dataloader.workers.isolation.run`
     isolation_enabled: bool = True  # False: isolated tasks run in the thread too, but none with a program of its own
     process_lock: ProcessLock = field(default_factory=ProcessLock)  # inherited by isolated processes
     log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None

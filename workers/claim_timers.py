@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.queue.job import ClaimHint
-from pipelines.retry import Exponential, Fixed, Policy
+from dataloader.app.queue.job import ClaimHint
+from dataloader.pipelines.retry import Exponential, Fixed, Policy
 
 CONFLICT_RETRY_SEC = 0.005  # another transaction is changing the key of a ready job, or holds a due one
 FALLBACK_POLL_SEC = 1.0  # the poll interval while LISTEN is lost or the database unavailable

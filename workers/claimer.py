@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from app import log
-from app.db.connection import Session
-from app.errors import DatabaseUnavailable
-from app.log import Alert
-from app.queue.job import ClaimedJob, ClaimHint, ClaimMode, ReleaseReason, new_run_ids
-from app.queue.jobs import JobQueue
-from app.queue.workers import NotifyStateTable, WorkerInfo
-from pipelines.contract import StopReason
-from workers.attempt import Attempt, AttemptSettings, RunningAttempts
-from workers.outcome import Released
-from workers.threads import clock
+from dataloader.app import log
+from dataloader.app.db.connection import Session
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.log import Alert
+from dataloader.app.queue.job import ClaimedJob, ClaimHint, ClaimMode, ReleaseReason, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.workers import NotifyStateTable, WorkerInfo
+from dataloader.pipelines.contract import StopReason
+from dataloader.workers.attempt import Attempt, AttemptSettings, RunningAttempts
+from dataloader.workers.outcome import Released
+from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _FULL_CLAIMS_BEFORE_SUPPRESSION = 3  # full claims in a row, until suppressing saves more than it costs

@@ -12,32 +12,32 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 from uuid import UUID
 
-from app import log
-from app.admin.limits import seconds_to_wait
-from app.db.encoding import from_row
-from app.errors import AttemptLost, SessionsRefused
-from app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
-from app.queue.graphs import ParentJob
-from app.queue.job import ClaimedJob, Settlement, Status
-from app.queue.jobs import settle_parameters
-from app.queue.own_sessions import OwnSession, owned_by
-from app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
-from pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
-from pipelines.contract import Fail, Stop, StopReason, Wait
-from pipelines.limits import check_calls
-from pipelines.offload import Handle, OffloadOptions
-from pipelines.reports import DatasetUse, Severity, parse_check, parse_dataset, parse_link
-from pipelines.runner import LeveledLog
-from workers.follow_ups import FollowUps
-from workers.outcome import caused_by_stop
-from workers.reported_state import ReportedState, copy_as_json
-from workers.secrets import NO_REDACTION, Redactor
-from workers.stop_signal import StopSignal
-from workers.threads import clock
+from dataloader.app import log
+from dataloader.app.db.encoding import from_row
+from dataloader.app.errors import AttemptLost, SessionsRefused
+from dataloader.app.features.graphs.rows import ParentJob
+from dataloader.app.features.limits.rows import seconds_to_wait
+from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
+from dataloader.app.queue.job import ClaimedJob, Settlement, Status
+from dataloader.app.queue.jobs import settle_parameters
+from dataloader.app.queue.own_sessions import OwnSession, owned_by
+from dataloader.app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
+from dataloader.pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
+from dataloader.pipelines.contract import Fail, Stop, StopReason, Wait
+from dataloader.pipelines.limits import check_calls
+from dataloader.pipelines.offload import Handle, OffloadOptions
+from dataloader.pipelines.reports import DatasetUse, Severity, parse_check, parse_dataset, parse_link
+from dataloader.pipelines.runner import LeveledLog
+from dataloader.workers.follow_ups import FollowUps
+from dataloader.workers.outcome import caused_by_stop
+from dataloader.workers.reported_state import ReportedState, copy_as_json
+from dataloader.workers.secrets import NO_REDACTION, Redactor
+from dataloader.workers.stop_signal import StopSignal
+from dataloader.workers.threads import clock
 
 if TYPE_CHECKING:
-    from workers.offloads.calls import OffloadCalls
-    from workers.offloads.service import OffloadService
+    from dataloader.workers.offloads.calls import OffloadCalls
+    from dataloader.workers.offloads.service import OffloadService
 
 _JOB_LOG = log.get("pipeline")
 _MAX_IDLE_SESSION_SEC = 2.0  # a longer wait in `acquire` keeps no session of the server
@@ -281,8 +281,8 @@ class JobContext:
 
     def _make_offload_calls(self) -> OffloadCalls:
         # Not at the top: few isolated processes need it.
-        from workers.offloads.calls import OffloadCalls  # noqa: PLC0415
-        from workers.offloads.service import local_service  # noqa: PLC0415
+        from dataloader.workers.offloads.calls import OffloadCalls  # noqa: PLC0415
+        from dataloader.workers.offloads.service import local_service  # noqa: PLC0415
 
         return OffloadCalls(self, self.settings.offloads or local_service())
 

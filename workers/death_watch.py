@@ -17,19 +17,26 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
-from app import log
-from app.db.connection import Session
-from app.errors import DatabaseUnavailable
-from app.queue.attempt_sessions import ConnectionSettings, attempt_application_name, end_sessions
-from app.queue.jobs import JobQueue
-from app.queue.workers import HeartbeatResult, HeldAttempt, HostFacts, OtherWorker, WorkerInfo, WorkerLiveness
-from pipelines.contract import StopReason
-from workers import process_identity
-from workers.attempt import RunningAttempts
-from workers.listener import ListenState
-from workers.process_identity import Identity, LockState, ProcessLock, Proof, probe_lock, remove_lock
-from workers.reaper import reap_runs, servers_to_search
-from workers.threads import clock
+from dataloader.app import log
+from dataloader.app.db.connection import Session
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name, end_sessions
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.workers import (
+    HeartbeatResult,
+    HeldAttempt,
+    HostFacts,
+    OtherWorker,
+    WorkerInfo,
+    WorkerLiveness,
+)
+from dataloader.pipelines.contract import StopReason
+from dataloader.workers import process_identity
+from dataloader.workers.attempt import RunningAttempts
+from dataloader.workers.listener import ListenState
+from dataloader.workers.process_identity import Identity, LockState, ProcessLock, Proof, probe_lock, remove_lock
+from dataloader.workers.reaper import reap_runs, servers_to_search
+from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _CHECK_INTERVAL_SEC = 0.25

@@ -8,17 +8,17 @@ from uuid import UUID
 
 from pydantic import ValidationError
 
-from app import log
-from app.admin.breakers import Breakers
-from app.admin.failures import Failures
-from app.admin.schedules import Schedule, Schedules, ScheduleSource
-from app.db.statements import Executor
-from app.queue.labels import split_tasks
-from app.queue.workers import WorkerInfo
-from pipelines.contract import Pipelines
-from pipelines.schedule_definition import definition_from, first_error, problem_of_next_job
-from workers.maintenance import MaintenanceOptions
-from workers.pool_options import PoolOptions
+from dataloader.app import log
+from dataloader.app.db.statements import Executor
+from dataloader.app.features.limits.breakers import Breakers
+from dataloader.app.features.schedules.rows import Schedule, Schedules, ScheduleSource
+from dataloader.app.features.statistics.failures import Failures
+from dataloader.app.queue.labels import split_tasks
+from dataloader.app.queue.workers import WorkerInfo
+from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.schedule_definition import definition_from, first_error, problem_of_next_job
+from dataloader.workers.maintenance import MaintenanceOptions
+from dataloader.workers.pool_options import PoolOptions
 
 _log = log.get(__name__)
 

@@ -16,18 +16,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from app import log
-from app.errors import DatabaseUnavailable
-from app.queue.job import ClaimMode, ReleaseReason
-from app.queue.workers import HeartbeatResult
-from pipelines.retry import Policy
-from workers.attempt import Attempt
-from workers.claim_timers import CONFLICT_RETRY_SEC, DueTimer, PollTimer
-from workers.claimer import Claimer, NotifyState, UnwantedNotifications
-from workers.listener import ListenerLike, ListenState, Notifications
-from workers.outcome import Released
-from workers.queue_buffer import PREFETCH_BELOW_SEC, QueueBuffer, QueueLimits
-from workers.threads import WakeupPipe, clock
+from dataloader.app import log
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.queue.job import ClaimMode, ReleaseReason
+from dataloader.app.queue.workers import HeartbeatResult
+from dataloader.pipelines.retry import Policy
+from dataloader.workers.attempt import Attempt
+from dataloader.workers.claim_timers import CONFLICT_RETRY_SEC, DueTimer, PollTimer
+from dataloader.workers.claimer import Claimer, NotifyState, UnwantedNotifications
+from dataloader.workers.listener import ListenerLike, ListenState, Notifications
+from dataloader.workers.outcome import Released
+from dataloader.workers.queue_buffer import PREFETCH_BELOW_SEC, QueueBuffer, QueueLimits
+from dataloader.workers.threads import WakeupPipe, clock
 
 _log = log.get(__name__)
 _UNKNOWN_TASK_INTERVAL_SEC = 1.0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import traceback
+from itertools import accumulate
 from types import FrameType
 
 _LIBRARY_DIRECTORIES = (os.path.dirname(os.__file__) + os.sep,)
 _PACKAGE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 # Modules between the worker and a task's function. The other modules of `pipelines` are tasks.
-_OUR_MODULES = frozenset({"app", "workers", "dataloader"}) | {
-    f"pipelines.{name}"
+_OUR_MODULES = frozenset({"dataloader.app", "dataloader.workers", "dataloader.client"}) | {
+    f"dataloader.pipelines.{name}"
     for name in (
         "arguments", "context", "contract", "job_args", "limits", "retry", "runner", "targets", "task", "testing",
         "toolkit",
@@ -47,8 +48,8 @@ def _fingerprint_of_one(error: BaseException, task_package: str) -> str:
 
 def _is_own(frame: FrameType, task_package: str) -> bool:
     path, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
-    package, _, rest = module.partition(".")
-    if package in _OUR_MODULES or f"{package}.{rest.partition('.')[0]}" in _OUR_MODULES:
+    package = module.partition(".")[0]
+    if not _OUR_MODULES.isdisjoint(accumulate(module.split("."), "{}.{}".format)):
         return False
     if path.startswith("<") or frame.f_code.co_name in _INLINED_FUNCTIONS:
         return False

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from app.queue.job import ClaimedJob, NewJob
-from pipelines.task import fill_limits
-from pipelines.unique import unique_live_key
-from workers.secrets import Redactor
+from dataloader.app.queue.job import ClaimedJob, NewJob
+from dataloader.pipelines.task import fill_limits
+from dataloader.pipelines.unique import unique_live_key
+from dataloader.workers.secrets import Redactor
 
 
 class FollowUpSettings(Protocol):

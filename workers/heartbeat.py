@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from app import log
-from app.errors import DatabaseUnavailable
-from app.queue.job import RenewalRequest
-from app.queue.jobs import JobQueue
-from app.queue.workers import WorkerInfo, WorkerLiveness
-from pipelines.contract import StopReason
-from workers.attempt import Attempt, RunningAttempts
-from workers.metrics import PoolCounters
-from workers.threads import BackgroundThread, clock
+from dataloader.app import log
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.queue.job import RenewalRequest
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.pipelines.contract import StopReason
+from dataloader.workers.attempt import Attempt, RunningAttempts
+from dataloader.workers.metrics import PoolCounters
+from dataloader.workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _FROZEN_SEC = 3.0  # between two steps, of which there is one a second: the process was suspended

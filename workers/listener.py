@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from app import log
-from app.db.connection import Session
-from app.errors import DatabaseUnavailable
-from workers.threads import WakeupPipe, clock
+from dataloader.app import log
+from dataloader.app.db.connection import Session
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.workers.threads import WakeupPipe, clock
 
 _log = log.get(__name__)
 _RECONNECT_INTERVAL_SEC = 1.0

@@ -10,32 +10,32 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from app import log
-from app.admin.alerts import Alerts
-from app.admin.breakers import Breakers
-from app.admin.bulk import BulkOperations
-from app.admin.data_quality import DataQuality
-from app.admin.limits import Limits
-from app.admin.queues import Queues
-from app.admin.retention import PrunedBatch, Retention, RetentionPeriods
-from app.admin.schedules import ORPHAN_AFTER_SEC, Schedules
-from app.admin.statistics import Statistics
-from app.admin.webhooks import Webhooks
-from app.db.connection import Session
-from app.db.statements import Executor
-from app.errors import DatabaseUnavailable, DataloaderError
-from app.queue.graphs import Graphs
-from app.queue.jobs import JobQueue
-from app.queue.offloads import Offloads
-from app.queue.workers import HeartbeatResult, notify_waiting_queues, prune_notify_state
-from pipelines.contract import Pipelines
-from pipelines.executors import Engines
-from workers.backfills import BackfillsDuty
-from workers.lineage import LineageDuty, LineageOptions
-from workers.metrics import PoolCounters
-from workers.offloads.pruning import prune_offloads
-from workers.schedules import LATE_SEC, SchedulesDuty
-from workers.threads import BackgroundThread, Backoff, clock
+from dataloader.app import log
+from dataloader.app.db.connection import Session
+from dataloader.app.db.statements import Executor
+from dataloader.app.errors import DatabaseUnavailable, DataloaderError
+from dataloader.app.features.alerts.rows import Alerts
+from dataloader.app.features.backfills.duty import BackfillsDuty
+from dataloader.app.features.bulk.rows import BulkOperations
+from dataloader.app.features.graphs.rows import Graphs
+from dataloader.app.features.limits.breakers import Breakers
+from dataloader.app.features.limits.rows import Limits
+from dataloader.app.features.lineage.duty import LineageDuty, LineageOptions
+from dataloader.app.features.quality.rows import DataQuality
+from dataloader.app.features.retention.rows import PrunedBatch, Retention, RetentionPeriods
+from dataloader.app.features.schedules.duty import LATE_SEC, SchedulesDuty
+from dataloader.app.features.schedules.rows import ORPHAN_AFTER_SEC, Schedules
+from dataloader.app.features.statistics.rows import Statistics
+from dataloader.app.features.webhooks.rows import Webhooks
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.offloads import Offloads
+from dataloader.app.queue.queues import Queues
+from dataloader.app.queue.workers import HeartbeatResult, notify_waiting_queues, prune_notify_state
+from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.executors import Engines
+from dataloader.workers.metrics import PoolCounters
+from dataloader.workers.offloads.pruning import prune_offloads
+from dataloader.workers.threads import BackgroundThread, Backoff, clock
 
 _log = log.get(__name__)
 _FOLLOW_INTERVAL_SEC = 30.0  # between two checks of a process that does not lead, if its heartbeats do not answer them

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from app import log
+from dataloader.app import log
 
 _log = log.get(__name__)
 _CHECK_INTERVAL_SEC = 1.0

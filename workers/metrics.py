@@ -12,7 +12,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from workers.listener import ListenMode, ListenState
+from dataloader.workers.listener import ListenMode, ListenState
 
 _BUCKETS_SEC = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from app.db.encoding import sanitize_text
-from app.queue.job import SUCCEEDED, ClaimedJob, ReleaseReason, ReleaseRequest, Reports, Settlement, Status
-from app.wording import format_duration
-from pipelines.contract import Stop, StopReason, TaskOptions
-from pipelines.retry import Policy, RetryAction, decide, policy_from_json, snooze_delay
+from dataloader.app.db.encoding import sanitize_text
+from dataloader.app.queue.job import SUCCEEDED, ClaimedJob, ReleaseReason, ReleaseRequest, Reports, Settlement, Status
+from dataloader.app.wording import format_duration
+from dataloader.pipelines.contract import Stop, StopReason, TaskOptions
+from dataloader.pipelines.retry import Policy, RetryAction, decide, policy_from_json, snooze_delay
 
 # Masking the secrets in a text takes 0.15 s a megabyte, in which no other thread runs. Longer by far than what is
 # stored and the longest secret: of a secret at the cut nothing is stored.

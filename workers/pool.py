@@ -12,38 +12,38 @@ from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
-from app import log
-from app.admin.queues import Queues
-from app.admin.webhooks import Webhooks
-from app.db.connection import Session
-from app.queue.jobs import JobQueue
-from app.queue.offloads import Offloads
-from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
-from pipelines.contract import Pipelines, StopReason
-from workers.attempt import RunningAttempts, may_have_child
-from workers.claim_timers import default_poll
-from workers.claimer import Claimer, KeyLocks, NotifyState, UnwantedNotifications
-from workers.death_watch import DeathWatch, NameClaim, Registration
-from workers.declarations import describe_worker, write_declarations
-from workers.dispatcher import Dispatcher
-from workers.heartbeat import Heartbeat
-from workers.isolation.run import run_isolated
-from workers.listener import Listener, ListenerLike, ListenMode, NoListener
-from workers.logs.capture import LogSink
-from workers.logs.writer import JobLogWriter
-from workers.maintenance import Maintenance, duties, follower_duties
-from workers.memory import MemoryMonitor
-from workers.metrics import PoolCounters, PoolState
-from workers.offloads.service import OffloadService
-from workers.pool_options import PoolOptions
-from workers.reaper import Reaper
-from workers.sessions import PoolSessions
-from workers.settler import Settler
-from workers.stopper import StopEscalator
-from workers.threads import clock
-from workers.webhook_sender import WebhookSender
-from workers.worker import Worker, WorkerStopper
-from workers.worker_control import WorkerControl
+from dataloader.app import log
+from dataloader.app.db.connection import Session
+from dataloader.app.features.webhooks.duty import WebhookSender
+from dataloader.app.features.webhooks.rows import Webhooks
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.offloads import Offloads
+from dataloader.app.queue.queues import Queues
+from dataloader.app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
+from dataloader.pipelines.contract import Pipelines, StopReason
+from dataloader.workers.attempt import RunningAttempts, may_have_child
+from dataloader.workers.claim_timers import default_poll
+from dataloader.workers.claimer import Claimer, KeyLocks, NotifyState, UnwantedNotifications
+from dataloader.workers.death_watch import DeathWatch, NameClaim, Registration
+from dataloader.workers.declarations import describe_worker, write_declarations
+from dataloader.workers.dispatcher import Dispatcher
+from dataloader.workers.heartbeat import Heartbeat
+from dataloader.workers.isolation.run import run_isolated
+from dataloader.workers.listener import Listener, ListenerLike, ListenMode, NoListener
+from dataloader.workers.logs.capture import LogSink
+from dataloader.workers.logs.writer import JobLogWriter
+from dataloader.workers.maintenance import Maintenance, duties, follower_duties
+from dataloader.workers.memory import MemoryMonitor
+from dataloader.workers.metrics import PoolCounters, PoolState
+from dataloader.workers.offloads.service import OffloadService
+from dataloader.workers.pool_options import PoolOptions
+from dataloader.workers.reaper import Reaper
+from dataloader.workers.sessions import PoolSessions
+from dataloader.workers.settler import Settler
+from dataloader.workers.stopper import StopEscalator
+from dataloader.workers.threads import clock
+from dataloader.workers.worker import Worker, WorkerStopper
+from dataloader.workers.worker_control import WorkerControl
 
 _log = log.get(__name__)
 _MAX_THREADS = 500  # of one queue, whatever its limit

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from app.db.statements import Executor
-from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.jobs import JobLimits
-from app.queue.labels import Labels
-from app.tracing import Tracer
-from pipelines.executors import Engines
-from pipelines.retry import Policy
-from workers.attempt import AttemptSettings
-from workers.listener import ListenMode
-from workers.logs.writer import JobLogLimits
-from workers.maintenance import MaintenanceOptions
-from workers.webhook_sender import WebhookOptions
+from dataloader.app.db.statements import Executor
+from dataloader.app.features.webhooks.duty import WebhookOptions
+from dataloader.app.queue.attempt_sessions import ConnectionSettings
+from dataloader.app.queue.jobs import JobLimits
+from dataloader.app.queue.labels import Labels
+from dataloader.app.tracing import Tracer
+from dataloader.pipelines.executors import Engines
+from dataloader.pipelines.retry import Policy
+from dataloader.workers.attempt import AttemptSettings
+from dataloader.workers.listener import ListenMode
+from dataloader.workers.logs.writer import JobLogLimits
+from dataloader.workers.maintenance import MaintenanceOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from enum import StrEnum
 from pathlib import Path
 from uuid import UUID
 
-from app import log
+from dataloader.app import log
 
 _log = log.get(__name__)
 PROC = Path("/proc")

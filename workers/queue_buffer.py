@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from app.queue.job import ClaimHint, ClaimMode
-from workers.attempt import Attempt
-from workers.claim_timers import PollTimer
+from dataloader.app.queue.job import ClaimHint, ClaimMode
+from dataloader.workers.attempt import Attempt
+from dataloader.workers.claim_timers import PollTimer
 
 PREFETCH_BELOW_SEC = 0.020  # a queue whose recent jobs ran longer is not prefetched
 _PREFETCH_PER_THREAD = 40

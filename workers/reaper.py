@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from app import log
-from app.queue.attempt_sessions import (
+from dataloader.app import log
+from dataloader.app.queue.attempt_sessions import (
     ConnectionSettings,
     SessionsEnded,
     all_unreached,
@@ -19,11 +19,11 @@ from app.queue.attempt_sessions import (
     server_dsns,
     start_thread,
 )
-from app.queue.jobs import JobQueue
-from app.queue.workers import HeartbeatResult
-from workers.claimer import KeyLocks
-from workers.settler import log_reaped
-from workers.threads import BackgroundThread, clock
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.workers import HeartbeatResult
+from dataloader.workers.claimer import KeyLocks
+from dataloader.workers.settler import log_reaped
+from dataloader.workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _STEP_INTERVAL_SEC = 0.5

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from app.db.encoding import JsonNull, sanitize_json
-from app.queue.job import Reports
-from pipelines.reports import MAX_LINKS, MAX_REPORTS, Check, DatasetUse
-from workers.threads import clock
+from dataloader.app.db.encoding import JsonNull, sanitize_json
+from dataloader.app.queue.job import Reports
+from dataloader.pipelines.reports import MAX_LINKS, MAX_REPORTS, Check, DatasetUse
+from dataloader.workers.threads import clock
 
 _DATASET_KEY = ("kind", "dataset", "partition")
 

@@ -13,11 +13,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from app import log
-from app.db.encoding import is_array_or_number, plain_value
-from app.queue.job import Settlement
-from pipelines.job_args import SECRET_KEY, BadReference, find_references, substitute
-from workers.outcome import Outcome, Released
+from dataloader.app import log
+from dataloader.app.db.encoding import is_array_or_number, plain_value
+from dataloader.app.queue.job import Settlement
+from dataloader.pipelines.job_args import SECRET_KEY, BadReference, find_references, substitute
+from dataloader.workers.outcome import Outcome, Released
 
 _MIN_LENGTH = 4  # a shorter one cannot be redacted: many texts contain it
 _MAX_FILE_BYTES = 65_536

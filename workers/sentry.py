@@ -10,16 +10,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from app import log
-from app.db.encoding import sanitize_text
-from app.queue.job import ClaimedJob
+from dataloader.app import log
+from dataloader.app.db.encoding import sanitize_text
+from dataloader.app.queue.job import ClaimedJob
 
 _log = log.get(__name__)
 _TAGS = ("task", "queue", "job", "attempt")
 _FLUSH_TIMEOUT_SEC = 2.0
 _MAX_TEXT_LENGTH = 8_000
 # Of the lines about failures, which Sentry would take for further events.
-_LOGGERS = ("workers.settler", __name__)
+_LOGGERS = ("dataloader.workers.settler", __name__)
 
 
 def report_error(error: BaseException, job: ClaimedJob, *, before_exit: bool = False) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from app.db.connection import Session
-from app.db.statements import Executor
-from workers.pool_options import PoolOptions
+from dataloader.app.db.connection import Session
+from dataloader.app.db.statements import Executor
+from dataloader.workers.pool_options import PoolOptions
 
 
 class PoolSessions:

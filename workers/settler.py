@@ -14,17 +14,17 @@ from itertools import groupby
 from logging import DEBUG
 from typing import Any, NamedTuple
 
-from app import log
-from app.errors import DatabaseUnavailable, InvalidJob, WaitRefused
-from app.log import Alert
-from app.queue.job import SUCCEEDED, ReapedJob, ReleaseReason, Settlement, SettleResult, Status
-from app.queue.jobs import JobQueue, bounded_delay
-from workers.attempt import Attempt, RunningAttempts
-from workers.claimer import KeyLocks
-from workers.metrics import PoolCounters
-from workers.outcome import LeaseLost, Outcome, Released, SettledByTask
-from workers.sentry import report_failure
-from workers.threads import BackgroundThread, clock
+from dataloader.app import log
+from dataloader.app.errors import DatabaseUnavailable, InvalidJob, WaitRefused
+from dataloader.app.log import Alert
+from dataloader.app.queue.job import SUCCEEDED, ReapedJob, ReleaseReason, Settlement, SettleResult, Status
+from dataloader.app.queue.jobs import JobQueue, bounded_delay
+from dataloader.workers.attempt import Attempt, RunningAttempts
+from dataloader.workers.claimer import KeyLocks
+from dataloader.workers.metrics import PoolCounters
+from dataloader.workers.outcome import LeaseLost, Outcome, Released, SettledByTask
+from dataloader.workers.sentry import report_failure
+from dataloader.workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _MAX_BATCH = 500  # outcomes a transaction

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 
-from pipelines.contract import StopReason
-from workers.threads import clock
+from dataloader.pipelines.contract import StopReason
+from dataloader.workers.threads import clock
 
 
 class StopStep(StrEnum):

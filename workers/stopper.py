@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from app import log
-from pipelines.contract import StopReason
-from workers.attempt import Attempt, RunningAttempts
-from workers.stop_signal import StopStep
-from workers.threads import BackgroundThread, clock
+from dataloader.app import log
+from dataloader.pipelines.contract import StopReason
+from dataloader.workers.attempt import Attempt, RunningAttempts
+from dataloader.workers.stop_signal import StopStep
+from dataloader.workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _CHECK_INTERVAL_SEC = 0.25

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from app.admin.schedules import Schedule, Schedules, Times, Updates
-from app.db.connection import Session
-from app.errors import DatabaseUnavailable, WaitRefused
-from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.job import ClaimedJob, Job, ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
-from app.queue.jobs import JobQueue
-from pipelines.contract import Pipelines
-from pipelines.toolkit.deprecation import renamed_keywords
-from workers.attempt import Attempt, AttemptSettings
-from workers.isolation.run import run_isolated
-from workers.outcome import Released
-from workers.schedules import SchedulesDuty
-from workers.threads import clock as monotonic
+from dataloader.app.db.connection import Session
+from dataloader.app.errors import DatabaseUnavailable, WaitRefused
+from dataloader.app.features.schedules.duty import SchedulesDuty
+from dataloader.app.features.schedules.rows import Schedule, Schedules, Times, Updates
+from dataloader.app.queue.attempt_sessions import ConnectionSettings
+from dataloader.app.queue.job import ClaimedJob, Job, ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.toolkit.deprecation import renamed_keywords
+from dataloader.workers.attempt import Attempt, AttemptSettings
+from dataloader.workers.isolation.run import run_isolated
+from dataloader.workers.outcome import Released
+from dataloader.workers.threads import clock as monotonic
 
 _MAX_JOBS = 1_000
 _MAX_FIRED = 100  # schedules at a time

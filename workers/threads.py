@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from app import log
-from app.errors import DatabaseUnavailable
+from dataloader.app import log
+from dataloader.app.errors import DatabaseUnavailable
 
 _log = log.get(__name__)
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

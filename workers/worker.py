@@ -6,18 +6,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from app import log
-from app.queue.attempt_sessions import END_SESSIONS_TIMEOUT_SEC
-from app.queue.job import ReleaseReason, Settlement
-from app.tracing import SpanAttributes, Tracer
-from pipelines.contract import Pipelines, StopReason
-from workers.attempt import Attempt, RunningAttempts
-from workers.claimer import KeyLocks
-from workers.dispatcher import Dispatcher
-from workers.logs.writer import JobLogWriter
-from workers.outcome import Outcome, Released
-from workers.settler import Settler
-from workers.threads import clock
+from dataloader.app import log
+from dataloader.app.queue.attempt_sessions import END_SESSIONS_TIMEOUT_SEC
+from dataloader.app.queue.job import ReleaseReason, Settlement
+from dataloader.app.tracing import SpanAttributes, Tracer
+from dataloader.pipelines.contract import Pipelines, StopReason
+from dataloader.workers.attempt import Attempt, RunningAttempts
+from dataloader.workers.claimer import KeyLocks
+from dataloader.workers.dispatcher import Dispatcher
+from dataloader.workers.logs.writer import JobLogWriter
+from dataloader.workers.outcome import Outcome, Released
+from dataloader.workers.settler import Settler
+from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _FORCED_TIMEOUT_SEC = 0.5  # in place of the other timeouts after `stop_now`

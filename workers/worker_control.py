@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from app import log
-from app.admin.queues import Queues, QueueSettings, QueueState
-from app.errors import DatabaseUnavailable
-from app.queue.workers import HeartbeatResult
-from workers.attempt import Attempt, RunningAttempts
-from workers.dispatcher import Dispatcher
-from workers.listener import ListenState
-from workers.memory import MemoryMonitor
-from workers.queue_buffer import QueueLimits
-from workers.threads import BackgroundThread, clock
+from dataloader.app import log
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.queue.queues import Queues, QueueSettings, QueueState
+from dataloader.app.queue.workers import HeartbeatResult
+from dataloader.workers.attempt import Attempt, RunningAttempts
+from dataloader.workers.dispatcher import Dispatcher
+from dataloader.workers.listener import ListenState
+from dataloader.workers.memory import MemoryMonitor
+from dataloader.workers.queue_buffer import QueueLimits
+from dataloader.workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _SETTINGS_POLL_SEC = 5.0  # while no notifications arrive

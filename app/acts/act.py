@@ -5,7 +5,7 @@
         '''Create or replace a limit.'''
 
 The annotation of `body` is the model of the request, that of the result the response; the docstring describes the
-operation. A request passes `app.web.acts`: it validates the body, performs the act, and writes the audit line after it.
+operation. A request passes `web.py`: it validates the body, performs the act, and writes the audit line after it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel
 
-from app.acts.known_names import NameCheck
-from app.db.statements import Executor
-from pipelines.contract import Pipelines
+from dataloader.app.acts.known_names import NameCheck
+from dataloader.app.db.statements import Executor
+from dataloader.pipelines.contract import Pipelines
 
 _PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from app.admin.queues import Queues
-from app.db.statements import Executor
-from app.errors import NameNotFound
-from app.wording import suggestion
-from pipelines.contract import Pipelines
+from dataloader.app.db.statements import Executor
+from dataloader.app.errors import NameNotFound
+from dataloader.app.queue.queues import Queues
+from dataloader.app.wording import suggestion
+from dataloader.pipelines.contract import Pipelines
 
 _MAX_LISTED = 10
 

@@ -4,6 +4,6 @@
 send requests through `dataloader.Client`. `text`, `render` and `watch` print.
 """
 
-from app.cli.command import main
+from dataloader.app.cli.command import main
 
 __all__ = ["main"]

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import click
 
-from app.cli import text
-from app.cli.exit_codes import ExitCode
-from app.cli.parsing import (
+from dataloader.app.cli import text
+from dataloader.app.cli.exit_codes import ExitCode
+from dataloader.app.cli.parsing import (
     DURATION,
     NOT_NEGATIVE,
     OBJECT,
@@ -22,10 +22,10 @@ from app.cli.parsing import (
     limit_option,
     without_none,
 )
-from app.cli.service_options import RemoteService, create_option, remote_command
-from app.cli.tables import Table
-from app.queue.labels import format_labels
-from app.wording import format_count, format_duration
+from dataloader.app.cli.service_options import RemoteService, create_option, remote_command
+from dataloader.app.cli.tables import Table
+from dataloader.app.queue.labels import format_labels
+from dataloader.app.wording import format_count, format_duration
 
 _WAIT_FOR_END_SEC = 3.0  # of a bulk cancel, which takes one as a rule
 _POLL_INTERVAL_SEC = 0.1

@@ -6,15 +6,15 @@ import json
 import shlex
 from typing import TYPE_CHECKING
 
-from app.cli import text
-from app.cli.invocation import dataloader_command
-from app.cli.trigger import DEFAULT_QUEUE
-from app.runtime.startup import Startup, last_error
-from app.wording import format_count
 from dataloader._address import DEFAULT_URL
+from dataloader.app.cli import text
+from dataloader.app.cli.invocation import dataloader_command
+from dataloader.app.features.jobs.trigger_command import DEFAULT_QUEUE
+from dataloader.app.runtime.startup import Startup, last_error
+from dataloader.app.wording import format_count
 
 if TYPE_CHECKING:
-    from app.config import Settings
+    from dataloader.app.config import Settings
 
 _FIRST_TASK = "noop"
 _ANY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound

@@ -11,27 +11,22 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
-from app.cli import (
-    admin,
-    alerts,
-    backfills,
-    data_quality,
-    graphs,
-    jobs,
-    keys,
-    limits,
-    schedules,
-    service,
-    skeleton,
-    text,
-    trigger,
-    webhooks,
-)
-from app.cli.exit_codes import ErrorReport, ExitCode, error_report
-from app.cli.parsing import AS_JSON_META_KEY
-from app.cli.service_options import COMMAND_META_KEY, option_of_field
-from app.errors import DataloaderError
-from app.runtime.startup import version
+from dataloader.app.cli import admin, service, skeleton, text
+from dataloader.app.cli.exit_codes import ErrorReport, ExitCode, error_report
+from dataloader.app.cli.parsing import AS_JSON_META_KEY
+from dataloader.app.cli.service_options import COMMAND_META_KEY, option_of_field
+from dataloader.app.errors import DataloaderError
+from dataloader.app.features.alerts import commands as alerts
+from dataloader.app.features.backfills import commands as backfills
+from dataloader.app.features.graphs import commands as graphs
+from dataloader.app.features.jobs import commands as jobs
+from dataloader.app.features.jobs import trigger_command as trigger
+from dataloader.app.features.keys import commands as keys
+from dataloader.app.features.limits import commands as limits
+from dataloader.app.features.quality import commands as data_quality
+from dataloader.app.features.schedules import commands as schedules
+from dataloader.app.features.webhooks import commands as webhooks
+from dataloader.app.runtime.startup import version
 from dataloader.errors import ClientError
 
 # The value that help shows for an option, by the option's name, so that it is the same in every command.
@@ -64,7 +59,7 @@ _METAVAR_BY_OPTION = {option: metavar for metavar, options in _METAVARS.items() 
 
 
 class RootGroup(click.Group):
-    """Prints the errors of `app.errors` and of the client, and exits with their codes."""
+    """Prints the errors of `dataloader.app.errors` and of the client, and exits with their codes."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from app import errors
-from app.log import redact_text
 from dataloader import errors as client_errors
+from dataloader.app import errors
+from dataloader.app.log import redact_text
 
 
 class ExitCode(IntEnum):

@@ -14,7 +14,7 @@ def dataloader_command() -> str:
     script = Path(sys.executable).parent / "dataloader"
     if os.access(script, os.X_OK):
         return _format_command(script, "dataloader")
-    return f"{python_command()} -m app"
+    return f"{python_command()} -m dataloader"
 
 
 def python_command() -> str:

@@ -13,14 +13,14 @@ from uuid import UUID
 
 import click
 
-from app.queue.job import WAIT_STATES, Status
-from app.wording import parse_duration
+from dataloader.app.queue.job import WAIT_STATES, Status
+from dataloader.app.wording import parse_duration
 
 T = TypeVar("T")
 _PART_OF_ID = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,28}|[0-9a-f]{4,8}(?:…|\.{2,3})[0-9a-f]{4,12}")
 POSITIVE, NOT_NEGATIVE, TEXT_FILE = click.IntRange(min=1), click.IntRange(min=0), click.File("r", encoding="utf-8")
-AS_JSON_META_KEY = "app.cli.as_json"  # in the context's meta: print errors as JSON
-ARGS_META_KEY = "app.cli.args"  # likewise: the options that gave arguments, each with the names of these
+AS_JSON_META_KEY = "dataloader.app.cli.as_json"  # in the context's meta: print errors as JSON
+ARGS_META_KEY = "dataloader.app.cli.args"  # likewise: the options that gave arguments, each with the names of these
 _UNIT_BYTES = {"k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)\s*([kmg])i?b?", re.IGNORECASE)
 

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Column, Table
 from rich.text import Text
 
-from app.cli import text
-from app.queue.job import Status
+from dataloader.app.cli import text
+from dataloader.app.queue.job import Status
 
 COLUMN_GAP, MIN_COLUMN_WIDTH, MIN_COLUMN_COUNT = 2, 8, 2
 COLOURS = {

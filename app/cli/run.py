@@ -19,30 +19,30 @@ from uuid import UUID, uuid4
 
 from pydantic import ValidationError
 
-from app.cli import text
-from app.config import Settings
-from app.db.connection import Session
-from app.db.encoding import validate_json
-from app.errors import DatabaseUnavailable, DataloaderError
-from app.log.setup import ConsoleHandler
-from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.job import ClaimedJob, NewJob, ReleaseReason, Settlement, Status
-from app.queue.jobs import JobQueue
-from app.queue.task_connections import TaskConnections
-from app.runtime.service import Service, set_up_logging
-from app.wording import format_count
-from pipelines import contract, targets
-from pipelines.context import Upstream
-from pipelines.contract import Fail, StopReason, Task
-from pipelines.schedule_definition import JobTimes, slice_live_key, slice_of_args, times_by_hand
-from workers.attempt import Attempt, AttemptSettings
-from workers.isolation.run import run_isolated
-from workers.logs.capture import Capture, is_captured
-from workers.logs.writer import sanitize_line
-from workers.outcome import Outcome, Released
-from workers.pool import WorkerPool
-from workers.secrets import SecretStore
-from workers.threads import clock
+from dataloader.app.cli import text
+from dataloader.app.config import Settings
+from dataloader.app.db.connection import Session
+from dataloader.app.db.encoding import validate_json
+from dataloader.app.errors import DatabaseUnavailable, DataloaderError
+from dataloader.app.log.setup import ConsoleHandler
+from dataloader.app.queue.attempt_sessions import ConnectionSettings
+from dataloader.app.queue.job import ClaimedJob, NewJob, ReleaseReason, Settlement, Status
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.task_connections import TaskConnections
+from dataloader.app.runtime.service import Service, set_up_logging
+from dataloader.app.wording import format_count
+from dataloader.pipelines import contract, targets
+from dataloader.pipelines.context import Upstream
+from dataloader.pipelines.contract import Fail, StopReason, Task
+from dataloader.pipelines.schedule_definition import JobTimes, slice_live_key, slice_of_args, times_by_hand
+from dataloader.workers.attempt import Attempt, AttemptSettings
+from dataloader.workers.isolation.run import run_isolated
+from dataloader.workers.logs.capture import Capture, is_captured
+from dataloader.workers.logs.writer import sanitize_line
+from dataloader.workers.outcome import Outcome, Released
+from dataloader.workers.pool import WorkerPool
+from dataloader.workers.secrets import SecretStore
+from dataloader.workers.threads import clock
 
 _POLL_INTERVAL_SEC = 0.25
 _WAIT_NOTICE_SEC = 2.0  # a job that has not started by then gets a notice

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli import text
-from app.cli.banner import serve_banner, worker_banner
-from app.cli.exit_codes import ExitCode
-from app.cli.parsing import (
+from dataloader.app.cli import text
+from dataloader.app.cli.banner import serve_banner, worker_banner
+from dataloader.app.cli.exit_codes import ExitCode
+from dataloader.app.cli.parsing import (
     DURATION,
     OBJECT,
     POSITIVE,
@@ -32,15 +32,15 @@ from app.cli.parsing import (
     parse_size,
     without_none,
 )
-from app.cli.tables import Table
-from app.queue.labels import format_labels
-from app.runtime.announcement import announce
-from app.wording import format_count
+from dataloader.app.cli.tables import Table
+from dataloader.app.queue.labels import format_labels
+from dataloader.app.runtime.announcement import announce
+from dataloader.app.wording import format_count
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from app.config import Settings
+    from dataloader.app.config import Settings
 
 _MARKS = {"ok": ("ok", "green"), "info": ("note", "cyan"), "warning": ("warning", "yellow"), "error": ("ERROR", "red")}
 _FINDING_FIELDS = ("check", "severity", "message", "remedy", "facts")
@@ -50,7 +50,7 @@ _TASKS = Table("task, kind, module, requires, python", {"requires": lambda task:
 
 def _load_settings(*, loads_pipelines: bool = False, **overrides: Any) -> Settings:
     """Load the settings of the environment; options of the command line override them."""
-    from app.config import load_settings
+    from dataloader.app.config import load_settings
 
     return load_settings(loads_pipelines=loads_pipelines).model_copy(update=without_none(overrides))
 
@@ -64,7 +64,7 @@ def serve(*, host: str | None, port: int | None, no_workers: bool) -> None:
 
     Without DL_DB_DSN or PG_HOST it starts an embedded PostgreSQL, and keeps its data in DL_DATA_DIR.
     """
-    from app.runtime import commands
+    from dataloader.app.runtime import commands
 
     settings, workers = _load_settings(loads_pipelines=True, app_host=host, app_port=port), not no_workers
     code = commands.serve(
@@ -84,7 +84,7 @@ def dev(*, host: str | None, port: int | None) -> None:
     Jobs that run are given back without using up an attempt, and run again with the new code. A file with a syntax
     error is reported, and the service continues as it is until the file is mended. For local development.
     """
-    from app.runtime.dev import develop
+    from dataloader.app.runtime.dev import develop
 
     options = {"--host": host, "--port": port}
     arguments = [word for name, value in options.items() if value is not None for word in (name, str(value))]
@@ -123,10 +123,10 @@ def worker(
     notice_sec: float,
 ) -> None:
     """Run workers only, without HTTP, until Ctrl-C or SIGTERM."""
-    from app.config.loading import parse_settings
-    from app.runtime import commands
-    from app.runtime.preemption import PreemptionNotice
-    from app.runtime.worker import Lifetime
+    from dataloader.app.config.loading import parse_settings
+    from dataloader.app.runtime import commands
+    from dataloader.app.runtime.preemption import PreemptionNotice
+    from dataloader.app.runtime.worker import Lifetime
 
     try:
         notice = None if preemption_notice is None else PreemptionNotice.parse(preemption_notice, notice_sec)
@@ -173,7 +173,7 @@ def drain(*, is_self: bool, wait: bool, timeout: float | None, as_json: bool) ->
 
     Exits with code 1 if --timeout ended before their jobs did. `dataloader workers --drain ID` drains a single one.
     """
-    from app.runtime import commands
+    from dataloader.app.runtime import commands
 
     drained = commands.drain_host(_load_settings(), wait=wait, timeout_sec=timeout)
     if as_json:
@@ -203,13 +203,13 @@ def migrate(*, roles: bool, uninstall: bool, yes: bool, force: bool, as_json: bo
     --uninstall removes the tables with all jobs, the functions and the types of the queue, in one transaction. The
     schema, roles, and whatever else is in the schema stay. It shows them first, and asks for confirmation.
     """
-    from app.runtime import commands
+    from dataloader.app.runtime import commands
 
     if (yes or force) and not uninstall:
         raise click.UsageError("--yes and --force belong to --uninstall")
     settings = _load_settings()
     if uninstall:
-        from app.cli.uninstall import uninstall_queue
+        from dataloader.app.cli.uninstall import uninstall_queue
 
         uninstall_queue(settings, yes=yes, force=force, as_json=as_json)
         return
@@ -250,7 +250,7 @@ def prune(*, dry_run: bool, as_json: bool) -> None:
     Workers do the same by themselves, unless DL_RETENTION_ENABLED is false, or is not given and the tables were
     upgraded from version 0.
     """
-    from app.runtime import commands
+    from dataloader.app.runtime import commands
 
     swept = commands.prune(_load_settings(), dry_run=dry_run)
     if as_json:
@@ -279,7 +279,7 @@ def config(*, docs: bool, dsn: bool, as_json: bool) -> None:
     --dsn prints the connection string with its password, for other programs; for psql there is `dataloader psql`. The
     embedded server's socket exists while the service runs.
     """
-    from app.config.docs import configuration_page
+    from dataloader.app.config.docs import configuration_page
 
     if docs and dsn:
         raise click.UsageError("--docs and --dsn print different things; use one of them")
@@ -288,7 +288,7 @@ def config(*, docs: bool, dsn: bool, as_json: bool) -> None:
         return
     settings = _load_settings()
     if dsn:
-        from app.runtime import commands
+        from dataloader.app.runtime import commands
 
         connection = commands.database_dsn(settings)
         click.echo(text.json_text({"dsn": connection}) if as_json else connection)
@@ -306,8 +306,8 @@ def tasks(*, as_json: bool) -> None:
 
     It lists the code of this machine, not of a running service.
     """
-    from app.config.checks import working_folder
-    from pipelines import contract
+    from dataloader.app.config.checks import working_folder
+    from dataloader.pipelines import contract
 
     settings = _load_settings()
     sys.path += working_folder()  # as for the service: the packages may be in the working directory
@@ -336,7 +336,7 @@ def doctor(*, everything: bool, as_json: bool) -> None:
 
     Each finding has its remedy. Nothing is changed. The exit code is 1 after an error, 5 after warnings only.
     """
-    from app.runtime import commands
+    from dataloader.app.runtime import commands
 
     findings = sorted(commands.run_doctor(_load_settings()), key=lambda finding: -finding.severity)
     worst = findings[0].severity.word if findings else "ok"
@@ -394,7 +394,7 @@ def run(
 
     Ctrl-C stops it at its next safe point; a second one ends the process at once.
     """
-    from app.cli.run import run_task_in_foreground
+    from dataloader.app.cli.run import run_task_in_foreground
 
     if upstream is not None and not local:
         raise click.UsageError("--upstream needs --local: a job reads the results of its own parents")
@@ -432,7 +432,7 @@ def psql(*, arguments: tuple[str, ...]) -> None:
     The password goes to psql by its environment, never by the command line, which everybody on the machine can read.
     An embedded server that does not run is started, and stopped when psql ends. The exit code is that of psql.
     """
-    from app.runtime import commands
+    from dataloader.app.runtime import commands
 
     with (
         commands.psql_command(_load_settings()) as (program, environment),

@@ -12,8 +12,9 @@ from uuid import UUID
 import click
 from click.core import ParameterSource
 
-from app.cli import text
-from app.cli.parsing import (
+from dataloader._address import DEFAULT_URL, RETRY_TIMEOUT_SEC, parse_url
+from dataloader.app.cli import text
+from dataloader.app.cli.parsing import (
     ARGS_META_KEY,
     SECONDS,
     TEXT_FILE,
@@ -23,15 +24,14 @@ from app.cli.parsing import (
     option_type,
     without_none,
 )
-from app.cli.tables import Table
-from dataloader._address import DEFAULT_URL, RETRY_TIMEOUT_SEC, parse_url
+from dataloader.app.cli.tables import Table
 from dataloader.errors import NotFound, ServiceFault, ServiceUnavailable
 
 if TYPE_CHECKING:
     from dataloader import Client
 
 _MAX_KEY_LENGTH = 1000  # characters read from a key file
-COMMAND_META_KEY = "app.cli.command"  # in the context's meta: the command whose request is sent
+COMMAND_META_KEY = "dataloader.app.cli.command"  # in the context's meta: the command whose request is sent
 # Fields of the API that no option is named after.
 _OPTIONS_OF_FIELDS = {
     "expression": ("--cron", "--every"),

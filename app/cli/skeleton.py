@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-import app
-from app.cli.invocation import dataloader_command, python_command
-from app.cli.parsing import option_type
+import dataloader.app
+from dataloader.app.cli.invocation import dataloader_command, python_command
+from dataloader.app.cli.parsing import option_type
 
 _SHIPPED_PACKAGE = "pipelines"  # the package of a checkout of dataloader itself
 _DEFAULT_PACKAGE = "my_pipelines"  # of any other project
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.contract import Args, Context, Progress, register
+from dataloader.pipelines.contract import Args, Context, Progress, register
 
 
 @register("{task}")
@@ -50,8 +50,8 @@ import unittest
 
 from {module} import {function}
 
-from pipelines.contract import Stop
-from pipelines.testing import FakeContext, run
+from dataloader.pipelines.contract import Stop
+from dataloader.pipelines.testing import FakeContext, run
 
 DAYS = {{"days": ["2030-01-30", "2030-01-31"]}}
 
@@ -131,7 +131,7 @@ def new_pipeline(*, name: str, folder: Path | None) -> None:
 
 
 def _is_checkout() -> bool:
-    return Path(app.__file__).resolve().parents[1] == Path.cwd().resolve()
+    return Path(dataloader.app.__file__).resolve().parents[1] == Path.cwd().resolve()
 
 
 def _find_shadowing_module(package: str) -> Path | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from app.cli import text
+from dataloader.app.cli import text
 
 Cells = Mapping[str, Callable[[Any], Any]]  # by the heading
 
@@ -32,7 +32,7 @@ class Table:
         elif not items:
             click.echo(self._empty_message, err=True, nl=bool(self._empty_message))
         elif sys.stdout.isatty():
-            from app.cli import render  # noqa: PLC0415 - rich is loaded only where it draws
+            from dataloader.app.cli import render  # noqa: PLC0415 - rich is loaded only where it draws
 
             render.print_table(list(self._fields), self.rows(items), uncut=self._uncut)
         else:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from app.wording import format_outside_calendar, is_outside_calendar, replace_utc_times
+from dataloader.app.wording import format_outside_calendar, is_outside_calendar, replace_utc_times
 
 Payload = Mapping[str, Any]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from app.cli import text
-from app.config import Settings
-from app.runtime import commands
-from app.wording import format_count
+from dataloader.app.cli import text
+from dataloader.app.config import Settings
+from dataloader.app.runtime import commands
+from dataloader.app.wording import format_count
 
 
 def uninstall_queue(settings: Settings, *, yes: bool, force: bool, as_json: bool) -> None:

@@ -9,15 +9,15 @@ from uuid import UUID
 
 import click
 
-from app.cli import text
-from app.cli.exit_codes import ExitCode
-from app.cli.invocation import dataloader_command
-from app.cli.service_options import OutageNotice, RemoteService
+from dataloader.app.cli import text
+from dataloader.app.cli.exit_codes import ExitCode
+from dataloader.app.cli.invocation import dataloader_command
+from dataloader.app.cli.service_options import OutageNotice, RemoteService
 from dataloader.errors import Refused, ServiceUnavailable
 
 if TYPE_CHECKING:
-    from app.cli.render import BarView
     from dataloader import Client
+    from dataloader.app.cli.render import BarView
 
 
 class LineView:
@@ -41,7 +41,7 @@ class LineView:
 
 def choose_view(*, as_json: bool) -> LineView | BarView:
     if sys.stdout.isatty() and not as_json:
-        from app.cli import render  # noqa: PLC0415 - rich is loaded only where it draws
+        from dataloader.app.cli import render  # noqa: PLC0415 - rich is loaded only where it draws
 
         if render.can_redraw():
             return render.BarView()

@@ -9,8 +9,8 @@ dsn.py        libpq connection strings, and how to show them without secrets
 docs.py       docs/configuration.md and .env.example, made from the model
 """
 
-from app.config.loading import load_settings
-from app.config.settings import SettingInfo, Settings
-from app.config.values import QueueWorkers, Rotation
+from dataloader.app.config.loading import load_settings
+from dataloader.app.config.settings import SettingInfo, Settings
+from dataloader.app.config.values import QueueWorkers, Rotation
 
 __all__ = ["QueueWorkers", "Rotation", "SettingInfo", "Settings", "load_settings"]

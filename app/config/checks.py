@@ -11,10 +11,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.errors import SettingError
+from dataloader.app.errors import SettingError
 
 if TYPE_CHECKING:
-    from app.config.settings import Settings
+    from dataloader.app.config.settings import Settings
 
 _PREFIX = "DL_"
 # Read by other parts of the project, not by the service.

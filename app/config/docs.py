@@ -1,6 +1,6 @@
 """The pages about settings, made from the model so that they cannot lag behind it.
 
-`python -m app.config.docs` writes both where they belong in a checkout.
+`python -m dataloader.app.config.docs` writes both where they belong in a checkout.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
 
-from app.config.settings import SettingInfo, Settings, is_secret
-from app.errors import ConfigError
+from dataloader.app.config.settings import SettingInfo, Settings, is_secret
+from dataloader.app.errors import ConfigError
 
 _EXIT_CODE = ConfigError.exit_code
 _SECRETS = ", ".join(f"`{name}`" for name, field in Settings.fields_by_variable().items() if is_secret(field))

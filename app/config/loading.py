@@ -10,10 +10,10 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic_settings import DotEnvSettingsSource
 
-from app.config import checks
-from app.config.settings import SECRET_PREFIX, Settings, accepted_values, is_secret
-from app.config.values import FINAL_STATUSES
-from app.errors import ConfigError, SettingError
+from dataloader.app.config import checks
+from dataloader.app.config.settings import SECRET_PREFIX, Settings, accepted_values, is_secret
+from dataloader.app.config.values import FINAL_STATUSES
+from dataloader.app.errors import ConfigError, SettingError
 
 # Variables of version 0.2.0 that are still read, with a warning.
 RENAMED = {

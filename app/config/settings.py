@@ -11,9 +11,9 @@ from pydantic import Field, JsonValue, PrivateAttr, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from app.config import dsn, values
-from app.config.tasks import Tasks, secret_values
-from app.config.values import Password, QueueWorkers
+from dataloader.app.config import dsn, values
+from dataloader.app.config.tasks import Tasks, secret_values
+from dataloader.app.config.values import Password, QueueWorkers
 
 SECRET_PREFIX = "DL_SECRET_"  # noqa: S105 - how the variables begin that args may refer to
 _GROUPS = {  # the first setting of each
@@ -139,7 +139,7 @@ class Settings(BaseSettings):
         "shutdown_grace_sec and labels",
     )  # fmt: skip
     pipelines: values.Packages = setting(
-        "DL_PIPELINES", ("pipelines",), "The packages whose modules register tasks.",
+        "DL_PIPELINES", ("dataloader.pipelines",), "The packages whose modules register tasks.",
         "names of Python packages, separated by commas, or a JSON list",
     )  # fmt: skip
     tasks: Tasks = setting(
@@ -286,7 +286,7 @@ class Settings(BaseSettings):
     )
     log_path: Path | None = setting("LOG_PATH", None, "The folder of the log file; without it, none.", "a folder")
     log_file_name: values.FileName = setting(
-        "LOG_FILE_NAME", "app.log", "The name of that file.", "a file name without a folder"
+        "LOG_FILE_NAME", "dataloader.app.log", "The name of that file.", "a file name without a folder"
     )
     log_rotation: values.LogRotation = setting(
         "LOG_ROTATION", values.parse_rotation("10 MB"),

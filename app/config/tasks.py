@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
-from app.config.values import Labels, Text, matching, parse_json
+from dataloader.app.config.values import Labels, Text, matching, parse_json
 
 _CALLABLE = r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*|\.[^\W\d]\w*)(\.[^\W\d]\w*)*"
 _SECRET_NAME = re.compile(r"pass|pwd|secret|token|key|credential|dsn", re.IGNORECASE)

@@ -27,8 +27,8 @@ from pydantic import (
     WrapValidator,
 )
 
-from app.config import dsn
-from pipelines.zone_clock import find_zone
+from dataloader.app.config import dsn
+from dataloader.pipelines.zone_clock import find_zone
 
 MAX_CONCURRENCY = 1000
 MAX_QUEUE_GRACE_SEC = 86_400

@@ -13,10 +13,10 @@ from typing import Any
 import psycopg2
 from psycopg2 import extensions as ext
 
-from app.db.connection import Row, translate_errors
-from app.db.pool import BorrowedConnection
-from app.db.statements import Executor, statements, with_audit_setting
-from app.errors import PoolExhausted
+from dataloader.app.db.connection import Row, translate_errors
+from dataloader.app.db.pool import BorrowedConnection
+from dataloader.app.db.statements import Executor, statements, with_audit_setting
+from dataloader.app.errors import PoolExhausted
 
 
 class CallersPool:

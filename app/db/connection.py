@@ -18,9 +18,9 @@ from typing import Any, cast
 import psycopg2
 from psycopg2 import extensions as ext
 
-from app.db.known_servers import KNOWN_QUEUES, KNOWN_TIMELINES, TIMELINE_QUERY
-from app.db.statements import Statement, statements, with_audit_setting
-from app.errors import (
+from dataloader.app.db.known_servers import KNOWN_QUEUES, KNOWN_TIMELINES, TIMELINE_QUERY
+from dataloader.app.db.statements import Statement, statements, with_audit_setting
+from dataloader.app.errors import (
     ConfigError,
     DatabaseUnavailable,
     InvalidJob,

@@ -18,7 +18,7 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID, uuid4, uuid5
 
-from app.errors import InvalidJob
+from dataloader.app.errors import InvalidJob
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _MAX_DEPTH = 200

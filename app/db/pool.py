@@ -15,7 +15,7 @@ from psycopg2 import extensions as ext
 from psycopg2.extensions import make_dsn
 from psycopg2_pool import ThreadSafeConnectionPool
 
-from app.db.connection import (
+from dataloader.app.db.connection import (
     READ_COMMITTED,
     READ_COMMITTED_SESSION,
     READ_WRITE_SESSION,
@@ -27,9 +27,9 @@ from app.db.connection import (
     refuse_other_queue,
     translate_errors,
 )
-from app.db.known_servers import KNOWN_TIMELINES
-from app.db.statements import Executor, statements, with_audit_setting
-from app.errors import DatabaseUnavailable, PoolExhausted
+from dataloader.app.db.known_servers import KNOWN_TIMELINES
+from dataloader.app.db.statements import Executor, statements, with_audit_setting
+from dataloader.app.errors import DatabaseUnavailable, PoolExhausted
 
 _CHECK_AFTER_IDLE_SEC = 30.0
 _FAILURE_COOLDOWN_SEC = 1.0  # after a failed connect, others fail without trying

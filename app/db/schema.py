@@ -19,10 +19,10 @@ import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import ISOLATION_LEVEL_READ_COMMITTED
 
-from app.db.connection import READ_WRITE_SESSION, connect_any_host, translate_errors
-from app.db.repair import Repair, quote_identifier, schema_statements
-from app.db.statements import statements
-from app.errors import RightsMissing, SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
+from dataloader.app.db.connection import READ_WRITE_SESSION, connect_any_host, translate_errors
+from dataloader.app.db.repair import Repair, quote_identifier, schema_statements
+from dataloader.app.db.statements import statements
+from dataloader.app.errors import RightsMissing, SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
 
 SCHEMA_VERSION = 8  # grows with each migration
 COMPATIBLE_FROM = 4  # the oldest version whose processes work on these tables

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 
-from app.db.pool import Pool
-from app.errors import DatabaseUnavailable
+from dataloader.app.db.pool import Pool
+from dataloader.app.errors import DatabaseUnavailable
 
 
 class StandbyAge:

@@ -20,10 +20,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from app.db.encoding import sanitize_text
+from dataloader.app.db.encoding import sanitize_text
 
 _APP = Path(__file__).parents[1]
-_FOLDERS = ("db", "queue", "admin", "doctor")
+_FOLDERS = ("db", "queue", "acts", "http/auth", "features/*")
 _OF_EVERY_JOB = frozenset({
     "enqueue", "get_job", "claim", "promote_and_claim", "prefetch", "promote_and_prefetch", "renew", "settle",
 })  # fmt: skip
@@ -109,7 +109,7 @@ class Statement:
 def statements(schema: str) -> Mapping[str, Statement]:
     """Return all statements, their tables qualified with the queue's schema: none relies on the search path."""
     by_name: dict[str, Statement] = {}
-    for path in sorted(path for folder in _FOLDERS for path in (_APP / folder).glob("*.sql")):
+    for path in sorted(path for folder in _FOLDERS for path in _APP.glob(f"{folder}/*.sql")):
         of_file = parse_statements(path.read_text(encoding="utf-8"), schema)
         if duplicates := by_name.keys() & of_file.keys():
             raise ValueError(f"{path.name} repeats statement names of another file: {', '.join(sorted(duplicates))}")

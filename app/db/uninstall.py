@@ -8,10 +8,10 @@ from typing import Any
 import psycopg2
 from psycopg2 import sql
 
-from app.db.repair import schema_statements
-from app.db.schema import find_processes, migration_transaction, schema_text
-from app.errors import RightsMissing, SchemaBlocked, SchemaMissing
-from app.wording import format_count
+from dataloader.app.db.repair import schema_statements
+from dataloader.app.db.schema import find_processes, migration_transaction, schema_text
+from dataloader.app.errors import RightsMissing, SchemaBlocked, SchemaMissing
+from dataloader.app.wording import format_count
 
 _DEPENDENT_OBJECTS = "2BP01"
 _INSUFFICIENT_PRIVILEGE = "42501"

@@ -9,7 +9,7 @@
 A library or an embedding process that never calls `set_up` gets ordinary records of the standard library.
 """
 
-from app.log.api import (
+from dataloader.app.log.api import (
     Alert,
     Log,
     audit,
@@ -22,8 +22,8 @@ from app.log.api import (
     metric,
     unbind,
 )
-from app.log.masking import MASK, mask, mask_secret_fields, redact_text, register_secret, secret_forms
-from app.log.setup import LogOptions, set_up, tear_down
+from dataloader.app.log.masking import MASK, mask, mask_secret_fields, redact_text, register_secret, secret_forms
+from dataloader.app.log.setup import LogOptions, set_up, tear_down
 
 __all__ = [
     "MASK",

@@ -7,7 +7,7 @@ import logging
 from datetime import datetime, tzinfo
 from typing import Any
 
-from app.log.masking import Masker
+from dataloader.app.log.masking import Masker
 
 _RESERVED = ("time", "level", "logger", "event", "pid", "thread")
 # Valid inside JSON, but some readers end a line there, and some terminals obey it.

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal, TextIO
 from zoneinfo import ZoneInfo
 
-from app.log.api import AUDIT_LOGGER, METRIC_LOGGER, BoundFieldsFilter
-from app.log.files import RotatingFileHandler
-from app.log.formatters import JsonLineFormatter, TextLineFormatter
-from app.log.masking import Masker
+from dataloader.app.log.api import AUDIT_LOGGER, METRIC_LOGGER, BoundFieldsFilter
+from dataloader.app.log.files import RotatingFileHandler
+from dataloader.app.log.formatters import JsonLineFormatter, TextLineFormatter
+from dataloader.app.log.masking import Masker
 
 _LEVEL_OFF = logging.CRITICAL + 1
 

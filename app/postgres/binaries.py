@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from app.errors import EmbeddedServerError
+from dataloader.app.errors import EmbeddedServerError
 
 Choice = Literal["auto", "local", "wheel"]
 Origin = Literal["local", "wheel"]

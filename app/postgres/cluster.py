@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import EmbeddedServerError
-from app.postgres.binaries import Binaries, ServerAccount
+from dataloader.app.errors import EmbeddedServerError
+from dataloader.app.postgres.binaries import Binaries, ServerAccount
 
 USER = "dataloader"
 DATABASE = "postgres"

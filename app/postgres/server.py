@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import EmbeddedServerError
-from app.postgres.binaries import Binaries, Choice, ServerAccount, choose_binaries
-from app.postgres.cluster import DATABASE, PORT, USER, Cluster, last_lines, setting_options
+from dataloader.app.errors import EmbeddedServerError
+from dataloader.app.postgres.binaries import Binaries, Choice, ServerAccount, choose_binaries
+from dataloader.app.postgres.cluster import DATABASE, PORT, USER, Cluster, last_lines, setting_options
 
 START_TIMEOUT_SEC = 60
 PROBE_TIMEOUT_SEC = 5

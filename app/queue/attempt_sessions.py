@@ -18,8 +18,8 @@ from uuid import UUID
 import psycopg2
 from psycopg2 import extensions as ext
 
-from app.db.connection import split_hosts
-from app.db.statements import statements
+from dataloader.app.db.connection import split_hosts
+from dataloader.app.db.statements import statements
 
 QUEUE_DATABASE = "queue database"  # the name in reports of the server that no target names
 END_SESSIONS_TIMEOUT_SEC = 2.0  # to reach a server, and again for its sessions to end

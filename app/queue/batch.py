@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from uuid import UUID
 
-from app.db.encoding import from_row, validate_json
-from app.db.statements import Executor
-from app.queue.job import NewJob, Status, encode_request
+from dataloader.app.db.encoding import from_row, validate_json
+from dataloader.app.db.statements import Executor
+from dataloader.app.queue.job import NewJob, Status, encode_request
 
 _MAYBE_UNSTORABLE = re.compile(r"\\u0000|[\ud800-\udfff]|\d{300}")
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from app.db.encoding import array, from_row
-from app.db.statements import Executor
-from app.queue.job import JobEvent
+from dataloader.app.db.encoding import array, from_row
+from dataloader.app.db.statements import Executor
+from dataloader.app.queue.job import JobEvent
 
 MAX_EVENTS_PER_POLL = 500
 _MAX_EVENT_ID = 2**63 - 1

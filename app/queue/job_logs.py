@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from app.db.encoding import array, validate_text
-from app.db.statements import Executor
-from app.queue.job import JobLogLine
+from dataloader.app.db.encoding import array, validate_text
+from dataloader.app.db.statements import Executor
+from dataloader.app.queue.job import JobLogLine
 
 TIME_BUDGET_SEC = 0.04  # for one page; the next page continues where it ends
 WINDOW_ROWS = 10_000  # lines that one statement scans

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from app.db.encoding import (
+from dataloader.app.db.encoding import (
     array,
     as_uuid,
     from_row,
@@ -19,10 +19,10 @@ from app.db.encoding import (
     validate_json,
     validate_text,
 )
-from app.db.statements import Executor
-from app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, WaitRefused
-from app.queue.batch import Outcome, enqueue_batch
-from app.queue.job import (
+from dataloader.app.db.statements import Executor
+from dataloader.app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, WaitRefused
+from dataloader.app.queue.batch import Outcome, enqueue_batch
+from dataloader.app.queue.job import (
     SUCCEEDED,
     ClaimedJob,
     ClaimHint,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
-from app.db.encoding import array, from_row
+from dataloader.app.db.encoding import array, from_row
 
 Execute = Callable[[str, Mapping[str, Any]], list[tuple[Any, ...]]]
 Outcome = Literal["succeeded", "failed", "stopped", "abandoned"]

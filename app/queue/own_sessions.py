@@ -20,7 +20,7 @@ from uuid import UUID
 
 from psycopg2 import extensions as ext
 
-from app.errors import SessionsRefused
+from dataloader.app.errors import SessionsRefused
 
 MAX_NAME_BYTES = 63  # what a server keeps of an application name
 _THREAD_POOL_METHODS = (

@@ -18,21 +18,21 @@ from uuid import UUID
 import psycopg2
 from psycopg2 import extensions as ext
 
-from app.db.connection import READ_WRITE_SESSION, connect, connect_any_host
-from app.db.encoding import array, sanitize_json
-from app.db.pool import BorrowedConnection
-from app.errors import AttemptLost, DataloaderError, SessionsRefused, UnknownTarget
-from app.queue.attempt_sessions import (
+from dataloader.app.db.connection import READ_WRITE_SESSION, connect, connect_any_host
+from dataloader.app.db.encoding import array, sanitize_json
+from dataloader.app.db.pool import BorrowedConnection
+from dataloader.app.errors import AttemptLost, DataloaderError, SessionsRefused, UnknownTarget
+from dataloader.app.features.graphs.rows import Graphs
+from dataloader.app.queue.attempt_sessions import (
     QUEUE_DATABASE,
     ConnectionSettings,
     SessionsEnded,
     attempt_application_name,
     end_sessions,
 )
-from app.queue.graphs import Graphs
-from app.queue.job import Enqueued, NewJob
-from app.queue.jobs import JobQueue
-from app.queue.own_sessions import OwnSession
+from dataloader.app.queue.job import Enqueued, NewJob
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.own_sessions import OwnSession
 
 MAX_CHECKPOINT_BYTES = 1_000_000  # bytes of JSON
 _SIGNAL_TIMEOUT_SEC = 5.0  # to connect, and again for the statement

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from app.db.encoding import array, from_row, validate_json
-from app.db.statements import Executor
-from app.queue.labels import Labels
+from dataloader.app.db.encoding import array, from_row, validate_json
+from dataloader.app.db.statements import Executor
+from dataloader.app.queue.labels import Labels
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app import log
-from app.runtime.startup import Startup, last_error
+from dataloader.app import log
+from dataloader.app.runtime.startup import Startup, last_error
 
 if TYPE_CHECKING:
-    from app.config import Settings
+    from dataloader.app.config import Settings
 
 _log = log.get(__name__)
 

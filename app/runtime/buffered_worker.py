@@ -27,8 +27,8 @@ from gunicorn.http import errors  # type: ignore[import-untyped]
 from gunicorn.http.body import ChunkedReader  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
-from app import log
-from app.runtime.connection import (
+from dataloader.app import log
+from dataloader.app.runtime.connection import (
     SEND_CHUNK_BYTES,
     BufferedSocket,
     Connection,
@@ -36,7 +36,7 @@ from app.runtime.connection import (
     Phase,
     send_nonblocking,
 )
-from app.runtime.request_buffer import (
+from dataloader.app.runtime.request_buffer import (
     BAD_REQUEST,
     HEAD_TOO_LARGE,
     OVERLOADED,

@@ -13,29 +13,29 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
-from app.admin.api_keys import ApiKeys, NewApiKey, Scope
-from app.admin.queues import Queues
-from app.admin.retention import Retention
-from app.config import Settings, load_settings
-from app.config.dsn import parse_dsn
-from app.config.loading import inherited_environment
-from app.db import uninstall
-from app.db.roles import roles_sql
-from app.db.schema import SCHEMA_VERSION, Migration
-from app.db.statements import AuditContext, acting_as
-from app.db.uninstall import Installation, require_unused
-from app.doctor.examine import run_checks
-from app.doctor.facts import DatabaseFacts
-from app.doctor.findings import UNREACHABLE, Finding, error
-from app.doctor.schema import expected_schema, find_repairs
-from app.errors import DatabaseUnavailable, ProgramMissing
-from app.log import redact_text
-from app.postgres.binaries import find_program
-from app.runtime.database import Database
-from app.runtime.pool_settings import retention_periods
-from app.runtime.serve import serve
-from app.runtime.service import doctor_connections, set_up_logging
-from app.runtime.worker import run_worker
+from dataloader.app.config import Settings, load_settings
+from dataloader.app.config.dsn import parse_dsn
+from dataloader.app.config.loading import inherited_environment
+from dataloader.app.db import uninstall
+from dataloader.app.db.roles import roles_sql
+from dataloader.app.db.schema import SCHEMA_VERSION, Migration
+from dataloader.app.db.statements import AuditContext, acting_as
+from dataloader.app.db.uninstall import Installation, require_unused
+from dataloader.app.errors import DatabaseUnavailable, ProgramMissing
+from dataloader.app.features.doctor.examine import run_checks
+from dataloader.app.features.doctor.facts import DatabaseFacts
+from dataloader.app.features.doctor.findings import UNREACHABLE, Finding, error
+from dataloader.app.features.doctor.schema import expected_schema, find_repairs
+from dataloader.app.features.retention.rows import Retention
+from dataloader.app.http.auth.api_keys import ApiKeys, NewApiKey, Scope
+from dataloader.app.log import redact_text
+from dataloader.app.postgres.binaries import find_program
+from dataloader.app.queue.queues import Queues
+from dataloader.app.runtime.database import Database
+from dataloader.app.runtime.pool_settings import retention_periods
+from dataloader.app.runtime.serve import serve
+from dataloader.app.runtime.service import doctor_connections, set_up_logging
+from dataloader.app.runtime.worker import run_worker
 
 __all__ = [
     "ApiKeys", "NewApiKey", "Scope", "audited_api_keys", "database_dsn", "find_installation", "migrate",

@@ -12,7 +12,7 @@ from typing import Any
 
 from gunicorn.workers.gthread import TConn  # type: ignore[import-untyped]
 
-from app.runtime.request_buffer import RequestBuffer, RequestLimits
+from dataloader.app.runtime.request_buffer import RequestBuffer, RequestLimits
 
 SEND_CHUNK_BYTES = 1024 * 1024
 _MAX_DISCARD_BYTES = 64 * 1024**2  # read from a rejected client that still sends, so that it can read the rejection

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 
-from app import log
-from app.config import Settings
-from app.config.dsn import mask_dsn, parse_dsn
-from app.db import schema
-from app.db.pool import Pool
-from app.db.repair import Repair
-from app.errors import DatabaseUnavailable, EmbeddedServerError, SchemaMissing
-from app.postgres import EmbeddedServer
+from dataloader.app import log
+from dataloader.app.config import Settings
+from dataloader.app.config.dsn import mask_dsn, parse_dsn
+from dataloader.app.db import schema
+from dataloader.app.db.pool import Pool
+from dataloader.app.db.repair import Repair
+from dataloader.app.errors import DatabaseUnavailable, EmbeddedServerError, SchemaMissing
+from dataloader.app.postgres import EmbeddedServer
 
 _log = log.get(__name__)
 _CHECK_INTERVAL_SEC = 1.0

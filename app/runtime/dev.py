@@ -15,10 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
-from app.config import Settings
-from app.config.loading import inherited_environment
-from app.errors import ConfigError
-from app.runtime.database import Database
+from dataloader.app.config import Settings
+from dataloader.app.config.loading import inherited_environment
+from dataloader.app.errors import ConfigError
+from dataloader.app.runtime.database import Database
 
 _POLL_INTERVAL_SEC = 0.5
 _SETTLE_SEC = 0.2  # without a further change: an editor or a checkout writes several files
@@ -171,7 +171,7 @@ class _Supervisor:
     def start(self) -> None:
         if self.stopping.is_set():
             return
-        code = f"import sys; sys.path.insert(0, {_ROOT!r}); from app.__main__ import main; main()"
+        code = f"import sys; sys.path.insert(0, {_ROOT!r}); from dataloader.app.__main__ import main; main()"
         self._child = subprocess.Popen(
             [sys.executable, "-c", code, "serve", *self._arguments], env=inherited_environment(self._variables)
         )

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from app import log
-from app.config import load_settings
-from app.db.callers_pool import CallersPool
-from app.runtime.service import Service
+from dataloader.app import log
+from dataloader.app.config import load_settings
+from dataloader.app.db.callers_pool import CallersPool
+from dataloader.app.runtime.service import Service
 
 _log = log.get(__name__)
 _SEPARATE_SETTINGS = ("PG_HOST", "PG_PORT", "PG_USER", "PG_PASSWORD", "PG_DATABASE")  # the pool says where

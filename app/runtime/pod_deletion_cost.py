@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
-from app import log
-from pipelines.executors.cluster_tls import cluster_tls_context
+from dataloader.app import log
+from dataloader.pipelines.executors.cluster_tls import cluster_tls_context
 
 _log = log.get(__name__)
 ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from app.admin.retention import DAY_SEC, RetentionPeriods
-from app.config import Settings
-from app.config.values import ExponentialPoll, FixedPoll, LinearPoll, QueuePoll, TablePoll
-from app.db.statements import Executor
-from app.net import AllowedHosts
-from app.runtime.startup import version
-from app.tracing import Tracer
-from pipelines.executors import Engines
-from pipelines.retry import Exponential, Fixed, Linear, Policy, Table
-from workers.attempt import AttemptSettings
-from workers.lineage import LineageOptions
-from workers.listener import ListenMode
-from workers.maintenance import MaintenanceOptions
-from workers.pool_options import PoolOptions
-from workers.secrets import SecretStore
-from workers.webhook_sender import WebhookOptions
+from dataloader.app.config import Settings
+from dataloader.app.config.values import ExponentialPoll, FixedPoll, LinearPoll, QueuePoll, TablePoll
+from dataloader.app.db.statements import Executor
+from dataloader.app.features.lineage.duty import LineageOptions
+from dataloader.app.features.retention.rows import DAY_SEC, RetentionPeriods
+from dataloader.app.features.webhooks.duty import WebhookOptions
+from dataloader.app.net import AllowedHosts
+from dataloader.app.runtime.startup import version
+from dataloader.app.tracing import Tracer
+from dataloader.pipelines.executors import Engines
+from dataloader.pipelines.retry import Exponential, Fixed, Linear, Policy, Table
+from dataloader.workers.attempt import AttemptSettings
+from dataloader.workers.listener import ListenMode
+from dataloader.workers.maintenance import MaintenanceOptions
+from dataloader.workers.pool_options import PoolOptions
+from dataloader.workers.secrets import SecretStore
 
 _MAX_STOP_SEC = 10.0  # for jobs that were asked to stop; less with a shorter grace
 

@@ -12,7 +12,7 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from app import log
+from dataloader.app import log
 
 _log = log.get(__name__)
 RESERVE_SEC = 20.0  # of the notice, for stopping and settling

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
 
-from app.web.problems import MEDIA_TYPE, ProblemCode
+from dataloader.app.http.problems import MEDIA_TYPE, ProblemCode
 
 _HEAD_END = b"\r\n\r\n"
 # As strict as RFC 9112: no other parser reads these lines after this one.

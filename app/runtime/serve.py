@@ -21,20 +21,20 @@ from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
-from app import log
-from app.admin.api_keys import ApiKeys
-from app.config import Settings
-from app.errors import ConfigError, DatabaseUnavailable, PortTaken, SchemaError, SettingError
-from app.runtime.buffered_worker import BufferedWorker
-from app.runtime.connection import ConnectionLimits
-from app.runtime.database import Database
-from app.runtime.request_buffer import RequestLimits
-from app.runtime.service import Service, set_up_logging
-from app.runtime.shutdown import STOP_MARGIN_SEC, Shutdown
-from app.runtime.startup import Startup
-from app.web.middleware import handle_error
-from app.web.options import MAX_BATCH_BYTES
-from app.web.problems import UnreadableBody
+from dataloader.app import log
+from dataloader.app.config import Settings
+from dataloader.app.errors import ConfigError, DatabaseUnavailable, PortTaken, SchemaError, SettingError
+from dataloader.app.http.auth.api_keys import ApiKeys
+from dataloader.app.http.middleware import handle_error
+from dataloader.app.http.options import MAX_BATCH_BYTES
+from dataloader.app.http.problems import UnreadableBody
+from dataloader.app.runtime.buffered_worker import BufferedWorker
+from dataloader.app.runtime.connection import ConnectionLimits
+from dataloader.app.runtime.database import Database
+from dataloader.app.runtime.request_buffer import RequestLimits
+from dataloader.app.runtime.service import Service, set_up_logging
+from dataloader.app.runtime.shutdown import STOP_MARGIN_SEC, Shutdown
+from dataloader.app.runtime.startup import Startup
 
 EXIT_STARTUP_FAILED = 70  # a bug keeps the service from starting; the log names it
 # Between the fork and its own handlers a worker has the arbiter's.

@@ -16,33 +16,34 @@ from flask import Flask
 from prometheus_client import Gauge
 from prometheus_client.registry import Collector
 
-from app import log
-from app.admin.api_keys import ApiKeys
-from app.config import Settings
-from app.config.checks import working_folder
-from app.config.loading import is_colour_disabled
-from app.db.pool import Pool
-from app.db.statements import Executor
-from app.doctor.examine import Connections, run_checks
-from app.doctor.facts import DatabaseFacts, detect_pooler
-from app.errors import ConfigError, DatabaseUnavailable, EmbeddedServerError, SchemaError, SettingError
-from app.queue.jobs import JobQueue
-from app.queue.own_connections import wrap_drivers
-from app.runtime.database import Database
-from app.runtime.pool_settings import pool_options, retention_periods
-from app.runtime.startup import Startup, last_error, version
-from app.tracing import Tracer, create_tracer
-from app.web import WebOptions, create_app
-from app.web.api.metrics import DatabaseCollector
-from app.web.standby_reads import StandbyCollector, StandbyExecutor
-from pipelines import contract
-from pipelines import targets as places
-from pipelines.executors import Engines
-from workers.isolation.interpreter import MIN_VERSION, find_unusable
-from workers.metrics import PoolCollector
-from workers.pool import WorkerPool, exit_on_crash
-from workers.pool_options import PoolOptions
-from workers.secrets import SecretStore
+from dataloader.app import log
+from dataloader.app.config import Settings
+from dataloader.app.config.checks import working_folder
+from dataloader.app.config.loading import is_colour_disabled
+from dataloader.app.db.pool import Pool
+from dataloader.app.db.statements import Executor
+from dataloader.app.errors import ConfigError, DatabaseUnavailable, EmbeddedServerError, SchemaError, SettingError
+from dataloader.app.features.doctor.examine import Connections, run_checks
+from dataloader.app.features.doctor.facts import DatabaseFacts, detect_pooler
+from dataloader.app.features.metrics.routes import DatabaseCollector
+from dataloader.app.http.app import create_app
+from dataloader.app.http.auth.api_keys import ApiKeys
+from dataloader.app.http.options import WebOptions
+from dataloader.app.http.standby_reads import StandbyCollector, StandbyExecutor
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.own_connections import wrap_drivers
+from dataloader.app.runtime.database import Database
+from dataloader.app.runtime.pool_settings import pool_options, retention_periods
+from dataloader.app.runtime.startup import Startup, last_error, version
+from dataloader.app.tracing import Tracer, create_tracer
+from dataloader.pipelines import contract
+from dataloader.pipelines import targets as places
+from dataloader.pipelines.executors import Engines
+from dataloader.workers.isolation.interpreter import MIN_VERSION, find_unusable
+from dataloader.workers.metrics import PoolCollector
+from dataloader.workers.pool import WorkerPool, exit_on_crash
+from dataloader.workers.pool_options import PoolOptions
+from dataloader.workers.secrets import SecretStore
 
 _log = log.get(__name__)
 _SCHEMA_RETRY_SEC = 2.0

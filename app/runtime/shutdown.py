@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from app import log
-from app.runtime.service import Service
+from dataloader.app import log
+from dataloader.app.runtime.service import Service
 
 _log = log.get(__name__)
 # Beyond the grace: for jobs that are asked to stop, settlements on their way, a dead database.

@@ -20,17 +20,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from app import log
-from app.config import Settings
-from app.errors import ConfigError, PortTaken, SettingError
-from app.runtime.pod_deletion_cost import Pod, reporting_deletion_cost
-from app.runtime.preemption import PreemptionNotice, watching
-from app.runtime.service import Service, set_up_logging
-from app.runtime.shutdown import EXIT_STOP_TIMEOUT, Shutdown
-from app.runtime.startup import Startup
-from app.web.api.health import Probes
-from workers.threads import clock
-from workers.worker_control import rss_bytes
+from dataloader.app import log
+from dataloader.app.config import Settings
+from dataloader.app.errors import ConfigError, PortTaken, SettingError
+from dataloader.app.http.health import Probes
+from dataloader.app.runtime.pod_deletion_cost import Pod, reporting_deletion_cost
+from dataloader.app.runtime.preemption import PreemptionNotice, watching
+from dataloader.app.runtime.service import Service, set_up_logging
+from dataloader.app.runtime.shutdown import EXIT_STOP_TIMEOUT, Shutdown
+from dataloader.app.runtime.startup import Startup
+from dataloader.workers.threads import clock
+from dataloader.workers.worker_control import rss_bytes
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

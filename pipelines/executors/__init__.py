@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from pipelines.offload import Executor, UnknownEngine
+from dataloader.pipelines.offload import Executor, UnknownEngine
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 GROUP = "dataloader.executors"
 PROCESS = "process"
 _OURS = {
-    "process": "pipelines.executors.process:ProcessExecutor",
-    "ray": "pipelines.executors.ray:RayExecutor",
-    "kubernetes": "pipelines.executors.kubernetes:KubernetesExecutor",
-    "dask": "pipelines.executors.dask:DaskExecutor",
+    "process": "dataloader.pipelines.executors.process:ProcessExecutor",
+    "ray": "dataloader.pipelines.executors.ray:RayExecutor",
+    "kubernetes": "dataloader.pipelines.executors.kubernetes:KubernetesExecutor",
+    "dask": "dataloader.pipelines.executors.dask:DaskExecutor",
 }
 _SECRET_KEY = "$secret"  # noqa: S105 - marks a reference
 

@@ -1,7 +1,7 @@
 """Runs functions on a Dask cluster. Needs dataloader[dask].
 
 A task is found again because it is published under the name. Dask cannot stop code that runs: it is asked to by a
-Variable, which `pipelines.remote.check` reads.
+Variable, which `dataloader.pipelines.remote.check` reads.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pipelines.executors import check_settings, dask_remote
-from pipelines.offload import (
+from dataloader.pipelines.executors import check_settings, dask_remote
+from dataloader.pipelines.offload import (
     MAX_CALL_BYTES,
     EngineRefused,
     EngineUnavailable,

@@ -51,7 +51,7 @@ def call(payload: bytes, variables: Mapping[str, str], name: str, max_bytes: int
 
 def _running(variables: Mapping[str, str], name: str) -> Any:
     with suppress(ImportError):
-        from pipelines import remote  # noqa: PLC0415 - the cluster need not have it
+        from dataloader.pipelines import remote  # noqa: PLC0415 - the cluster need not have it
 
         return remote.running(variables, _stop_check(name))
     return nullcontext()

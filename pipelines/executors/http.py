@@ -15,8 +15,8 @@ from typing import Any
 import requests
 from requests.adapters import HTTPAdapter
 
-from pipelines.executors.cluster_tls import cluster_tls_context
-from pipelines.offload import MAX_LOG_LINES, EngineUnavailable, OffloadFailed, RemoteState
+from dataloader.pipelines.executors.cluster_tls import cluster_tls_context
+from dataloader.pipelines.offload import MAX_LOG_LINES, EngineUnavailable, OffloadFailed, RemoteState
 
 _CONNECT_TIMEOUT_SEC, _READ_TIMEOUT_SEC = 5.0, 10.0  # of a connection, and of each piece of an answer
 ANSWER_TIMEOUT_SEC = 20.0  # of a whole answer

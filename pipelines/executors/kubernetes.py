@@ -11,8 +11,8 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pipelines.executors import check_settings
-from pipelines.executors.http import (
+from dataloader.pipelines.executors import check_settings
+from dataloader.pipelines.executors.http import (
     BAD_REQUEST,
     CONFLICT,
     FORBIDDEN,
@@ -23,9 +23,9 @@ from pipelines.executors.http import (
     Answer,
     HttpApi,
 )
-from pipelines.executors.kubernetes_log import Position, find_result, read_lines
-from pipelines.executors.kubernetes_manifest import CONTAINER, check_templates, make_manifest
-from pipelines.offload import (
+from dataloader.pipelines.executors.kubernetes_log import Position, find_result, read_lines
+from dataloader.pipelines.executors.kubernetes_manifest import CONTAINER, check_templates, make_manifest
+from dataloader.pipelines.offload import (
     EngineFull,
     EngineRefused,
     EngineUnavailable,

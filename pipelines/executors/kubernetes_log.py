@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pipelines.offload import MAX_LOG_LINES, RESULT_PREFIX, OffloadFailed, check_json_result
+from dataloader.pipelines.offload import MAX_LOG_LINES, RESULT_PREFIX, OffloadFailed, check_json_result
 
 _MAX_SKIPPED_BYTES = 64_000_000  # of the second in which the position is
 _MAX_PIECE_BYTES = 2_000_000  # of lines that are returned at a time

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.offload import EngineRefused, OffloadSpec
+from dataloader.pipelines.offload import EngineRefused, OffloadSpec
 
 CONTAINER = "main"
 _GRACE_SEC = 60  # beyond the time limit that the job's worker keeps

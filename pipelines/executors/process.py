@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pipelines.executors import check_settings
-from pipelines.executors.process_log import read_lines
-from pipelines.offload import (
+from dataloader.pipelines.executors import check_settings
+from dataloader.pipelines.executors.process_log import read_lines
+from dataloader.pipelines.offload import (
     MAX_CALL_BYTES,
     EngineRefused,
     FailureKind,
@@ -72,7 +72,10 @@ class ProcessExecutor:
             argv = [] if spec.entrypoint is None else shlex.split(spec.entrypoint)
             paths = [path or str(Path.cwd()) for path in sys.path]
             limits = {key: int(value) for key, value in spec.resources.items()}
-            code = f"import sys; sys.path[:] = {paths!r}; from pipelines.executors.process_main import main; main()"
+            code = (
+                f"import sys; sys.path[:] = {paths!r}; from dataloader.pipelines.executors import process_main; "
+                "process_main.main()"
+            )
             order = pickle.dumps((folder.name, payload, argv, limits, dict(spec.env), os.getpid()))
             with Path(folder.name, "log").open("wb") as log:
                 process = subprocess.Popen(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO
 
-from pipelines.offload import MAX_LOG_LINES
+from dataloader.pipelines.offload import MAX_LOG_LINES
 
 MAX_LINE_BYTES = 256_000
 _CUT_NOTE = f" … this line has more than {MAX_LINE_BYTES:,} bytes; the rest is left out …"

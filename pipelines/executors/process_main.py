@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pipelines import remote
-from pipelines.offload import FailureKind
+from dataloader.pipelines import remote
+from dataloader.pipelines.offload import FailureKind
 
 _PR_SET_PDEATHSIG = 1
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 from urllib.parse import quote
 
-from pipelines.executors import check_settings
-from pipelines.executors.http import (
+from dataloader.pipelines.executors import check_settings
+from dataloader.pipelines.executors.http import (
     LOG_TIMEOUT_SEC,
     MAX_LOG_BYTES,
     NOT_FOUND,
@@ -19,7 +19,7 @@ from pipelines.executors.http import (
     HttpApi,
     LogPieces,
 )
-from pipelines.offload import (
+from dataloader.pipelines.offload import (
     EngineRefused,
     EngineUnavailable,
     FailureKind,

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.contract import Context
-from pipelines.toolkit.errors import SourceAnswered, SourceBroken, SourceError
-from pipelines.toolkit.paths import segment
-from pipelines.toolkit.sources import Download, HttpSource, SourceResponse, Timeouts
+from dataloader.pipelines.contract import Context
+from dataloader.pipelines.toolkit.errors import SourceAnswered, SourceBroken, SourceError
+from dataloader.pipelines.toolkit.paths import segment
+from dataloader.pipelines.toolkit.sources import Download, HttpSource, SourceResponse, Timeouts
 
 _GONE_STATUSES = (404, 410)
 _MAX_POLL_INTERVAL_SEC = 300.0  # also with a longer Retry-After, so that a stuck export is noticed

@@ -11,16 +11,16 @@ from psycopg2 import errors
 from psycopg2.extensions import connection
 from pydantic import Field
 
-from pipelines import staging, targets
-from pipelines.arguments import Arguments
-from pipelines.contract import Context, register
-from pipelines.opu.export import FinishedExport, Gmap2Brief
-from pipelines.opu.table import COLUMNS, TABLE, RowDecoder, create_statements
-from pipelines.toolkit.decode import numbered_json_lines
-from pipelines.toolkit.errors import DecodeError
-from pipelines.toolkit.load import Loaded, replace_table
-from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.unpack import Compression
+from dataloader.pipelines import staging, targets
+from dataloader.pipelines.arguments import Arguments
+from dataloader.pipelines.contract import Context, register
+from dataloader.pipelines.opu.export import FinishedExport, Gmap2Brief
+from dataloader.pipelines.opu.table import COLUMNS, TABLE, RowDecoder, create_statements
+from dataloader.pipelines.toolkit.decode import numbered_json_lines
+from dataloader.pipelines.toolkit.errors import DecodeError
+from dataloader.pipelines.toolkit.load import Loaded, replace_table
+from dataloader.pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.toolkit.unpack import Compression
 
 
 class OpuArguments(Arguments):

@@ -12,9 +12,9 @@ from operator import itemgetter
 from types import NoneType
 from typing import Any
 
-from pipelines.toolkit.decode import Record
-from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.times import TimeReader
+from dataloader.pipelines.toolkit.decode import Record
+from dataloader.pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.toolkit.times import TimeReader
 
 
 class FieldKind(StrEnum):

@@ -11,15 +11,15 @@ from typing import Any
 from psycopg2.extensions import connection
 from pydantic import Field
 
-from pipelines import staging, targets
-from pipelines.arguments import Arguments
-from pipelines.contract import Context, Fail, register
-from pipelines.tenera.shapes import COLUMNS, MOSCOW, QuoteValue, SourceDeclaration, parse_payload
-from pipelines.tenera.sources import SOURCES
-from pipelines.toolkit.errors import SourceError, ToolkitError
-from pipelines.toolkit.load import Loaded, upsert
-from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.sources import HttpSource, Timeouts
+from dataloader.pipelines import staging, targets
+from dataloader.pipelines.arguments import Arguments
+from dataloader.pipelines.contract import Context, Fail, register
+from dataloader.pipelines.tenera.shapes import COLUMNS, MOSCOW, QuoteValue, SourceDeclaration, parse_payload
+from dataloader.pipelines.tenera.sources import SOURCES
+from dataloader.pipelines.toolkit.errors import SourceError, ToolkitError
+from dataloader.pipelines.toolkit.load import Loaded, upsert
+from dataloader.pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.toolkit.sources import HttpSource, Timeouts
 
 _DAYS_BACK = 7
 _TABLES = ("quotes.quote_section", "quotes.quote", "quotes.quote_value")

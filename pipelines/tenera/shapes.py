@@ -16,9 +16,9 @@ from enum import StrEnum
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
-from pipelines.toolkit.errors import DecodeError
-from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.times import TimeReader
+from dataloader.pipelines.toolkit.errors import DecodeError
+from dataloader.pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.toolkit.times import TimeReader
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from functools import partial
 from zoneinfo import ZoneInfo
 
-from pipelines.tenera.shapes import MOSCOW, Grain, Layout, NumberFormat, SourceDeclaration
-from pipelines.toolkit.times import OffsetConflict, TimeReader, Unit
+from dataloader.pipelines.tenera.shapes import MOSCOW, Grain, Layout, NumberFormat, SourceDeclaration
+from dataloader.pipelines.toolkit.times import OffsetConflict, TimeReader, Unit
 
 # The number 20240131 would be a time in 1970.
 _time_reader = partial(TimeReader, not_before=datetime(1990, 1, 1, tzinfo=UTC))

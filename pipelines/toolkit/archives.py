@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from pipelines.toolkit.deprecation import renamed_attributes, renamed_keywords
-from pipelines.toolkit.errors import BrokenArchive, ExpandsTooMuch, ToolkitError, UnsafePath
-from pipelines.toolkit.paths import inside
-from pipelines.toolkit.safepoint import NoSafePoints, SafePoint
-from pipelines.toolkit.unpack import PIECE_BYTES, Bounds, check_bounds
+from dataloader.pipelines.toolkit.deprecation import renamed_attributes, renamed_keywords
+from dataloader.pipelines.toolkit.errors import BrokenArchive, ExpandsTooMuch, ToolkitError, UnsafePath
+from dataloader.pipelines.toolkit.paths import inside
+from dataloader.pipelines.toolkit.safepoint import NoSafePoints, SafePoint
+from dataloader.pipelines.toolkit.unpack import PIECE_BYTES, Bounds, check_bounds
 
 if not TYPE_CHECKING:
     __getattr__ = renamed_attributes(__name__, extracted="extract")

@@ -19,9 +19,9 @@ from requests.adapters import HTTPAdapter
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.poolmanager import PoolManager
 
-from pipelines.toolkit.errors import SourceRefused, SourceTooSlow
-from pipelines.toolkit.networks import is_public
-from pipelines.toolkit.safepoint import SafePoint
+from dataloader.pipelines.toolkit.errors import SourceRefused, SourceTooSlow
+from dataloader.pipelines.toolkit.networks import is_public
+from dataloader.pipelines.toolkit.safepoint import SafePoint
 
 OnConnect = Callable[[socket.socket], None]
 

@@ -22,8 +22,8 @@ from zoneinfo import ZoneInfo
 
 import orjson
 
-from pipelines.toolkit.errors import UnsuitableValue
-from pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.toolkit.errors import UnsuitableValue
+from dataloader.pipelines.toolkit.rejects import Rejects
 
 Row = Sequence[Any] | Mapping[str, Any]
 

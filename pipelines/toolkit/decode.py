@@ -20,11 +20,11 @@ import defusedxml
 import orjson
 from defusedxml import ElementTree
 
-from pipelines.toolkit.deprecation import renamed_keywords
-from pipelines.toolkit.errors import BadRecord, DecodeError, ExpandsTooMuch
-from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.safepoint import SafePoint
-from pipelines.toolkit.unpack import Bounds, Compression, Source, pieces
+from dataloader.pipelines.toolkit.deprecation import renamed_keywords
+from dataloader.pipelines.toolkit.errors import BadRecord, DecodeError, ExpandsTooMuch
+from dataloader.pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.toolkit.safepoint import SafePoint
+from dataloader.pipelines.toolkit.unpack import Bounds, Compression, Source, pieces
 
 Record = dict[str, Any]
 

@@ -16,13 +16,21 @@ import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import connection, cursor
 
-from pipelines.toolkit.copytext import Row
-from pipelines.toolkit.deprecation import renamed_keywords
-from pipelines.toolkit.errors import NoSuchTarget, TooFewRows, UnsuitableValue
-from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.replace import TableSwap, lock_replacement, lock_table, plan_replacement
-from pipelines.toolkit.safepoint import NoSafePoints, SafePoint
-from pipelines.toolkit.target import CopyInput, Loaded, Target, column_list, copy_from, find_target, transaction
+from dataloader.pipelines.toolkit.copytext import Row
+from dataloader.pipelines.toolkit.deprecation import renamed_keywords
+from dataloader.pipelines.toolkit.errors import NoSuchTarget, TooFewRows, UnsuitableValue
+from dataloader.pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.toolkit.replace import TableSwap, lock_replacement, lock_table, plan_replacement
+from dataloader.pipelines.toolkit.safepoint import NoSafePoints, SafePoint
+from dataloader.pipelines.toolkit.target import (
+    CopyInput,
+    Loaded,
+    Target,
+    column_list,
+    copy_from,
+    find_target,
+    transaction,
+)
 
 __all__ = ["Loaded", "batches", "copy_rows", "replace_table", "upsert"]
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from urllib.parse import quote
 
-from pipelines.toolkit.errors import UnsafePath
+from dataloader.pipelines.toolkit.errors import UnsafePath
 
 _UNSAFE_CHARACTERS = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
 _UNSAFE_IN_SEGMENT = re.compile(r"[\x00-\x1f\x7f]")

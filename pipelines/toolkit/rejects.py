@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipelines.toolkit.errors import TooManyRejects
+from dataloader.pipelines.toolkit.errors import TooManyRejects
 
 _MAX_TEXT_LENGTH = 500  # characters of a place or a reason: what is bad may be bad by its length
 

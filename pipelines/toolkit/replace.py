@@ -21,9 +21,9 @@ import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import cursor
 
-from pipelines.toolkit.errors import NotReplaceable, TargetBusy
-from pipelines.toolkit.safepoint import SafePoint
-from pipelines.toolkit.target import CopyInput, Loaded, Target, copy_from
+from dataloader.pipelines.toolkit.errors import NotReplaceable, TargetBusy
+from dataloader.pipelines.toolkit.safepoint import SafePoint
+from dataloader.pipelines.toolkit.target import CopyInput, Loaded, Target, copy_from
 
 _LOCK_TIMEOUT = "300ms"  # later readers queue behind our lock request, so it is short and repeated
 _MIN_RETRY_SEC = 0.1

@@ -22,9 +22,9 @@ import requests
 import urllib3
 from urllib3.util.retry import Retry
 
-from pipelines.toolkit.connections import ConnectionWatchdog, OpenSockets, WatchedAdapter
-from pipelines.toolkit.deprecation import renamed_attributes, renamed_fields, renamed_keywords
-from pipelines.toolkit.errors import (
+from dataloader.pipelines.toolkit.connections import ConnectionWatchdog, OpenSockets, WatchedAdapter
+from dataloader.pipelines.toolkit.deprecation import renamed_attributes, renamed_fields, renamed_keywords
+from dataloader.pipelines.toolkit.errors import (
     SourceAnswered,
     SourceBroken,
     SourceBusy,
@@ -35,8 +35,8 @@ from pipelines.toolkit.errors import (
     SourceTruncated,
     SourceUnreachable,
 )
-from pipelines.toolkit.safepoint import NoSafePoints, SafePoint
-from pipelines.toolkit.unpack import PIECE_BYTES
+from dataloader.pipelines.toolkit.safepoint import NoSafePoints, SafePoint
+from dataloader.pipelines.toolkit.unpack import PIECE_BYTES
 
 T = TypeVar("T")
 _ReadResponse = Callable[[requests.Response, Iterator[bytes]], T]

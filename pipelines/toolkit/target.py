@@ -11,10 +11,10 @@ import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, connection, cursor
 
-from pipelines.toolkit.copytext import Column, CopyEncoder, Row
-from pipelines.toolkit.errors import NoSuchTarget
-from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.safepoint import SafePoint
+from dataloader.pipelines.toolkit.copytext import Column, CopyEncoder, Row
+from dataloader.pipelines.toolkit.errors import NoSuchTarget
+from dataloader.pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.toolkit.safepoint import SafePoint
 
 _CHUNK_BYTES = 128 * 1024  # large enough that a call's overhead in Python is negligible, small enough to stop soon
 _FIRST_CHUNK_ROWS = 64  # until the width of the rows is known

@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from pipelines.toolkit.deprecation import renamed_attributes, renamed_fields
-from pipelines.toolkit.errors import BadTime
+from dataloader.pipelines.toolkit.deprecation import renamed_attributes, renamed_fields
+from dataloader.pipelines.toolkit.errors import BadTime
 
 if not TYPE_CHECKING:
     __getattr__ = renamed_attributes(__name__, Clash="OffsetConflict")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 import zstandard
 
-from pipelines.toolkit.deprecation import renamed_attributes, renamed_keywords
-from pipelines.toolkit.errors import BrokenArchive, ExpandsTooMuch, TruncatedArchive
-from pipelines.toolkit.safepoint import NoSafePoints, SafePoint
+from dataloader.pipelines.toolkit.deprecation import renamed_attributes, renamed_keywords
+from dataloader.pipelines.toolkit.errors import BrokenArchive, ExpandsTooMuch, TruncatedArchive
+from dataloader.pipelines.toolkit.safepoint import NoSafePoints, SafePoint
 
 if not TYPE_CHECKING:
     __getattr__ = renamed_attributes(__name__, Packing="Compression")

@@ -23,7 +23,17 @@ COMMANDS = {
     "gunicorn": [sys.executable, "-m", "gunicorn", "wsgi:app"],
 }
 DELAYS_SEC = [0, 0.2, 0.6, 1.2]  # after the process has begun to handle the signal
-HEAVY = {"click", "requests", "flask", "pydantic", "psycopg2", "gunicorn", "logging", "app.cli", "app.config"}
+HEAVY = {
+    "click",
+    "requests",
+    "flask",
+    "pydantic",
+    "psycopg2",
+    "gunicorn",
+    "logging",
+    "dataloader.app.cli",
+    "dataloader.app.config",
+}
 
 
 def handles(pid: int, which: signal.Signals) -> bool:
@@ -55,7 +65,7 @@ def test_sigterm_during_start_ends_with_code_0(dsn: str, tmp_path: Path, command
 
 
 def test_handlers_are_set_before_anything_large_is_imported():
-    code = "import sys, app.__main__; print(*sys.modules)"
+    code = "import sys, dataloader.app.__main__; print(*sys.modules)"
 
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.net import AllowedHosts, ForbiddenAddress, parse_url, resolve
+from dataloader.app.net import AllowedHosts, ForbiddenAddress, parse_url, resolve
 
 NO_ONE = AllowedHosts()
 

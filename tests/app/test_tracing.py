@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from app.errors import ConfigError
-from app.queue.job import Status
-from app.tracing import Tracer, create_tracer, parse_traceparent
-from app.web import WebOptions, create_app
+from dataloader.app.errors import ConfigError
+from dataloader.app.http.app import create_app
+from dataloader.app.http.options import WebOptions
+from dataloader.app.queue.job import Status
+from dataloader.app.tracing import Tracer, create_tracer, parse_traceparent
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +144,7 @@ def test_without_a_provider_the_text_goes_through_as_it_came():
 
 
 def test_tracing_is_not_imported_unless_configured():
-    code = "import sys, app.tracing, app.runtime.service"
+    code = "import sys, dataloader.app.tracing, dataloader.app.runtime.service"
     code += "; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
@@ -161,7 +162,7 @@ def test_provider_is_created_if_none_is_set_up():
     pytest.importorskip("opentelemetry.sdk.trace")
     code = (
         "from opentelemetry import trace; from opentelemetry.sdk.trace import *\n"
-        "from app.tracing import Tracer, create_tracer\n"
+        "from dataloader.app.tracing import Tracer, create_tracer\n"
         "one = create_tracer('1'); assert isinstance(one, Tracer)\n"
         "with one.enqueue_span(None, {}) as part: assert part.traceparent, part\n"
         "trace.set_tracer_provider(TracerProvider())\n"

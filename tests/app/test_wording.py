@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from app.wording import format_count, format_duration
+from dataloader.app.wording import format_count, format_duration
 from tests.support.processes import ROOT
 
 # A number that may be 1, then a plural: `{n} jobs`, `{{ words.number(n) }} jobs`, `${n} jobs`.

@@ -8,11 +8,11 @@ from uuid import uuid4
 import pytest
 from psycopg2.extensions import make_dsn
 
-from app.db.pool import Pool
-from app.web.app import OPERATIONS
-from app.web.routing import HTML
 from benchmarks import pages
 from benchmarks.place import query_value
+from dataloader.app.db.pool import Pool
+from dataloader.app.http.app import OPERATIONS
+from dataloader.app.http.routing import HTML
 
 pytestmark = pytest.mark.superuser("benchmarks make databases of their own")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.queue.job import Status
 from dataloader import Client
+from dataloader.app.queue.job import Status
 
 PAGES = {
     "overview": "/",

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, ViewportSize, expect, sync_playwright
 
-from app.db.schema import migrate
-from app.queue.job import Status
 from dataloader import Client
+from dataloader.app.db.schema import migrate
+from dataloader.app.queue.job import Status
 from tests.support import Databases, Process, eventually
 from tests.support.real_service import RunningService, ServiceJobs, ServiceStarter
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import expect
 
-from app.queue.job import Status
 from dataloader import Client
+from dataloader.app.queue.job import Status
 from tests.browser.conftest import ObservedPage
 from tests.support import eventually
 from tests.support.real_service import RunningService

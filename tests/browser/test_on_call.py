@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from app.admin.api_keys import ApiKeys, NewApiKey, Scope
-from app.db.pool import Pool
 from dataloader import Client
+from dataloader.app.db.pool import Pool
+from dataloader.app.http.auth.api_keys import ApiKeys, NewApiKey, Scope
 from tests.browser.conftest import ObservedPage
 from tests.support import Databases, PrivateServer, Process
 from tests.support.real_service import RunningService, ServiceStarter

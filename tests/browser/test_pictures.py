@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ViewportSize, expect
 
-from app.db.schema import migrate
-from app.queue.job import Status
 from dataloader import Client
+from dataloader.app.db.schema import migrate
+from dataloader.app.queue.job import Status
 from tests.browser.conftest import ObservedPage
 from tests.support import Databases, Process, eventually
 from tests.support.processes import ROOT

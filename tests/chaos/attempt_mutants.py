@@ -20,13 +20,13 @@ _DROP_RUNNING_KEY_INDEX = "DROP INDEX dl_jobs_running_key_idx"
 
 
 def _never_expire_lease() -> None:
-    from workers.attempt import Lease
+    from dataloader.workers.attempt import Lease
 
     replace_attribute(Lease, "is_trusted", lambda self, now: True)
 
 
 def _check_lease_once() -> None:
-    from workers.reaper import Reaper
+    from dataloader.workers.reaper import Reaper
 
     def reap_at_once(self: Reaper, now: float) -> None:
         self._heartbeat_sec = -3600.0  # the answer, from which it is counted, comes after the check began
@@ -36,13 +36,13 @@ def _check_lease_once() -> None:
 
 
 def _never_repair_blocked() -> None:
-    from workers.maintenance import BlockedJobsDuty
+    from dataloader.workers.maintenance import BlockedJobsDuty
 
     replace_attribute(BlockedJobsDuty, "run", lambda self: None)
 
 
 def _ignore_cancels() -> None:
-    from workers.pool import WorkerPool
+    from dataloader.workers.pool import WorkerPool
 
     replace_attribute(WorkerPool, "_on_control", lambda self, command: None)
 
@@ -50,19 +50,19 @@ def _ignore_cancels() -> None:
 def _random_follow_up_keys() -> None:
     from uuid import uuid4
 
-    from workers.follow_ups import FollowUps
+    from dataloader.workers.follow_ups import FollowUps
 
     replace_attribute(FollowUps, "make_key", lambda self, task, args, queue: f"{uuid4()}")
 
 
 def _never_reap() -> None:
-    from workers.reaper import Reaper
+    from dataloader.workers.reaper import Reaper
 
     replace_attribute(Reaper, "_check_leases", lambda self, now: None)
 
 
 def _keep_dead_sessions() -> None:
-    from app.queue import attempt_sessions
+    from dataloader.app.queue import attempt_sessions
 
     def report_only(reports: Any, target: str, *_: Any) -> None:
         reports[target] = attempt_sessions.ServerSessions(target, is_reached=True)
@@ -71,7 +71,7 @@ def _keep_dead_sessions() -> None:
 
 
 def _prove_by_pid_alone() -> None:
-    from workers.process_identity import Identity
+    from dataloader.workers.process_identity import Identity
 
     replace_attribute(Identity, "shares_host", lambda self, other: True)
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from uuid import UUID
 
-from app.queue.job import Status
+from dataloader.app.queue.job import Status
 from tests.chaos.client_log import ClientResponse
 from tests.chaos.etl import FOLLOW_UPS, PARTS
 from tests.chaos.graph_rules import (

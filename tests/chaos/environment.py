@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psycopg2
 
-from app.db.schema import migrate
-from app.postgres.binaries import Choice
+from dataloader.app.db.schema import migrate
+from dataloader.app.postgres.binaries import Choice
 from tests.chaos import etl, observer
 from tests.chaos.client_log import ClientLog
 from tests.chaos.engine import CampaignEngine

@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg2
 
-from pipelines.contract import Breaker, Context, Progress, Stop, Wait, register
-from pipelines.retry import Fixed
+from dataloader.pipelines.contract import Breaker, Context, Progress, Stop, Wait, register
+from dataloader.pipelines.retry import Fixed
 from tests.chaos import engine
 from tests.chaos.clock import clock
 from tests.chaos.observer import OBSERVER, OBSERVER_DSN_VARIABLE, observed_run, pass_safe_point

@@ -22,7 +22,7 @@ def main(mutant: str, program: str, *arguments: str) -> None:
         sys.argv = [program, *arguments]
         run()
         return
-    from app.cli import main as dataloader
+    from dataloader.app.cli import main as dataloader
 
     sys.argv = [program, *arguments]
     dataloader()
@@ -30,15 +30,15 @@ def main(mutant: str, program: str, *arguments: str) -> None:
 
 def _make_backfills_in_small_steps() -> None:
     """So that jobs of a backfill are made during all of its life: the campaign has few slices, and little time."""
-    from workers import backfills
+    from dataloader.app.features.backfills import duty as backfills
 
     backfills._STEP, backfills._MAX_AHEAD = 4, 8
 
 
 def _poll_engines_often() -> None:
     """Also what a killed process had claimed in order to poll it: others wait a minute for that."""
+    from dataloader.workers.offloads import engine_calls, poller
     from tests.chaos.mutant import StatementEdit, patch_statements
-    from workers.offloads import engine_calls, poller
 
     rooms: tuple[Any, ...] = (poller, engine_calls)
     for room in rooms:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from app.admin.breakers import Breakers, BreakerState
-from app.admin.limits import Limits
-from app.db.connection import Session
+from dataloader.app.db.connection import Session
+from dataloader.app.features.limits.breakers import Breakers, BreakerState
+from dataloader.app.features.limits.rows import Limits
 from tests.chaos.history import LimitChange, Pause
 from tests.chaos.operator import Operator, last_event, now
 

@@ -368,9 +368,9 @@ class Load:
 
     def _cancel_by_sql(self, job_id: str) -> None:
         """Without an API: through the queue's own statement."""
-        from app.db.connection import Session
-        from app.db.encoding import as_uuid
-        from app.queue.jobs import JobQueue
+        from dataloader.app.db.connection import Session
+        from dataloader.app.db.encoding import as_uuid
+        from dataloader.app.queue.jobs import JobQueue
 
         session = Session(self.dsn(), application_name="chaos-caller")
         try:

@@ -67,7 +67,7 @@ class Mutant:
 
 
 def patch_statements(edits: Sequence[StatementEdit]) -> None:
-    from app.db import statements as room
+    from dataloader.app.db import statements as room
 
     read = room.parse_statements
     room.parse_statements = lambda text, schema: read(edit_statements(text, edits), schema)

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg2
 
-from pipelines.contract import Context
+from dataloader.pipelines.contract import Context
 from tests.chaos.clock import clock
 
 OBSERVER_DSN_VARIABLE = "CHAOS_WITNESS"

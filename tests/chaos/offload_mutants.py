@@ -9,8 +9,8 @@ from tests.chaos.mutant import Mutant, StatementEdit
 
 
 def _submit_before_intent() -> None:
-    from workers.offloads.calls import OffloadCalls
-    from workers.offloads.handle import RemoteHandle
+    from dataloader.workers.offloads.calls import OffloadCalls
+    from dataloader.workers.offloads.handle import RemoteHandle
 
     intend, submit = OffloadCalls._intend, RemoteHandle.submit
     waiting: dict[str, Callable[[], None]] = {}
@@ -27,13 +27,13 @@ def _submit_before_intent() -> None:
 
 
 def _never_attach() -> None:
-    from workers.offloads.calls import OffloadCalls
+    from dataloader.workers.offloads.calls import OffloadCalls
 
     OffloadCalls._reusable = lambda self, rows, digest, options: None  # type: ignore[method-assign]
 
 
 def _leave_offloads() -> None:
-    from workers.offloads.stopping import OffloadStopper
+    from dataloader.workers.offloads.stopping import OffloadStopper
 
     OffloadStopper.run = lambda self: None  # type: ignore[method-assign]
 

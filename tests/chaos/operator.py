@@ -10,8 +10,8 @@ from contextlib import closing
 from datetime import datetime
 from typing import TypeVar
 
-from app.db.connection import Session
-from app.errors import DataloaderError
+from dataloader.app.db.connection import Session
+from dataloader.app.errors import DataloaderError
 
 CHANGE_TIMEOUT_SEC = 60.0
 _PAUSE_SEC = (3.0, 8.0)

@@ -9,15 +9,22 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from app.admin.backfills import Backfill, BackfillMode, BackfillOptions, Backfills, BackfillState, limit_of
-from app.admin.schedules import Schedule, Schedules, Times
-from app.db.connection import Session
-from app.errors import BackfillEnded, ScheduleChanged, ScheduleExists
-from app.queue.job import Status
-from app.queue.jobs import JobQueue
-from pipelines.partitions import Partitions, partitions_from_json
-from pipelines.schedule_definition import ScheduleDefinition, definition_from
-from pipelines.schedule_times import Timing
+from dataloader.app.db.connection import Session
+from dataloader.app.errors import BackfillEnded, ScheduleChanged, ScheduleExists
+from dataloader.app.features.backfills.rows import (
+    Backfill,
+    BackfillMode,
+    BackfillOptions,
+    Backfills,
+    BackfillState,
+    limit_of,
+)
+from dataloader.app.features.schedules.rows import Schedule, Schedules, Times
+from dataloader.app.queue.job import Status
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.partitions import Partitions, partitions_from_json
+from dataloader.pipelines.schedule_definition import ScheduleDefinition, definition_from
+from dataloader.pipelines.schedule_times import Timing
 from tests.chaos.client_log import ClientLog
 from tests.chaos.history import LimitChange, Pause
 from tests.chaos.limit_changes import change_limit

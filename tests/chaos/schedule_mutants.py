@@ -11,7 +11,7 @@ from tests.chaos.mutant import FunctionEdit, Mutant, StatementEdit, replace_attr
 def _count_times_from_now() -> None:
     from datetime import timedelta
 
-    from workers import schedules
+    from dataloader.app.features.schedules import duty as schedules
 
     def forgetful(timing: Any, *, last_at: Any, now: Any, **rules: Any) -> Any:
         return plan(timing, last_at=max(last_at, now - timedelta(seconds=1.2)), now=now, **rules)
@@ -22,7 +22,7 @@ def _count_times_from_now() -> None:
 def _fire_in_two_transactions() -> None:
     import time
 
-    from app.admin.schedules import Schedules
+    from dataloader.app.features.schedules.rows import Schedules
 
     def account_first(self: Schedules, batch: Any) -> Any:
         fire(self, [item | {"firings": [], "updates": []} for item in batch])
@@ -33,7 +33,8 @@ def _fire_in_two_transactions() -> None:
 
 
 def _fire_from_every_process() -> None:
-    from workers import maintenance, schedules
+    from dataloader.app.features.schedules import duty as schedules
+    from dataloader.workers import maintenance
 
     def without_key(*arguments: Any, **more: Any) -> Any:
         made = request(*arguments, **more)
@@ -47,7 +48,7 @@ def _fire_from_every_process() -> None:
 
 
 def _make_backfills_from_every_process() -> None:
-    from app.admin.queues import Queues
+    from dataloader.app.queue.queues import Queues
 
     def acquire_nothing(self: Queues) -> bool:
         return acquire(self) or True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from pipelines.contract import Context, Hourly, register, schedule
+from dataloader.pipelines.contract import Context, Hourly, register, schedule
 from tests.chaos.etl import RETRY_POLICY
 from tests.chaos.observer import observed_run, pass_safe_point
 

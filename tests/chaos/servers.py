@@ -16,8 +16,8 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import psycopg2
 
-from app.postgres.binaries import Binaries, Choice, ServerAccount, choose_binaries
-from app.postgres.cluster import Cluster, setting_options
+from dataloader.app.postgres.binaries import Binaries, Choice, ServerAccount, choose_binaries
+from dataloader.app.postgres.cluster import Cluster, setting_options
 from tests.support.waiting import eventually
 
 _PORT = 5432  # of the Unix socket's name alone: clients come through the proxies

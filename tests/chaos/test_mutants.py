@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from app.db.statements import parse_statements
+from dataloader.app.db.statements import parse_statements
 from tests.chaos.checker import RULES
 from tests.chaos.faults import FAULTS
 from tests.chaos.mutant import StatementEdit, edit_statements
@@ -91,7 +91,7 @@ def test_edit_without_a_match_is_refused():
 def test_a_mutant_breaks_its_own_process_alone(name, tmp_path):
     code = """
 import json, sys
-from app.db.statements import statements
+from dataloader.app.db.statements import statements
 from tests.chaos.mutants import MUTANTS
 before = {name: statement.text for name, statement in statements("public").items()}
 MUTANTS[sys.argv[1]].apply()

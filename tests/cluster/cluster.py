@@ -15,8 +15,8 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import psycopg2
 
-from app.db.schema import migrate
-from app.postgres.binaries import Choice
+from dataloader.app.db.schema import migrate
+from dataloader.app.postgres.binaries import Choice
 from tests.chaos import etl, observer
 from tests.chaos.checker import Violation, check
 from tests.chaos.client_log import ClientLog, read_client_log

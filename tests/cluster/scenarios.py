@@ -9,12 +9,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
+from dataloader.workers.pool import EXIT_THREAD_CRASHED
 from tests.chaos.load import OTHER_QUEUE
 from tests.chaos.services import HEARTBEAT_SEC
 from tests.cluster.cluster import LEASE_SEC, Cluster, Host
 from tests.cluster.network import DATABASE
 from tests.support.waiting import eventually
-from workers.pool import EXIT_THREAD_CRASHED
 
 SHORT_CUT_SEC, LONG_CUT_SEC = 5.0, 3.0 * LEASE_SEC
 _TAKEN_RUNS = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.postgres.binaries import Choice
+from dataloader.app.postgres.binaries import Choice
 from tests.cluster.cluster import LEASE_SEC, running_cluster
 from tests.cluster.network import require_tools
 from tests.cluster.scenarios import count_ended, cut_off_database, cut_off_host, restart_hosts

@@ -15,8 +15,8 @@ import pytest
 from psycopg2.errors import UniqueViolation
 from psycopg2.pool import ThreadedConnectionPool
 
-from app.queue.job import Status
-from pipelines import contract
+from dataloader.app.queue.job import Status
+from dataloader.pipelines import contract
 from tests.support import eventually
 from tests.support.api_server import serving
 from tests.support.processes import ROOT, clean_environment

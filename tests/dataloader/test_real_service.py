@@ -13,8 +13,8 @@ import psycopg2
 import pytest
 
 from dataloader import Client, Conflict, Refused, enqueue
-from pipelines.contract import Pipelines
-from pipelines.partitions import Daily
+from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.partitions import Daily
 from tests.support import Databases
 from tests.support.api_server import serving
 from tests.support.processes import ROOT

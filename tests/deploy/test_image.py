@@ -19,7 +19,7 @@ import psycopg2
 import pytest
 from psycopg2.extensions import parse_dsn
 
-from app.db.schema import migrate
+from dataloader.app.db.schema import migrate
 from tests.support.processes import ROOT, free_port
 from tests.support.proxy import SilentProxy
 from tests.support.waiting import eventually

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from app.config import load_settings
-from app.runtime.shutdown import STOP_MARGIN_SEC
+from dataloader.app.config import load_settings
+from dataloader.app.runtime.shutdown import STOP_MARGIN_SEC
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))

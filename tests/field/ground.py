@@ -20,10 +20,10 @@ import psycopg2
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, make_dsn
 from psycopg2.sql import SQL, Composable, Identifier, Literal
 
-from app.postgres import EmbeddedServer
-from app.postgres.binaries import Choice
-from app.postgres.cluster import PORT
-from app.postgres.server import exclusive
+from dataloader.app.postgres import EmbeddedServer
+from dataloader.app.postgres.binaries import Choice
+from dataloader.app.postgres.cluster import PORT
+from dataloader.app.postgres.server import exclusive
 from tests.field.debian_python import debian_python
 from tests.field.deployment import Access, Deployment, as_ordinary_account, copy_project
 from tests.field.places import Unavailable, needs_program

@@ -18,10 +18,11 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
 
-from app.db.pool import Pool
-from app.queue.jobs import JobQueue
-from app.web import WebOptions, create_app
-from pipelines.contract import Pipelines
+from dataloader.app.db.pool import Pool
+from dataloader.app.http.app import create_app
+from dataloader.app.http.options import WebOptions
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.contract import Pipelines
 from tests.support import Databases
 from tests.support.api_schema import DescribedApp
 

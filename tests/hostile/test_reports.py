@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.queue.job import Job, Status
-from app.web.json_io import dump_json
-from pipelines.contract import Checkpoint, Context
+from dataloader.app.http.json_io import dump_json
+from dataloader.app.queue.job import Job, Status
+from dataloader.pipelines.contract import Checkpoint, Context
 from tests.support import Databases, eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 

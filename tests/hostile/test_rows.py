@@ -8,7 +8,7 @@ from typing import Any
 import psycopg2
 import pytest
 
-from app.queue.job import Status
+from dataloader.app.queue.job import Status
 from tests.support import eventually
 from tests.support.queue_fixture import list_jobs
 from tests.support.worker_pool_fixture import WorkerPoolFixture

@@ -10,16 +10,23 @@ from decimal import Decimal
 import pytest
 import zstandard
 
-from pipelines import llm_check
-from pipelines.cbr_rates import _parse_rate
-from pipelines.contract import Stop, StopReason
-from pipelines.toolkit.decode import decimal, json_lines, xml_root
-from pipelines.toolkit.errors import BadTime, DecodeError, ExpandsTooMuch, SourceRefused, TooManyRejects, UnsafePath
-from pipelines.toolkit.paths import segment
-from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.sources import _content_length, _Request, _retry_after
-from pipelines.toolkit.times import TimeReader
-from pipelines.toolkit.unpack import pieces
+from dataloader.pipelines import llm_check
+from dataloader.pipelines.cbr_rates import _parse_rate
+from dataloader.pipelines.contract import Stop, StopReason
+from dataloader.pipelines.toolkit.decode import decimal, json_lines, xml_root
+from dataloader.pipelines.toolkit.errors import (
+    BadTime,
+    DecodeError,
+    ExpandsTooMuch,
+    SourceRefused,
+    TooManyRejects,
+    UnsafePath,
+)
+from dataloader.pipelines.toolkit.paths import segment
+from dataloader.pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.toolkit.sources import _content_length, _Request, _retry_after
+from dataloader.pipelines.toolkit.times import TimeReader
+from dataloader.pipelines.toolkit.unpack import pieces
 
 
 class StopsAtSecondCheck:

@@ -9,8 +9,8 @@ import psycopg2
 import psycopg2.extras
 import pytest
 
-from pipelines import targets
-from pipelines.contract import Pipelines
+from dataloader.pipelines import targets
+from dataloader.pipelines.contract import Pipelines
 from tests.support_sources import SourceServer
 
 ENDPOINTS = ("cbr", "tenera", "gmap2brief", "llm", "documents")

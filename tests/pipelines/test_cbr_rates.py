@@ -10,11 +10,11 @@ import pytest
 import time_machine
 from psycopg2.extensions import make_dsn
 
-from pipelines import targets
-from pipelines.cbr_rates import UnknownCurrency
-from pipelines.contract import Fail, registry
-from pipelines.schedule_definition import definition_from, scheduled_job
-from pipelines.toolkit.errors import DecodeError, SourceAnswered, SourceBusy, SourceTruncated, TooManyRejects
+from dataloader.pipelines import targets
+from dataloader.pipelines.cbr_rates import UnknownCurrency
+from dataloader.pipelines.contract import Fail, registry
+from dataloader.pipelines.schedule_definition import definition_from, scheduled_job
+from dataloader.pipelines.toolkit.errors import DecodeError, SourceAnswered, SourceBusy, SourceTruncated, TooManyRejects
 from tests.support.databases import another_role
 from tests.support_sources import RecordingContext, Reply, start_task
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.contract import Command, Fail, Pipelines, TaskConflict, TaskKind, load_tasks
-from pipelines.retry import Exponential
-from pipelines.task import fill_argv
+from dataloader.pipelines.contract import Command, Fail, Pipelines, TaskConflict, TaskKind, load_tasks
+from dataloader.pipelines.retry import Exponential
+from dataloader.pipelines.task import fill_argv
 from tests.support.rates_args import SCHEMA, Rates
 
 

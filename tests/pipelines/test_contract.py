@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.contract import (
+from dataloader.pipelines.contract import (
     Context,
     Fail,
     Pipelines,
@@ -37,7 +37,7 @@ def annotated(args, job: Context):
     return args, job
 
 
-def annotated_by_text(args, job: "pipelines.contract.Context"):  # type: ignore[name-defined]  # noqa: F821, UP037
+def annotated_by_text(args, job: "dataloader.pipelines.contract.Context"):  # type: ignore[name-defined]  # noqa: F821, UP037
     return args, job
 
 

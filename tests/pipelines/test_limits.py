@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, Field
 
-from pipelines.contract import Pipelines, Stop
-from pipelines.testing import FakeContext
+from dataloader.pipelines.contract import Pipelines, Stop
+from dataloader.pipelines.testing import FakeContext
 
 
 def declare(call=lambda args: None, **options):

@@ -8,11 +8,11 @@ import time
 import psycopg2
 import pytest
 
-from app.db.schema import migrate
-from pipelines import targets
-from pipelines.contract import Fail, Stop
-from pipelines.llm_check import AnswerCutOff, AnswerUnreadable, ModelRefused
-from pipelines.toolkit.errors import (
+from dataloader.app.db.schema import migrate
+from dataloader.pipelines import targets
+from dataloader.pipelines.contract import Fail, Stop
+from dataloader.pipelines.llm_check import AnswerCutOff, AnswerUnreadable, ModelRefused
+from dataloader.pipelines.toolkit.errors import (
     SourceAnswered,
     SourceBroken,
     SourceBusy,

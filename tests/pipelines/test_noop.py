@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.contract import registry
-from pipelines.noop import noop
+from dataloader.pipelines.contract import registry
+from dataloader.pipelines.noop import noop
 
 
 class Clock:

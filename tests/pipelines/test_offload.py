@@ -10,10 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from pipelines.context import Context, Wait
-from pipelines.executors import Engines
-from pipelines.executors.http import LogPieces
-from pipelines.offload import (
+from dataloader.pipelines.context import Context, Wait
+from dataloader.pipelines.executors import Engines
+from dataloader.pipelines.executors.http import LogPieces
+from dataloader.pipelines.offload import (
     Handle,
     OffloadFailed,
     OffloadSpec,
@@ -24,7 +24,7 @@ from pipelines.offload import (
     parse_call,
     parse_progress,
 )
-from pipelines.testing import FakeContext, run
+from dataloader.pipelines.testing import FakeContext, run
 
 ROOT = Path(__file__).parents[2]
 JOB = UUID(int=7)
@@ -41,7 +41,7 @@ def test_name_is_that_of_the_job_and_the_call():
 
 def test_fingerprint_is_the_same_in_each_process():
     code = (
-        "from pipelines.offload import OffloadSpec, fingerprint\n"
+        "from dataloader.pipelines.offload import OffloadSpec, fingerprint\n"
         "print(fingerprint('ray', OffloadSpec(entrypoint='x', env={'b': '1', 'a': '2'}, args=({'x', 'y', 'z'},))))"
     )
     seen = {

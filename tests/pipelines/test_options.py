@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pipelines.contract import Daily, Fail, Listed, Pipelines, TaskOptions, load_tasks
-from pipelines.job_args import Template
-from pipelines.retry import Fixed, RetryAction
+from dataloader.pipelines.contract import Daily, Fail, Listed, Pipelines, TaskOptions, load_tasks
+from dataloader.pipelines.job_args import Template
+from dataloader.pipelines.retry import Fixed, RetryAction
 from tests.support.rates_args import SCHEMA, Rates
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.partitions import (
+from dataloader.pipelines.partitions import (
     Daily,
     Hourly,
     Listed,

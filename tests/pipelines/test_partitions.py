@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipelines.partitions import (
+from dataloader.pipelines.partitions import (
     Daily,
     Hourly,
     Monthly,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.executors.process_log import MAX_LINE_BYTES, read_lines
+from dataloader.pipelines.executors.process_log import MAX_LINE_BYTES, read_lines
 
 
 @pytest.fixture

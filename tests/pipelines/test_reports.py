@@ -6,9 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from pipelines.contract import Fail
-from pipelines.reports import Check, DatasetUse, parse_check, parse_dataset, parse_link
-from pipelines.testing import FakeContext
+from dataloader.pipelines.contract import Fail
+from dataloader.pipelines.reports import Check, DatasetUse, parse_check, parse_dataset, parse_link
+from dataloader.pipelines.testing import FakeContext
 
 
 @pytest.mark.parametrize(

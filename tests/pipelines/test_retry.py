@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.retry import (
+from dataloader.pipelines.retry import (
     DEFAULT,
     Exponential,
     Fail,

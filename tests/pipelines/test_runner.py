@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from psycopg2.extras import RealDictRow
 
-from pipelines.retry import DEFAULT, RetryAction, Rules, decide
-from pipelines.runner import NotProgress, check_progress
-from pipelines.testing import FakeContext, run
+from dataloader.pipelines.retry import DEFAULT, RetryAction, Rules, decide
+from dataloader.pipelines.runner import NotProgress, check_progress
+from dataloader.pipelines.testing import FakeContext, run
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.schedule_plan import MAX_FIRINGS, FiringPlan, plan_firings
-from pipelines.schedule_times import Timing
+from dataloader.pipelines.schedule_plan import MAX_FIRINGS, FiringPlan, plan_firings
+from dataloader.pipelines.schedule_times import Timing
 
 HOURLY = Timing(kind="cron", expression="0 * * * *")
 START = datetime(2030, 1, 1, tzinfo=UTC)

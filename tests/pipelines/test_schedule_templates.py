@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pipelines.schedule_templates import check_template, fill_template
+from dataloader.pipelines.schedule_templates import check_template, fill_template
 
 VALUES = {
     "logical_at": datetime(2030, 1, 2, tzinfo=UTC),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.schedule_times import NominalTime, Timing
+from dataloader.pipelines.schedule_times import NominalTime, Timing
 
 BERLIN = "Europe/Berlin"
 SPRING, AUTUMN = date(2030, 3, 31), date(2030, 10, 27)  # in Berlin: 02:00 → 03:00, 03:00 → 02:00

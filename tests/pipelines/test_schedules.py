@@ -11,11 +11,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from pipelines.contract import Daily, Pipelines, load_tasks, schedule
-from pipelines.retry import Fixed
-from pipelines.schedule_definition import ScheduleDefinition, definition_from
-from pipelines.schedule_times import Timing
-from pipelines.schedules import ScheduleDeclaration, schedules_of
+from dataloader.pipelines.contract import Daily, Pipelines, load_tasks, schedule
+from dataloader.pipelines.retry import Fixed
+from dataloader.pipelines.schedule_definition import ScheduleDefinition, definition_from
+from dataloader.pipelines.schedule_times import Timing
+from dataloader.pipelines.schedules import ScheduleDeclaration, schedules_of
 
 
 @pytest.fixture

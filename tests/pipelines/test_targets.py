@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.targets import Locations, NotConfigured
+from dataloader.pipelines.targets import Locations, NotConfigured
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pipelines.context import Interval
-from pipelines.contract import Checkpoint, Context, Progress, Stop, StopReason
-from pipelines.testing import FakeContext, LogLine, run
+from dataloader.pipelines.context import Interval
+from dataloader.pipelines.contract import Checkpoint, Context, Progress, Stop, StopReason
+from dataloader.pipelines.testing import FakeContext, LogLine, run
 
 
 def test_context_has_the_times_and_the_slice_of_its_job():

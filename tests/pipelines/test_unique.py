@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pipelines.contract import Pipelines
-from pipelines.unique import unique_live_key
+from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.unique import unique_live_key
 
 
 class Args(BaseModel):

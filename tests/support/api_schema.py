@@ -10,8 +10,8 @@ import schemathesis
 from flask import Flask, Response
 from schemathesis.core.result import Ok
 
-from app.web.app import OPERATIONS
-from app.web.openapi import build_document
+from dataloader.app.http.app import OPERATIONS
+from dataloader.app.http.openapi import build_document
 
 _DOCUMENT_PATH = "/every-operation.json"
 

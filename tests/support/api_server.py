@@ -9,10 +9,11 @@ from typing import Any
 
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from app.db.pool import Pool
-from app.queue.jobs import JobQueue
-from app.web import WebOptions, create_app
-from pipelines.contract import Pipelines
+from dataloader.app.db.pool import Pool
+from dataloader.app.http.app import create_app
+from dataloader.app.http.options import WebOptions
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.contract import Pipelines
 
 
 class _QuietHandler(WSGIRequestHandler):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID, uuid4
 
-from app.queue.job import ClaimedJob
-from workers.attempt import Attempt, AttemptSettings
-from workers.isolation.run import run_isolated
-from workers.threads import clock
+from dataloader.app.queue.job import ClaimedJob
+from dataloader.workers.attempt import Attempt, AttemptSettings
+from dataloader.workers.isolation.run import run_isolated
+from dataloader.workers.threads import clock
 
 
 def claimed_job(**more: Any) -> ClaimedJob:

@@ -18,7 +18,7 @@ import psycopg2
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, make_dsn, parse_dsn
 from psycopg2.extensions import connection as Connection
 
-from app.postgres.cluster import USER as EMBEDDED_SUPERUSER
+from dataloader.app.postgres.cluster import USER as EMBEDDED_SUPERUSER
 from tests.support.empty_database import EmptyDatabase
 
 SCHEMA = Path(__file__).parents[2] / "schema.sql"

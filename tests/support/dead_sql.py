@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-from pipelines.contract import Context, register
+from dataloader.pipelines.contract import Context, register
 
 TABLES = """CREATE TABLE begun (job uuid PRIMARY KEY);
             CREATE TABLE written (job uuid, at timestamptz);

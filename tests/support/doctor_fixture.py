@@ -18,9 +18,9 @@ from pathlib import Path
 import psycopg2
 from psycopg2.extensions import make_dsn
 
-from app.db.schema import migrate
-from app.doctor.queue import LONG_TRANSACTION_SEC
-from app.postgres import EmbeddedServer
+from dataloader.app.db.schema import migrate
+from dataloader.app.features.doctor.queue import LONG_TRANSACTION_SEC
+from dataloader.app.postgres import EmbeddedServer
 from tests.support.databases import execute_sql, superuser_dsn
 from tests.support.pgbouncer import running_pgbouncer
 from tests.support.processes import ROOT, Process, clean_environment
@@ -127,7 +127,7 @@ def main() -> None:
             migrate(server.dsn)
             env = {
                 "DL_DB_DSN": server.dsn,
-                "DL_PIPELINES": "pipelines.noop",
+                "DL_PIPELINES": "dataloader.pipelines.noop",
                 "WORKERS_JSON": '[{"queue": "etl", "concurrency": 2}]',
             }
             with Process.dataloader("worker", output=folder / "worker.log", env=env) as worker:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipelines.contract import Pipelines
+from dataloader.pipelines.contract import Pipelines
+from dataloader.workers.maintenance import Duty, MaintenanceOptions, duties
 from tests.support.queue_fixture import QueueFixture
-from workers.maintenance import Duty, MaintenanceOptions, duties
 
 
 def duty(queue_db: QueueFixture, name: str) -> Duty:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
-from app.queue.job import TRANSITIONS, Status, Transition
+from dataloader.app.queue.job import TRANSITIONS, Status, Transition
 
 _RELEASES = ("shutdown", "lock_busy", "not_started", "waits")
 _NO_TRANSITION = ("heartbeat", "cancel_requested", "stop_pending")

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 
 import requests
 
-from pipelines.offload import (
+from dataloader.pipelines.offload import (
     MAX_LOG_LINES,
     EngineRefused,
     EngineUnavailable,

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.executors import find_factory
-from pipelines.offload import Executor, OffloadSpec, RemoteStatus
+from dataloader.pipelines.executors import find_factory
+from dataloader.pipelines.offload import Executor, OffloadSpec, RemoteStatus
 
 
 class HeldExecutor:

@@ -20,7 +20,7 @@ from typing import Any
 
 import psycopg2
 
-from pipelines.contract import Checkpoint, Context, Progress, register
+from dataloader.pipelines.contract import Checkpoint, Context, Progress, register
 
 LONG_SEC = 60
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Generator
 from typing import Any
 
-from pipelines.contract import Checkpoint, Context, Fail, Snooze, register
+from dataloader.pipelines.contract import Checkpoint, Context, Fail, Snooze, register
 
 
 @register("apart.works", isolation="process")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.contract import Context, Fail, register
+from dataloader.pipelines.contract import Context, Fail, register
 
 
 @register("indiscreet", isolation="process")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from pipelines.contract import Context, Pipelines, Wait, registry
+from dataloader.pipelines.contract import Context, Pipelines, Wait, registry
 
 Args = dict[str, Any]
 

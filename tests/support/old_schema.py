@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from app.doctor.facts import DatabaseFacts
+from dataloader.app.features.doctor.facts import DatabaseFacts
 from tests.support.queue_fixture import QueueFixture
 
 BEFORE = """

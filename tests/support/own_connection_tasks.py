@@ -12,7 +12,7 @@ from typing import Any
 import psycopg2
 from psycopg2.extensions import parse_dsn
 
-from pipelines.contract import Context, register
+from dataloader.pipelines.contract import Context, register
 
 TABLES = """CREATE TABLE own_rows (job uuid, attempt int, at timestamptz DEFAULT clock_timestamp());
             CREATE TABLE own_starts (job uuid, attempt int, at timestamptz DEFAULT clock_timestamp());

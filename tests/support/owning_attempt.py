@@ -9,9 +9,9 @@ from uuid import uuid4
 import psycopg
 import psycopg2
 
-from app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
-from app.queue.own_sessions import OwnSession
-from app.queue.task_connections import TaskConnections
+from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
+from dataloader.app.queue.own_sessions import OwnSession
+from dataloader.app.queue.task_connections import TaskConnections
 from tests.support.real_service import query_rows
 from tests.support.waiting import eventually
 

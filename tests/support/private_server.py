@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from app.postgres import EmbeddedServer
+from dataloader.app.postgres import EmbeddedServer
 from tests.support.waiting import eventually
 
 

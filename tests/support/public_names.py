@@ -14,9 +14,9 @@ from pathlib import Path
 
 import click
 
-from app.cli.command import cli
-from app.config import load_settings
-from app.log import Alert
+from dataloader.app.cli.command import cli
+from dataloader.app.config import load_settings
+from dataloader.app.log import Alert
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "public_names"
@@ -38,7 +38,7 @@ def settings() -> Iterator[str]:
 
 def database_objects() -> Iterator[str]:
     """Tables, columns, functions, triggers and types."""
-    catalogue = json.loads((ROOT / "app/doctor/catalogue.json").read_text(encoding="utf-8"))
+    catalogue = json.loads((ROOT / "app/features/doctor/catalogue.json").read_text(encoding="utf-8"))
     for name, definition in catalogue.items():
         kind = name.partition(" ")[0]
         if kind in ("table", "function", "trigger", "type"):

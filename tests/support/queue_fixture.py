@@ -12,9 +12,9 @@ import psycopg2
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import quote_ident
 
-from app.admin.job_search import Filter, JobSearch
-from app.db.connection import Session
-from app.queue.job import (
+from dataloader.app.db.connection import Session
+from dataloader.app.features.jobs.job_search import Filter, JobSearch
+from dataloader.app.queue.job import (
     ClaimedJob,
     ClaimHint,
     Job,
@@ -28,7 +28,7 @@ from app.queue.job import (
     Status,
     new_run_ids,
 )
-from app.queue.jobs import JobQueue
+from dataloader.app.queue.jobs import JobQueue
 from tests.support.databases import superuser_dsn
 from tests.support.event_replay import ReplayedJob, check_invariants
 from tests.support.waiting import eventually

@@ -7,9 +7,9 @@ import time
 from contextlib import suppress
 from uuid import UUID
 
-from app.db.connection import Session
-from app.errors import IdempotencyConflict, InvalidJob, NotRetryable
-from app.queue.job import (
+from dataloader.app.db.connection import Session
+from dataloader.app.errors import IdempotencyConflict, InvalidJob, NotRetryable
+from dataloader.app.queue.job import (
     ClaimedJob,
     NewJob,
     ReleaseReason,
@@ -19,7 +19,7 @@ from app.queue.job import (
     Status,
     new_run_ids,
 )
-from app.queue.jobs import JobQueue
+from dataloader.app.queue.jobs import JobQueue
 from tests.support.queue_fixture import list_jobs
 
 KEYS = tuple(f"key {n}" for n in range(6))

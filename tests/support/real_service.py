@@ -28,7 +28,7 @@ FAST_SETTINGS = {
     "DL_REAPER_PERIOD_SEC": "0.3",
     "DL_CLAIM_BACKOFF_SEC": "5",
     "DL_SHUTDOWN_GRACE_SEC": "1",
-    "DL_PIPELINES": "pipelines.noop,tests.support.etl",
+    "DL_PIPELINES": "dataloader.pipelines.noop,tests.support.etl",
     "DL_LOG_FORMAT": "json",
     "DL_MEMORY_HIGH": "0",  # the memory of the machine that runs the tests is not what they are about
     "WORKERS_JSON": '[{"queue":"q","concurrency":4}]',

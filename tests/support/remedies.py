@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from click.testing import CliRunner, Result
 
-from app.cli.command import cli
-from app.db.pool import Pool
-from app.doctor.examine import Connections, run_checks
-from app.doctor.facts import DatabaseFacts
-from app.doctor.findings import Finding, Severity
+from dataloader.app.cli.command import cli
+from dataloader.app.db.pool import Pool
+from dataloader.app.features.doctor.examine import Connections, run_checks
+from dataloader.app.features.doctor.facts import DatabaseFacts
+from dataloader.app.features.doctor.findings import Finding, Severity
 from tests.support.databases import execute_sql
 from tests.support.processes import ROOT, SETTING_PREFIXES, clean_environment
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.contract import Context
+from dataloader.pipelines.contract import Context
 
 
 def load(args: dict[str, Any], ctx: Context) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from app.admin.schedules import Schedule, Schedules, Times
-from pipelines.contract import Pipelines
-from pipelines.schedule_definition import definition_from
+from dataloader.app.features.schedules.duty import SchedulesDuty
+from dataloader.app.features.schedules.rows import Schedule, Schedules, Times
+from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.schedule_definition import definition_from
+from dataloader.workers.metrics import PoolCounters
 from tests.support.queue_fixture import QueueFixture
-from workers.metrics import PoolCounters
-from workers.schedules import SchedulesDuty
 
 HOURLY = {"expression": "0 * * * *", "queue": "q", "zone": "UTC"}
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.db.schema import migrate
-from app.postgres.binaries import Choice
+from dataloader.app.db.schema import migrate
+from dataloader.app.postgres.binaries import Choice
 from tests.chaos.servers import Server
 
 

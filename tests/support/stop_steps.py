@@ -10,7 +10,7 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
-from pipelines.contract import Context, register
+from dataloader.pipelines.contract import Context, register
 
 LONG_SEC = 60
 

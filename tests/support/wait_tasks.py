@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from typing import Any
 from uuid import UUID
 
-from pipelines.contract import Checkpoint, Context, Pipelines, Wait, registry
+from dataloader.pipelines.contract import Checkpoint, Context, Pipelines, Wait, registry
 
 Args = dict[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from app.errors import DatabaseUnavailable
+from dataloader.app.errors import DatabaseUnavailable
 
 T = TypeVar("T")
 

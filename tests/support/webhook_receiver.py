@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from app.net import AllowedHosts
+from dataloader.app.net import AllowedHosts
 from tests.support.waiting import eventually
 
 LOOPBACK = AllowedHosts.parse(["127.0.0.0/8"])

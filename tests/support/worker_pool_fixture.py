@@ -9,14 +9,14 @@ from dataclasses import fields
 from typing import Any
 from uuid import UUID
 
-from app.queue.job import Job, Status
-from pipelines.contract import Context, Pipelines, Stop
+from dataloader.app.queue.job import Job, Status
+from dataloader.pipelines.contract import Context, Pipelines, Stop
+from dataloader.workers.attempt import AttemptSettings
+from dataloader.workers.pool import WorkerPool
+from dataloader.workers.pool_options import PoolOptions
 from tests.support.job_gate import JobGate
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
-from workers.attempt import AttemptSettings
-from workers.pool import WorkerPool
-from workers.pool_options import PoolOptions
 
 CONNECTION_ROLES = ("claim", "listen", "renew", "settle")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
-from pipelines.contract import Args, Stop, StopReason, registry
-from pipelines.reports import Check, DatasetUse, parse_check, parse_dataset
+from dataloader.pipelines.contract import Args, Stop, StopReason, registry
+from dataloader.pipelines.reports import Check, DatasetUse, parse_check, parse_dataset
 
 
 @dataclass

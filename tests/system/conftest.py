@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.db.schema import migrate
+from dataloader.app.db.schema import migrate
 from tests.support import PrivateServer, Process
 from tests.support.private_server import copy_data_dir
 from tests.support.real_service import ServiceJobs, ServiceStarter, postgres_pids_of, signal_all

@@ -16,8 +16,8 @@ from itertools import pairwise
 
 import pytest
 
-from app.admin.scaling import ScalingSignals, summarize
-from app.db.pool import Pool
+from dataloader.app.db.pool import Pool
+from dataloader.app.features.scaling.rows import ScalingSignals, summarize
 from tests.support import eventually
 from tests.support.real_service import RunningService, ServiceJobs, ServiceStarter, query_rows
 

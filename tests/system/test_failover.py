@@ -17,16 +17,16 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
-from app.db.connection import Session
-from app.errors import DatabaseUnavailable
-from app.postgres.binaries import Choice
-from app.queue.jobs import JobQueue
 from dataloader import Client, ServiceUnavailable
+from dataloader.app.db.connection import Session
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.postgres.binaries import Choice
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.workers.reaper import Reaper
 from tests.chaos.servers import Server
 from tests.support import eventually
 from tests.support.real_service import ServiceJobs, ServiceStarter, query_rows
 from tests.support.standby import Pair, primary_and_standby
-from workers.reaper import Reaper
 
 HEARTBEAT_SEC = 3.0
 ACKNOWLEDGED_BEFORE, ACKNOWLEDGED_AFTER = 100, 30  # of each producer

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from app.cli.command import cli
-from app.config import load_settings
-from app.runtime.commands import run_doctor
+from dataloader.app.cli.command import cli
+from dataloader.app.config import load_settings
+from dataloader.app.runtime.commands import run_doctor
 from tests.support.old_schema import BEFORE
 from tests.support.processes import Process
 from tests.support.queue_fixture import QueueFixture
@@ -26,15 +26,15 @@ INSERT INTO dl_job_events (job_id, queue, kind, ts) SELECT job_id, queue, 'done'
 """
 # A worker whose first look at retention comes at once, not half a minute after its start.
 WORKER = """
-from workers import maintenance
+from dataloader.workers import maintenance
 maintenance._RETENTION_INTERVAL_SEC = 0.2
-from app.admin.retention import Retention
+from dataloader.app.features.retention.rows import Retention
 create_partitions = Retention.create_partitions
 def create_partitions_and_print(self):
     print("retention pass", flush=True)
     return create_partitions(self)
 Retention.create_partitions = create_partitions_and_print
-from app.cli.command import main
+from dataloader.app.cli.command import main
 main(["worker"])
 """
 
@@ -61,7 +61,7 @@ def counts(queue_db: QueueFixture) -> tuple[int, int]:
 
 
 def worker(queue_db: QueueFixture, folder: Path, **env: str) -> Process:
-    env = {"DL_DB_DSN": queue_db.dsn, "DL_PIPELINES": "pipelines.noop", "DL_LOG_FORMAT": "json", **env}
+    env = {"DL_DB_DSN": queue_db.dsn, "DL_PIPELINES": "dataloader.pipelines.noop", "DL_LOG_FORMAT": "json", **env}
     return Process.python(WORKER, output=folder / f"worker{len(env)}.log", env=env)
 
 

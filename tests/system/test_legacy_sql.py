@@ -20,9 +20,9 @@ from uuid import UUID
 
 import pytest
 
-from app.db.pool import Pool
-from app.db.schema import migrate
-from app.queue.jobs import JobQueue
+from dataloader.app.db.pool import Pool
+from dataloader.app.db.schema import migrate
+from dataloader.app.queue.jobs import JobQueue
 from tests.support import Databases, Process, eventually
 from tests.support.real_service import RunningService, ServiceStarter, query_rows
 
@@ -39,7 +39,7 @@ CHECKED = {f"checked {kind}": {**task, "retry": RETRY} for kind, task in TASKS.i
 UNCHECKED = {kind: {**task, "retry": RETRY, "connection_check": False} for kind, task in TASKS.items()}
 SETTINGS = {
     "DL_TASKS": json.dumps(CHECKED | UNCHECKED),
-    "DL_PIPELINES": "pipelines.noop",
+    "DL_PIPELINES": "dataloader.pipelines.noop",
     "DL_HEARTBEAT_SEC": "0.5",
     "DL_STOP_STEP_SEC": str(STOP_STEP_SEC),
     "DL_SHUTDOWN_GRACE_SEC": "0.2",

@@ -16,7 +16,7 @@ from tests.support import Process, eventually, free_port
 from tests.support.real_service import FAST_SETTINGS, RunningService, ServiceJobs, ServiceStarter, query_rows
 
 RETRY_POLICY = '{"kind": "fixed", "seconds": 0.1}'
-PACKAGES = "pipelines.noop,tests.support.etl,tests.support.isolated_tasks"
+PACKAGES = "dataloader.pipelines.noop,tests.support.etl,tests.support.isolated_tasks"
 COMMANDS = json.dumps(
     {"exits": {"command": ["sh", "-c", "echo why >&2; exit 3"]}, "missing": {"command": ["/no/such"]}}
 )

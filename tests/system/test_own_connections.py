@@ -13,8 +13,8 @@ from uuid import UUID
 import pytest
 from psycopg2.extensions import make_dsn
 
-from app.db.connection import Session
-from app.queue.jobs import JobQueue
+from dataloader.app.db.connection import Session
+from dataloader.app.queue.jobs import JobQueue
 from tests.support import eventually
 from tests.support.own_connection_tasks import TABLES, WRITERS
 from tests.support.real_service import RunningService, ServiceStarter, query_rows

@@ -12,10 +12,10 @@ from uuid import UUID
 
 import pytest
 
-from app.config import load_settings
-from app.db.schema import migrate
-from app.runtime.commands import run_doctor
 from dataloader import Client
+from dataloader.app.config import load_settings
+from dataloader.app.db.schema import migrate
+from dataloader.app.runtime.commands import run_doctor
 from tests.support import Process
 from tests.support.pgbouncer import running_pgbouncer
 from tests.support.processes import free_port

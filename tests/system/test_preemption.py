@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.runtime.preemption import RESERVE_SEC
+from dataloader.app.runtime.preemption import RESERVE_SEC
 from tests.support import eventually
 from tests.support.real_service import ServiceJobs, ServiceStarter
 

@@ -16,7 +16,7 @@ import sentry_sdk
 from sentry_sdk.transport import Transport
 
 from dataloader import register
-from pipelines.retry import Fixed
+from dataloader.pipelines.retry import Fixed
 
 
 class FileTransport(Transport):

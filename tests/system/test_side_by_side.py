@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from app.db.schema import SCHEMA_VERSION, migrate
-from app.errors import SchemaBlocked
+from dataloader.app.db.schema import SCHEMA_VERSION, migrate
+from dataloader.app.errors import SchemaBlocked
 from tests.support import Process, eventually, free_port
 from tests.support.real_service import FAST_SETTINGS, RunningService, ServiceJobs, ServiceStarter, query_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 (WHEEL,) = (ROOT / "tests" / "releases").glob("dataloader-0.1.0-*.whl")
-NOOP_SETTINGS = FAST_SETTINGS | {"DL_PIPELINES": "pipelines.noop"}
+NOOP_SETTINGS = FAST_SETTINGS | {"DL_PIPELINES": "dataloader.pipelines.noop"}
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from app.config.dsn import format_dsn, parse_dsn
-from app.db.schema import SCHEMA_VERSION
+from dataloader.app.config.dsn import format_dsn, parse_dsn
+from dataloader.app.db.schema import SCHEMA_VERSION
 from tests.support import PrivateServer, Process, eventually, free_port
 from tests.support.databases import execute_sql
 from tests.support.real_service import (

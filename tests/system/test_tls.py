@@ -13,11 +13,11 @@ from random import randrange
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from app.db.pool import Pool
-from app.errors import DatabaseUnavailable
-from app.postgres import EmbeddedServer
-from app.postgres.binaries import Choice
-from app.postgres.cluster import PORT
+from dataloader.app.db.pool import Pool
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.postgres import EmbeddedServer
+from dataloader.app.postgres.binaries import Choice
+from dataloader.app.postgres.cluster import PORT
 from tests.support.certificates import make_certificates
 from tests.support.private_server import copy_data_dir
 

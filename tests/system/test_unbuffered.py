@@ -34,7 +34,7 @@ def run_gunicorn(dsn: str, port: int, folder: Path, *options: str) -> Iterator[P
 
 def test_unbuffered_service_answers_runs_jobs_and_stops(dsn: str, jobs: ServiceJobs, tmp_path: Path):
     port = free_port()
-    with run_gunicorn(dsn, port, tmp_path, "--worker-class", "app.runtime.serve.ServiceWorker") as process:
+    with run_gunicorn(dsn, port, tmp_path, "--worker-class", "dataloader.app.runtime.serve.ServiceWorker") as process:
         jobs.insert()
         jobs.wait_for_counts({"succeeded": 1})
 

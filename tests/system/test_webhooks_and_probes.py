@@ -7,7 +7,7 @@ from collections.abc import Callable
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-from app.admin.webhooks import DeliveryState, Webhooks
+from dataloader.app.features.webhooks.rows import DeliveryState, Webhooks
 from tests.support import PrivateServer, Process, eventually, free_port
 from tests.support.queue_fixture import QueueFixture
 from tests.support.real_service import FAST_SETTINGS, ServiceJobs, query_rows

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from app.queue.attempt_sessions import ServerSessions, SessionsEnded
-from app.queue.job import Settlement, Status
-from pipelines.contract import Pipelines, Stop, StopReason
+from dataloader.app.queue.attempt_sessions import ServerSessions, SessionsEnded
+from dataloader.app.queue.job import Settlement, Status
+from dataloader.pipelines.contract import Pipelines, Stop, StopReason
+from dataloader.workers.attempt import Attempt, AttemptSettings, Lease
+from dataloader.workers.outcome import LeaseLost, Outcome, Released
+from dataloader.workers.threads import clock
 from tests.support.claimed_jobs import claimed_job
-from workers.attempt import Attempt, AttemptSettings, Lease
-from workers.outcome import LeaseLost, Outcome, Released
-from workers.threads import clock
 
 
 def attempt_at(**more: Any) -> Attempt:

@@ -10,14 +10,21 @@ from uuid import UUID
 
 import pytest
 
-from app.admin.backfills import Backfill, BackfillMode, BackfillOptions, Backfills, BackfillState, limit_of
-from app.errors import BackfillEnded
-from app.queue.job import SUCCEEDED, Settlement, Status
-from pipelines.contract import Pipelines
-from pipelines.partitions import Daily
+from dataloader.app.errors import BackfillEnded
+from dataloader.app.features.backfills.duty import BackfillsDuty
+from dataloader.app.features.backfills.rows import (
+    Backfill,
+    BackfillMode,
+    BackfillOptions,
+    Backfills,
+    BackfillState,
+    limit_of,
+)
+from dataloader.app.queue.job import SUCCEEDED, Settlement, Status
+from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.partitions import Daily
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
-from workers.backfills import BackfillsDuty
 
 FAILED = Settlement(Status.FAILED, error="it broke")
 

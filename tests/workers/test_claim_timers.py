@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.retry import Exponential, Fixed, Linear, Policy, Table
-from workers.claim_timers import PollTimer, default_poll
+from dataloader.pipelines.retry import Exponential, Fixed, Linear, Policy, Table
+from dataloader.workers.claim_timers import PollTimer, default_poll
 
 START = 1000.0
 

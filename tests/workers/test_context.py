@@ -12,17 +12,17 @@ from uuid import uuid4
 
 import pytest
 
-from app.admin.limits import Limits
-from app.db.encoding import JsonNull
-from app.errors import DatabaseUnavailable, IdempotencyConflict
-from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.job import ClaimedJob, Status
-from pipelines.context import Interval
-from pipelines.contract import Checkpoint, Progress, Stop, StopReason
-from pipelines.runner import NotProgress, record_yield
+from dataloader.app.db.encoding import JsonNull
+from dataloader.app.errors import DatabaseUnavailable, IdempotencyConflict
+from dataloader.app.features.limits.rows import Limits
+from dataloader.app.queue.attempt_sessions import ConnectionSettings
+from dataloader.app.queue.job import ClaimedJob, Status
+from dataloader.pipelines.context import Interval
+from dataloader.pipelines.contract import Checkpoint, Progress, Stop, StopReason
+from dataloader.pipelines.runner import NotProgress, record_yield
+from dataloader.workers.context import ContextSettings, JobContext
 from tests.support import eventually, hostile_tasks  # noqa: F401 - registers its tasks
 from tests.support.queue_fixture import QueueFixture
-from workers.context import ContextSettings, JobContext
 
 JOB = ClaimedJob(
     id_text=str(uuid4()), run_text=str(uuid4()), queue="q", task="t", args_text="{}", lock_key="k", key_hash=1,

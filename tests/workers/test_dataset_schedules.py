@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
-from app.admin.schedules import Schedule, Schedules, Times
-from app.queue.job import SUCCEEDED, Reports
-from pipelines.contract import Context, schedule
-from pipelines.schedule_definition import definition_from
+from dataloader.app.features.schedules.rows import Schedule, Schedules, Times
+from dataloader.app.queue.job import SUCCEEDED, Reports
+from dataloader.pipelines.contract import Context, schedule
+from dataloader.pipelines.schedule_definition import definition_from
 from tests.support.queue_fixture import QueueFixture
 from tests.support.schedule_fixture import ScheduleFixture
 from tests.support.waiting import eventually

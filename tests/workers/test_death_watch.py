@@ -13,13 +13,13 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.errors import DatabaseUnavailable
-from app.queue.job import Status, new_run_ids
-from app.queue.workers import HostFacts, WorkerInfo, WorkerLiveness
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.queue.job import Status, new_run_ids
+from dataloader.app.queue.workers import HostFacts, WorkerInfo, WorkerLiveness
+from dataloader.workers.death_watch import WATCHED
+from dataloader.workers.process_identity import Identity, ProcessLock, read_identity
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.death_watch import WATCHED
-from workers.process_identity import Identity, ProcessLock, read_identity
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="proof needs /proc")
 SOON = 20.0

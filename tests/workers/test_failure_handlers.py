@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.queue.job import Status
-from pipelines.contract import Pipelines
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.contract import Pipelines
 from tests.support import eventually, graph_tasks
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 

@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from app.queue.job import Status
-from pipelines.contract import Context, Pipelines
-from pipelines.testing import FakeContext
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.contract import Context, Pipelines
+from dataloader.pipelines.testing import FakeContext
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from app.queue.job import Settlement, Status
-from pipelines.contract import Pipelines, registry
-from pipelines.task import task_from_callable
+from dataloader.app.queue.job import Settlement, Status
+from dataloader.pipelines.contract import Pipelines, registry
+from dataloader.pipelines.task import task_from_callable
+from dataloader.workers.fingerprint import fingerprint
 from tests.support import isolated_tasks  # noqa: F401 - registers them
 from tests.support.claimed_jobs import attempt_with
-from workers.fingerprint import fingerprint
 
 INSTALLED = "/venv/lib/python3.12/site-packages/etl/sales.py"
 SOURCE = """

@@ -4,7 +4,7 @@ import time
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from app.queue.job import Status
+from dataloader.app.queue.job import Status
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from app.queue.job import Settlement, Status
-from pipelines.contract import Pipelines, StopReason
-from pipelines.runner import run_task
+from dataloader.app.queue.job import Settlement, Status
+from dataloader.pipelines.contract import Pipelines, StopReason
+from dataloader.pipelines.runner import run_task
+from dataloader.workers.attempt import Attempt
+from dataloader.workers.outcome import Outcome
 from tests.support import eventually
 from tests.support.claimed_jobs import attempt_with
-from workers.attempt import Attempt
-from workers.outcome import Outcome
 
 
 def tasks(call: Any) -> Pipelines:

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.db.connection import Session
-from app.errors import DatabaseUnavailable
-from app.queue.job import ClaimedJob
-from app.queue.jobs import JobQueue
-from pipelines.contract import StopReason
+from dataloader.app.db.connection import Session
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.queue.job import ClaimedJob
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.contract import StopReason
+from dataloader.workers.attempt import Attempt, AttemptSettings, RunningAttempts
+from dataloader.workers.claimer import KeyLocks
+from dataloader.workers.threads import clock
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
-from workers.attempt import Attempt, AttemptSettings, RunningAttempts
-from workers.claimer import KeyLocks
-from workers.threads import clock
 
 
 @dataclass

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from app.admin.explain import JobExplainer
-from app.admin.queues import Queues
-from app.queue.job import Status
-from pipelines.contract import Pipelines
+from dataloader.app.features.why.explain import JobExplainer
+from dataloader.app.queue.job import Status
+from dataloader.app.queue.queues import Queues
+from dataloader.pipelines.contract import Pipelines
+from dataloader.workers.claimer import Claimer
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.claimer import Claimer
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from uuid import UUID
 
 import pytest
 
-from app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
-from app.queue.job import Job, Settlement, Status
-from pipelines.contract import Fail, Pipelines, load_tasks
+from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
+from dataloader.app.queue.job import Job, Settlement, Status
+from dataloader.pipelines.contract import Fail, Pipelines, load_tasks
+from dataloader.workers.pool import WorkerPool
 from tests.support.claimed_jobs import CapturedLines, attempt_with
 from tests.support.processes import free_port
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.pool import WorkerPool
 
 MODULE = "tests.support.legacy_main"
 INTERVAL = "client_connection_check_interval"
@@ -50,7 +50,7 @@ def test_call_loads_no_module_but_its_own():
 
     assert isinstance(end, Settlement)
     assert MODULE in end.result
-    assert "pipelines.noop" not in end.result
+    assert "dataloader.pipelines.noop" not in end.result
 
 
 def program(code: str, **command: Any) -> tuple[Any, CapturedLines]:

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from app.queue.job import Status
-from pipelines.contract import Context, Stop
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.contract import Context, Stop
 from tests.support import eventually
 from tests.support.queue_fixture import BackgroundCall
 from tests.support.worker_pool_fixture import WorkerPoolFixture

@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from app.admin.limits import Limits
-from app.queue.job import Status
-from pipelines.contract import Context, Pipelines, registry
+from dataloader.app.features.limits.rows import Limits
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.contract import Context, Pipelines, registry
 from tests.support import eventually, isolated_tasks
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from app.admin.lineage import LineageJob
-from app.queue.job import Status
-from pipelines.contract import Context
+from dataloader.app.features.lineage import duty as lineage
+from dataloader.app.features.lineage.duty import LineageDuty, LineageOptions, split_dataset
+from dataloader.app.features.lineage.rows import LineageJob
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.contract import Context
+from dataloader.workers.maintenance import MaintenanceOptions
+from dataloader.workers.threads import clock
 from tests.support import eventually
 from tests.support.queue_fixture import QueueFixture
 from tests.support.webhook_receiver import ReceivedRequest, WebhookReceiver, drop_connection, hang, respond_with
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers import lineage
-from workers.lineage import LineageDuty, LineageOptions, split_dataset
-from workers.maintenance import MaintenanceOptions
-from workers.threads import clock
 
 ACCEPT = respond_with(200, "Connection: close")
 

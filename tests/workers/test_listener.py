@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.db.connection import Row, Session
-from pipelines.retry import Exponential
+from dataloader.app.db.connection import Row, Session
+from dataloader.pipelines.retry import Exponential
+from dataloader.workers.listener import Listener, ListenMode, ListenState
+from dataloader.workers.threads import WakeupPipe
 from tests.support import eventually
 from tests.support.queue_fixture import QueueFixture
-from workers.listener import Listener, ListenMode, ListenState
-from workers.threads import WakeupPipe
 
 
 @pytest.fixture

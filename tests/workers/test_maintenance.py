@@ -7,25 +7,25 @@ from uuid import UUID
 
 import pytest
 
-from app.admin.bulk import BulkAction, BulkOperations, BulkState
-from app.admin.job_search import Filter
-from app.admin.statistics import Statistics
-from app.errors import DatabaseUnavailable, SchemaOutdated
-from app.queue.workers import HeartbeatResult
-from pipelines.contract import Pipelines
-from tests.support.duties import duty
-from tests.support.queue_fixture import QueueFixture
-from tests.support.waiting import eventually
-from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers import maintenance
-from workers.maintenance import (
+from dataloader.app.errors import DatabaseUnavailable, SchemaOutdated
+from dataloader.app.features.bulk.rows import BulkAction, BulkOperations, BulkState
+from dataloader.app.features.jobs.job_search import Filter
+from dataloader.app.features.statistics.rows import Statistics
+from dataloader.app.queue.workers import HeartbeatResult
+from dataloader.pipelines.contract import Pipelines
+from dataloader.workers import maintenance
+from dataloader.workers.maintenance import (
     Duty,
     Maintenance,
     MaintenanceOptions,
     follower_duties,
     rest_sec,
 )
-from workers.threads import clock
+from dataloader.workers.threads import clock
+from tests.support.duties import duty
+from tests.support.queue_fixture import QueueFixture
+from tests.support.waiting import eventually
+from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 
 def test_late_statistics_rest_less_and_then_not_at_all():

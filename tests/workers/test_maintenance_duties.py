@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
-from app.admin.alerts import Alerts, RuleKind
-from app.admin.bulk import BulkAction, BulkOperations, BulkState, Redrive
-from app.admin.job_search import Filter
-from app.admin.retention import DAY_SEC, RetentionPeriods
-from app.admin.webhooks import WebhookEvent, Webhooks
-from app.queue.job import Status
-from app.queue.workers import WorkerInfo, WorkerLiveness
-from pipelines.contract import Breaker, Pipelines
+from dataloader.app.features.alerts.rows import Alerts, RuleKind
+from dataloader.app.features.bulk.rows import BulkAction, BulkOperations, BulkState, Redrive
+from dataloader.app.features.jobs.job_search import Filter
+from dataloader.app.features.retention.rows import DAY_SEC, RetentionPeriods
+from dataloader.app.features.webhooks.duty import WebhookOptions
+from dataloader.app.features.webhooks.rows import WebhookEvent, Webhooks
+from dataloader.app.queue.job import Status
+from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.pipelines.contract import Breaker, Pipelines
+from dataloader.workers import maintenance
+from dataloader.workers.maintenance import (
+    MaintenanceOptions,
+    RetentionDuty,
+)
 from tests.support.duties import duty
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
 from tests.support.webhook_receiver import LOOPBACK, WebhookReceiver
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers import maintenance
-from workers.maintenance import (
-    MaintenanceOptions,
-    RetentionDuty,
-)
-from workers.webhook_sender import WebhookOptions
 
 
 def test_redrive_takes_its_time_and_another_leader_continues_it(worker_pools: WorkerPoolFixture):

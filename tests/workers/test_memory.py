@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from app.admin.explain import JobExplainer
-from app.queue.job import Status
+from dataloader.app.features.why.explain import JobExplainer
+from dataloader.app.queue.job import Status
+from dataloader.workers.memory import MemoryMonitor, MemoryReader, MemoryReading
+from dataloader.workers.metrics import state_metrics
+from dataloader.workers.pool import WorkerPool
+from dataloader.workers.threads import clock
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.memory import MemoryMonitor, MemoryReader, MemoryReading
-from workers.metrics import state_metrics
-from workers.pool import WorkerPool
-from workers.threads import clock
 
 MEMINFO = "MemTotal: 1000 kB\nMemFree: 50 kB\nMemAvailable:    400 kB\n"
 PRESSURE = "some avg10={} avg60=0.00 avg300=0.00 total=0\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=0\n"

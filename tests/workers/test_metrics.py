@@ -5,11 +5,11 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.queue.job import Status
+from dataloader.app.queue.job import Status
+from dataloader.workers.metrics import PoolCollector, PoolCounters
+from dataloader.workers.threads import clock
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.metrics import PoolCollector, PoolCounters
-from workers.threads import clock
 
 
 def numbers(pool) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -81,7 +81,7 @@ def test_pool_with_all_threads_busy_is_consuming(worker_pools: WorkerPoolFixture
 
 def test_pool_with_hanging_dispatcher_is_not_consuming(worker_pools: WorkerPoolFixture, monkeypatch):
     pool = worker_pools.listening_pool({"q": 1})
-    monkeypatch.setattr("workers.pool.clock", lambda: clock() + 3600)
+    monkeypatch.setattr("dataloader.workers.pool.clock", lambda: clock() + 3600)
 
     assert not pool.state().consuming
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from app.errors import DatabaseUnavailable
-from app.queue.workers import NotifyStateTable
-from workers.claimer import NotifyState
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.queue.workers import NotifyStateTable
+from dataloader.workers.claimer import NotifyState
 
 
 @dataclass

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.queue.job import Status
-from pipelines.contract import StopReason
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.contract import StopReason
 from tests.support.private_server import PrivateServer
 from tests.support.proxy import SilentProxy
 from tests.support.queue_fixture import BackgroundCall

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from app.queue.job import Settlement
-from pipelines.contract import Args, Pipelines, Stop, StopReason
-from pipelines.retry import RetryAction
+from dataloader.app.queue.job import Settlement
+from dataloader.pipelines.contract import Args, Pipelines, Stop, StopReason
+from dataloader.pipelines.retry import RetryAction
+from dataloader.workers.outcome import caused_by_stop, failure
 from tests.support.claimed_jobs import attempt_with
-from workers.outcome import caused_by_stop, failure
 
 
 def raised(*errors: BaseException) -> BaseException:

@@ -8,11 +8,11 @@ from uuid import UUID
 
 import pytest
 
-from app.queue.job import Status
-from pipelines.contract import Pipelines
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.contract import Pipelines
+from dataloader.workers import claim_timers
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers import claim_timers
 
 SOON = 20.0  # seconds; polls come every 30, so that what starts by then was woken by a notification
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from app.admin.queues import Queues
-from app.queue.job import Status
+from dataloader.app.queue.job import Status
+from dataloader.app.queue.queues import Queues
+from dataloader.workers.logs.writer import JobLogWriter
+from dataloader.workers.pool import WorkerPool
+from dataloader.workers.threads import clock
 from tests.support.databases import execute_sql
 from tests.support.queue_fixture import BackgroundCall
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.logs.writer import JobLogWriter
-from workers.pool import WorkerPool
-from workers.threads import clock
 
 SOON = 20.0  # seconds; polls come every 30, so that what starts by then was woken by a notification
 

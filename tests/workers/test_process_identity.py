@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dataloader.workers.process_identity import Identity, Proof, prove_death, read_identity
 from tests.support.waiting import eventually
-from workers.process_identity import Identity, Proof, prove_death, read_identity
 
 THEM = Identity("boot", "pid:[1]", "time:[2]", 4711, 1000)
 OBSERVER = replace(THEM, pid=1, start_time=5)

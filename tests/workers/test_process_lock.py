@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
+from dataloader.workers import process_identity
+from dataloader.workers.process_identity import LockState, ProcessLock, probe_lock, remove_lock
 from tests.support.waiting import eventually
-from workers import process_identity
-from workers.process_identity import LockState, ProcessLock, probe_lock, remove_lock
 
 WORKER = uuid4()
 

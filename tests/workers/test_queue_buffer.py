@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from app.queue.job import ClaimHint
-from pipelines.retry import Fixed
-from workers.attempt import Attempt
-from workers.claim_timers import PollTimer
-from workers.queue_buffer import ClaimCursor, QueueBuffer, QueueLimits
+from dataloader.app.queue.job import ClaimHint
+from dataloader.pipelines.retry import Fixed
+from dataloader.workers.attempt import Attempt
+from dataloader.workers.claim_timers import PollTimer
+from dataloader.workers.queue_buffer import ClaimCursor, QueueBuffer, QueueLimits
 
 POSITION = ("5", "2026-01-01 00:00:00+00", "00000000-0000-0000-0000-000000000001")
 HINT = ClaimHint(0, None, POSITION)

@@ -8,12 +8,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.queue.attempt_sessions import ConnectionSettings, SessionsEnded, end_sessions
-from app.queue.job import ExpiredRuns, ReapedJob, RepairResult, Status
-from app.queue.workers import HeartbeatResult
+from dataloader.app.queue.attempt_sessions import ConnectionSettings, SessionsEnded, end_sessions
+from dataloader.app.queue.job import ExpiredRuns, ReapedJob, RepairResult, Status
+from dataloader.app.queue.workers import HeartbeatResult
+from dataloader.workers import reaper as room
+from dataloader.workers.reaper import Reaper
 from tests.support import eventually
-from workers import reaper as room
-from workers.reaper import Reaper
 
 HEARTBEAT = 1.0
 

@@ -10,8 +10,8 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
-from app.queue.attempt_sessions import attempt_application_name
-from app.queue.job import ClaimedJob, Status
+from dataloader.app.queue.attempt_sessions import attempt_application_name
+from dataloader.app.queue.job import ClaimedJob, Status
 from tests.support import eventually, free_port
 from tests.support.proxy import SilentProxy
 from tests.support.worker_pool_fixture import WorkerPoolFixture
@@ -96,7 +96,7 @@ def test_target_not_reached_is_named_and_holds_up_no_sweep(
 
 def test_run_without_sessions_costs_no_connection(worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch):
     asked: list[object] = []
-    monkeypatch.setattr("workers.reaper.end_sessions", lambda *given: asked.append(given))
+    monkeypatch.setattr("dataloader.workers.reaper.end_sessions", lambda *given: asked.append(given))
     worker_pools.queue_fixture.enqueue("key")
     (job,) = worker_pools.queue_fixture.claim()
     worker_pools.queue_fixture.expire_lease(job.id)

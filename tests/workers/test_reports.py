@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.job import Job, NewJob, Status
-from pipelines.contract import Context, Isolation, Pipelines, Wait
+from dataloader.app.queue.attempt_sessions import ConnectionSettings
+from dataloader.app.queue.job import Job, NewJob, Status
+from dataloader.pipelines.contract import Context, Isolation, Pipelines, Wait
+from dataloader.workers.isolation.run import run_isolated
 from tests.support import eventually, report_tasks
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.isolation.run import run_isolated
 
 CHECKS = "SELECT name, value, low, high, median, outcome, attempt, partition_key FROM dl_checks ORDER BY check_id"
 DATASETS = "SELECT kind, dataset, task, partition_key, rows, schema FROM dl_dataset_events ORDER BY event_id"

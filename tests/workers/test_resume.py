@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.queue.job import Status
-from pipelines.contract import registry
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.contract import registry
 from tests.support import eventually, hostile_tasks  # noqa: F401 - registers its tasks
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from app.queue.job import Status
-from pipelines.contract import Context, Pipelines, Stop, StopReason
-from pipelines.testing import FakeContext
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.contract import Context, Pipelines, Stop, StopReason
+from dataloader.pipelines.testing import FakeContext
+from dataloader.workers.testing import drain
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.testing import drain
 
 CALLS: dict[str, Callable[[Context], Any]] = {
     "check": lambda ctx: ctx.check(),

@@ -13,18 +13,18 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.admin.alerts import Alerts, RuleKind
-from app.admin.schedules import Schedules, Times
-from app.queue.job import SUCCEEDED
-from app.queue.workers import WorkerInfo, WorkerLiveness
-from pipelines.contract import Context, schedule
-from pipelines.schedule_definition import definition_from
+from dataloader.app.features.alerts.rows import Alerts, RuleKind
+from dataloader.app.features.schedules import duty as schedules
+from dataloader.app.features.schedules.rows import Schedules, Times
+from dataloader.app.queue.job import SUCCEEDED
+from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.pipelines.contract import Context, schedule
+from dataloader.pipelines.schedule_definition import definition_from
+from dataloader.workers.threads import clock
 from tests.support.processes import ROOT
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers import schedules
-from workers.threads import clock
 
 HOURLY = {"expression": "0 * * * *", "queue": "q", "zone": "UTC"}
 
@@ -308,10 +308,10 @@ def test_a_schedule_shows_an_error_until_a_time_makes_a_job(schedule_db):
 
 RACER = """
 import sys
-from app.db.connection import Session
-from pipelines.contract import Context, Pipelines, schedule
-from workers.schedules import SchedulesDuty
-from workers.threads import clock
+from dataloader.app.db.connection import Session
+from dataloader.pipelines.contract import Context, Pipelines, schedule
+from dataloader.app.features.schedules.duty import SchedulesDuty
+from dataloader.workers.threads import clock
 session = Session(sys.argv[1], application_name="racer")
 duty = SchedulesDuty(session, Pipelines(), zone="UTC", default_lease_sec=60, record_firing=lambda *fired: None)
 print("ready", flush=True)

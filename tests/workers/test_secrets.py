@@ -10,16 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from app import log
-from app.queue.job import Settlement, Status
-from pipelines.contract import Pipelines, registry
-from pipelines.job_args import BadReference, Reference, find_references
+from dataloader.app import log
+from dataloader.app.queue.job import Settlement, Status
+from dataloader.pipelines.contract import Pipelines, registry
+from dataloader.pipelines.job_args import BadReference, Reference, find_references
+from dataloader.workers.secrets import (
+    NO_REDACTION,
+    Redactor,
+    SecretStore,
+    SecretUnavailable,
+    resolve_references,
+    variable_name,
+)
 from tests.support import (
     eventually,
     leaky_tasks,  # noqa: F401 - registers its task
 )
 from tests.support.claimed_jobs import CapturedLines, attempt_with
-from workers.secrets import NO_REDACTION, Redactor, SecretStore, SecretUnavailable, resolve_references, variable_name
 
 SECRET = "s3cr3t/of the+bank"
 VAULT = SecretStore({"DL_SECRET_BANK": SECRET})

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.queue.job import Settlement, Status, new_run_ids
-from pipelines.contract import Context
+from dataloader.app.queue.job import Settlement, Status, new_run_ids
+from dataloader.pipelines.contract import Context
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.contract import StopReason
-from workers.stop_signal import StopSignal
+from dataloader.pipelines.contract import StopReason
+from dataloader.workers.stop_signal import StopSignal
 
 
 def test_callback_runs_once_for_each_new_reason():

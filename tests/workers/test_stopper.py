@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from app.queue.attempt_sessions import SessionsEnded
-from app.queue.job import ClaimedJob, Status
-from pipelines.contract import StopReason, registry
+from dataloader.app.queue.attempt_sessions import SessionsEnded
+from dataloader.app.queue.job import ClaimedJob, Status
+from dataloader.pipelines.contract import StopReason, registry
+from dataloader.workers.attempt import RunningAttempts
+from dataloader.workers.stopper import StopEscalator
+from dataloader.workers.threads import clock
 from tests.support import stop_steps
 from tests.support.claimed_jobs import attempt_with
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.attempt import RunningAttempts
-from workers.stopper import StopEscalator
-from workers.threads import clock
 
 OPTIONS: dict[str, Any] = {"stop_step_sec": 0.3, "packages": ("tests.support.stop_steps",)}
 
@@ -166,9 +166,11 @@ def test_silent_server_does_not_delay_other_stops(worker_pools, monkeypatch):
     pool = pool_with_stop_steps(worker_pools)
     let_go = threading.Event()
     monkeypatch.setattr(
-        "app.queue.task_connections.TaskConnections._cancel_backends", lambda *_, **__: let_go.wait(20) and 0
+        "dataloader.app.queue.task_connections.TaskConnections._cancel_backends", lambda *_, **__: let_go.wait(20) and 0
     )
-    monkeypatch.setattr("app.queue.task_connections.end_sessions", lambda *_: let_go.wait(20) and SessionsEnded())
+    monkeypatch.setattr(
+        "dataloader.app.queue.task_connections.end_sessions", lambda *_: let_go.wait(20) and SessionsEnded()
+    )
     stuck = worker_pools.add_job("thread.query")
     has_begun(worker_pools, stuck)
     other = worker_pools.add_job("thread.heed", time_limit_sec=1, max_attempts=1)

@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg2
 import pytest
 
-from pipelines.contract import Context, Pipelines, Stop, StopReason
+from dataloader.pipelines.contract import Context, Pipelines, Stop, StopReason
 from tests.support import eventually
 from tests.support.dead_sql import SLOW_WRITES, TABLES
 from tests.support.worker_pool_fixture import WorkerPoolFixture

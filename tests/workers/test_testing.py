@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.admin.schedules import Schedules, Times
-from app.queue.job import Status
-from pipelines.contract import Pipelines, Stop, StopReason, schedule
+from dataloader.app.features.schedules.rows import Schedules, Times
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.contract import Pipelines, Stop, StopReason, schedule
+from dataloader.workers.testing import drain
 from tests.support.queue_fixture import QueueFixture
-from workers.testing import drain
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from app.errors import DatabaseUnavailable
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.workers.threads import BackgroundThread, WakeupPipe, clock
 from tests.support.queue_fixture import BackgroundCall
 from tests.support.waiting import eventually
-from workers.threads import BackgroundThread, WakeupPipe, clock
 
 
 @pytest.fixture

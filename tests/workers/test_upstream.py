@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from app.queue.job import Job, Settlement, Status
-from pipelines.context import Upstream
-from pipelines.contract import Context, Fail, Isolation, Pipelines
-from pipelines.testing import FakeContext, run
+from dataloader.app.queue.job import Job, Settlement, Status
+from dataloader.pipelines.context import Upstream
+from dataloader.pipelines.contract import Context, Fail, Isolation, Pipelines
+from dataloader.pipelines.testing import FakeContext, run
+from dataloader.workers.isolation.run import run_isolated
 from tests.support import eventually, graph_tasks
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.isolation.run import run_isolated
 
 
 def test_results_of_parents_are_passed_on(worker_pools: WorkerPoolFixture):

@@ -8,14 +8,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.queue.job import Status
-from pipelines.contract import Context, Pipelines, Wait
-from pipelines.testing import FakeContext, run
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.contract import Context, Pipelines, Wait
+from dataloader.pipelines.testing import FakeContext, run
+from dataloader.workers.isolation.run import run_isolated
+from dataloader.workers.testing import drain
 from tests.support import eventually, wait_tasks
 from tests.support.processes import Process
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.isolation.run import run_isolated
-from workers.testing import drain
 
 
 def start(worker_pools: WorkerPoolFixture, *, threads: int = 2, isolated: tuple[str, ...] = ()) -> None:

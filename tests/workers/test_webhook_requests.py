@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from app.net import AllowedHosts
-from tests.support.waiting import eventually
-from tests.support.webhook_receiver import LOOPBACK, OK, WebhookReceiver, drip, drop_connection, hang, respond_with
-from workers.webhook_sender import (
+from dataloader.app.features.webhooks.duty import (
     PostResult,
     WebhookOptions,
     send_post,
     sign_message,
 )
+from dataloader.app.net import AllowedHosts
+from tests.support.waiting import eventually
+from tests.support.webhook_receiver import LOOPBACK, OK, WebhookReceiver, drip, drop_connection, hang, respond_with
 
 
 def send(url: str, body: str = "{}", headers: dict[str, str] | None = None, **more: Any) -> PostResult:

@@ -10,22 +10,22 @@ from uuid import uuid4
 
 import pytest
 
-from app.admin.webhooks import DeliveryState, LeasedDelivery, WebhookEvent, Webhooks
-from app.errors import DatabaseUnavailable
-from app.net import AllowedHosts
-from app.queue.job import Status
-from app.queue.workers import HeartbeatResult
-from tests.support.waiting import eventually
-from tests.support.webhook_receiver import LOOPBACK, OK, WebhookReceiver, drop_connection, hang, respond_with
-from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.metrics import PoolCounters
-from workers.webhook_sender import (
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.features.webhooks.duty import (
     RETRY_DELAYS_SEC,
     PostResult,
     WebhookOptions,
     WebhookSender,
     next_delivery_state,
 )
+from dataloader.app.features.webhooks.rows import DeliveryState, LeasedDelivery, WebhookEvent, Webhooks
+from dataloader.app.net import AllowedHosts
+from dataloader.app.queue.job import Status
+from dataloader.app.queue.workers import HeartbeatResult
+from dataloader.workers.metrics import PoolCounters
+from tests.support.waiting import eventually
+from tests.support.webhook_receiver import LOOPBACK, OK, WebhookReceiver, drop_connection, hang, respond_with
+from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 DOCS = Path(__file__).parents[2] / "docs" / "webhooks.md"
 

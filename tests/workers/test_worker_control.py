@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from app.admin.queues import Queues, QueueState
-from app.queue.job import Status
-from app.queue.workers import HeartbeatResult
+from dataloader.app.queue.job import Status
+from dataloader.app.queue.queues import Queues, QueueState
+from dataloader.app.queue.workers import HeartbeatResult
+from dataloader.workers import worker_control
+from dataloader.workers.listener import ListenState
+from dataloader.workers.pool import WorkerPool
+from dataloader.workers.queue_buffer import QueueLimits
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers import worker_control
-from workers.listener import ListenState
-from workers.pool import WorkerPool
-from workers.queue_buffer import QueueLimits
 
 
 @pytest.fixture

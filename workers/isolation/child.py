@@ -23,16 +23,16 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from app import log
-from app.queue.attempt_sessions import attempt_application_name, end_sessions, server_dsns
-from app.queue.job import Reports
-from pipelines.contract import Fail, Stop
-from pipelines.reports import Check, DatasetUse
-from workers.attempt import Attempt
-from workers.isolation.database_calls import DatabaseCalls
-from workers.outcome import Outcome, add_event_fields
-from workers.stop_signal import StopStep
-from workers.threads import WakeupPipe, clock
+from dataloader.app import log
+from dataloader.app.queue.attempt_sessions import attempt_application_name, end_sessions, server_dsns
+from dataloader.app.queue.job import Reports
+from dataloader.pipelines.contract import Fail, Stop
+from dataloader.pipelines.reports import Check, DatasetUse
+from dataloader.workers.attempt import Attempt
+from dataloader.workers.isolation.database_calls import DatabaseCalls
+from dataloader.workers.outcome import Outcome, add_event_fields
+from dataloader.workers.stop_signal import StopStep
+from dataloader.workers.threads import WakeupPipe, clock
 
 _log = log.get(__name__)
 _WATCHDOG = str(Path(__file__).with_name("watchdog.py"))

@@ -17,28 +17,28 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from app.db.encoding import sanitize_json, sanitize_text
-from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.job import ClaimedJob
-from app.queue.own_connections import wrap_drivers
-from app.queue.task_connections import MAX_CHECKPOINT_BYTES
-from pipelines import contract, targets
-from pipelines.contract import Stop, StopReason, Wait, registry
-from pipelines.executors import Engines
-from pipelines.job_args import RESULT_KEY, SECRET_KEY, substitute
-from pipelines.offload import RemoteWorkerLost
-from pipelines.retry import Fixed, RetryAction, decide
-from pipelines.runner import run_task
-from workers.context import ContextSettings, JobContext
-from workers.fingerprint import fingerprint
-from workers.logs.capture import level_of, record_lines
-from workers.logs.writer import POSITION_STREAM
-from workers.offloads.remote_log import position_line
-from workers.offloads.service import OffloadService
-from workers.outcome import caused_by_stop, describe_error, usage_hint
-from workers.secrets import Redactor
-from workers.sentry import report_error
-from workers.threads import clock
+from dataloader.app.db.encoding import sanitize_json, sanitize_text
+from dataloader.app.queue.attempt_sessions import ConnectionSettings
+from dataloader.app.queue.job import ClaimedJob
+from dataloader.app.queue.own_connections import wrap_drivers
+from dataloader.app.queue.task_connections import MAX_CHECKPOINT_BYTES
+from dataloader.pipelines import contract, targets
+from dataloader.pipelines.contract import Stop, StopReason, Wait, registry
+from dataloader.pipelines.executors import Engines
+from dataloader.pipelines.job_args import RESULT_KEY, SECRET_KEY, substitute
+from dataloader.pipelines.offload import RemoteWorkerLost
+from dataloader.pipelines.retry import Fixed, RetryAction, decide
+from dataloader.pipelines.runner import run_task
+from dataloader.workers.context import ContextSettings, JobContext
+from dataloader.workers.fingerprint import fingerprint
+from dataloader.workers.logs.capture import level_of, record_lines
+from dataloader.workers.logs.writer import POSITION_STREAM
+from dataloader.workers.offloads.remote_log import position_line
+from dataloader.workers.offloads.service import OffloadService
+from dataloader.workers.outcome import caused_by_stop, describe_error, usage_hint
+from dataloader.workers.secrets import Redactor
+from dataloader.workers.sentry import report_error
+from dataloader.workers.threads import clock
 
 _PROGRESS_INTERVAL_SEC = 0.1
 EXIT_ORPHANED = 71  # the parent process is gone

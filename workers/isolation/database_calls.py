@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from pipelines.contract import Fail, Stop
-from workers.attempt import Attempt
+from dataloader.pipelines.contract import Fail, Stop
+from dataloader.workers.attempt import Attempt
 
 _END_TIMEOUT_SEC = 2.0
 _MAX_WAITING = 100  # requests: the threads of a child send one at a time, its forks may send more

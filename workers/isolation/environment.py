@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from app import log
-from app.db.connection import OptionSupport, probe_options
-from workers.threads import clock
+from dataloader.app import log
+from dataloader.app.db.connection import OptionSupport, probe_options
+from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _PROBE_TIMEOUT_SEC = 2.0

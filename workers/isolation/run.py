@@ -16,15 +16,15 @@ from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
-from app.db.connection import CHECK_OPTIONS
-from app.queue.attempt_sessions import attempt_application_name
-from app.queue.job import ReleaseReason
-from pipelines.contract import Command, Fail, StopReason, Task, TaskKind, TaskOptions
-from pipelines.retry import RetryAction
-from workers.attempt import Attempt
-from workers.isolation.child import ChildProcess, Exit, StartFailed
-from workers.isolation.interpreter import STANDALONE_PROGRAM, standalone_spec
-from workers.outcome import (
+from dataloader.app.db.connection import CHECK_OPTIONS
+from dataloader.app.queue.attempt_sessions import attempt_application_name
+from dataloader.app.queue.job import ReleaseReason
+from dataloader.pipelines.contract import Command, Fail, StopReason, Task, TaskKind, TaskOptions
+from dataloader.pipelines.retry import RetryAction
+from dataloader.workers.attempt import Attempt
+from dataloader.workers.isolation.child import ChildProcess, Exit, StartFailed
+from dataloader.workers.isolation.interpreter import STANDALONE_PROGRAM, standalone_spec
+from dataloader.workers.outcome import (
     Outcome,
     Released,
     SettledByTask,
@@ -36,7 +36,7 @@ from workers.outcome import (
     retry_policy_of,
     success,
 )
-from workers.secrets import Redactor, SecretUnavailable
+from dataloader.workers.secrets import Redactor, SecretUnavailable
 
 _RESOURCE_ERRNOS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _RESOURCE_RETRY_SEC = 10.0
@@ -73,7 +73,7 @@ def _run_child(attempt: Attempt, task: Task) -> Outcome:
         until_started.enter_context(theirs)
         code = (
             f"import sys; sys.path[:] = {paths!r}; "
-            f"from workers.isolation.child_main import main; main({theirs.fileno()})"
+            f"from dataloader.workers.isolation.child_main import main; main({theirs.fileno()})"
         )
         env = {**os.environ, **session_variables(attempt, task.options, os.environ.get("PGOPTIONS", ""))}
         child = ChildProcess(

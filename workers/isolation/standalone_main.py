@@ -374,7 +374,7 @@ def load_callable(path: Any) -> Any:
 
 
 def invoke(call: Any, spec: Any, context: Any) -> Any:
-    """Call it as `pipelines.task.Task` does."""
+    """Call it as `dataloader.pipelines.task.Task` does."""
     parameters = list(_parameters(call))
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p for p in positional if p.default is p.empty]
@@ -540,7 +540,7 @@ def _failure(error: Any, spec: Any) -> Any:
 
 
 def decide(error: Any, spec: Any) -> Any:
-    """As `pipelines.retry.decide`, with rules by name."""
+    """As `dataloader.pipelines.retry.decide`, with rules by name."""
     if isinstance(error, Fail):
         return "fail", 0.0
     if isinstance(error, Snooze):

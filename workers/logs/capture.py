@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any
 from uuid import UUID
 
-from app import log
+from dataloader.app import log
 
 LogSink = Callable[[UUID, int, str, str, str], None]
 """Receives job id, attempt, level, stream and line. Never blocks, never raises."""

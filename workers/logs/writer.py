@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from app import log
-from app.db.encoding import sanitize_text
-from app.errors import DatabaseUnavailable, DataloaderError, InvalidJob
-from app.queue.job import LogEntry, LogPosition
-from app.queue.jobs import JobQueue
-from app.wording import format_count
-from workers.logs.capture import LEVELS, Capture, LogSink
-from workers.threads import BackgroundThread, clock
+from dataloader.app import log
+from dataloader.app.db.encoding import sanitize_text
+from dataloader.app.errors import DatabaseUnavailable, DataloaderError, InvalidJob
+from dataloader.app.queue.job import LogEntry, LogPosition
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.wording import format_count
+from dataloader.workers.logs.capture import LEVELS, Capture, LogSink
+from dataloader.workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _FLUSH_INTERVAL_SEC = 1.0

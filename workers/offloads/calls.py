@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app import log
-from app.queue.offloads import NewOffload, Offload, Offloads
-from pipelines.offload import (
+from dataloader.app import log
+from dataloader.app.queue.offloads import NewOffload, Offload, Offloads
+from dataloader.pipelines.offload import (
     EngineRefused,
     OffloadOptions,
     Options,
@@ -23,9 +23,9 @@ from pipelines.offload import (
     offload_name,
     parse_call,
 )
-from workers.offloads.engine_calls import EngineCalls, OffloadContext
-from workers.offloads.handle import RemoteHandle, Work
-from workers.offloads.service import OffloadService, forget_local
+from dataloader.workers.offloads.engine_calls import EngineCalls, OffloadContext
+from dataloader.workers.offloads.handle import RemoteHandle, Work
+from dataloader.workers.offloads.service import OffloadService, forget_local
 
 _log = log.get(__name__)
 

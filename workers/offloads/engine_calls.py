@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-from app.queue.job import ClaimedJob
-from app.queue.offloads import Outcome
-from pipelines.offload import EngineFull, EngineUnavailable, Executor, OffloadFailed
-from workers.offloads.poller import MAX_POLL_SEC, MIN_POLL_SEC
-from workers.offloads.remote_stop import RemoteStop
-from workers.threads import clock
+from dataloader.app.queue.job import ClaimedJob
+from dataloader.app.queue.offloads import Outcome
+from dataloader.pipelines.offload import EngineFull, EngineUnavailable, Executor, OffloadFailed
+from dataloader.workers.offloads.poller import MAX_POLL_SEC, MIN_POLL_SEC
+from dataloader.workers.offloads.remote_stop import RemoteStop
+from dataloader.workers.threads import clock
 
 _FIRST_STOP_CHECK_SEC = 0.1
 T = TypeVar("T")

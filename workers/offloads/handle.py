@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app import log
-from app.queue.offloads import Offloads, Outcome
-from pipelines.offload import (
+from dataloader.app import log
+from dataloader.app.queue.offloads import Offloads, Outcome
+from dataloader.pipelines.offload import (
     EngineRefused,
     EngineUnavailable,
     Executor,
@@ -27,11 +27,11 @@ from pipelines.offload import (
     ResultUnreadable,
     parse_progress,
 )
-from workers.offloads.engine_calls import EngineCalls, OffloadContext
-from workers.offloads.poller import Watch
-from workers.offloads.remote_log import read_log
-from workers.offloads.service import OffloadService, forget_local
-from workers.threads import clock
+from dataloader.workers.offloads.engine_calls import EngineCalls, OffloadContext
+from dataloader.workers.offloads.poller import Watch
+from dataloader.workers.offloads.remote_log import read_log
+from dataloader.workers.offloads.service import OffloadService, forget_local
+from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _WAIT_SLICE_SEC = 1.0  # between two safe points

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from workers.threads import BackgroundThread, clock
+from dataloader.workers.threads import BackgroundThread, clock
 
 _READ_INTERVAL_SEC = 0.2  # five a second
 _IDLE_SEC = 3600.0

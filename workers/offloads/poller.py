@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app import log
-from app.errors import DatabaseUnavailable
-from app.queue.offloads import DuePoll, Offloads
-from pipelines.executors import Engines
-from pipelines.offload import EngineUnavailable, Executor, RemoteState, RemoteStatus, parse_progress
-from workers.logs.writer import JobLogWriter
-from workers.offloads.log_thread import LogThread
-from workers.offloads.remote_log import read_log, write_log
-from workers.offloads.remote_stop import RemoteStop
-from workers.secrets import Redactor, SecretStore, SecretUnavailable
-from workers.threads import BackgroundThread, clock
+from dataloader.app import log
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.queue.offloads import DuePoll, Offloads
+from dataloader.pipelines.executors import Engines
+from dataloader.pipelines.offload import EngineUnavailable, Executor, RemoteState, RemoteStatus, parse_progress
+from dataloader.workers.logs.writer import JobLogWriter
+from dataloader.workers.offloads.log_thread import LogThread
+from dataloader.workers.offloads.remote_log import read_log, write_log
+from dataloader.workers.offloads.remote_stop import RemoteStop
+from dataloader.workers.secrets import Redactor, SecretStore, SecretUnavailable
+from dataloader.workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _REQUEST_INTERVAL_SEC = 0.2  # five requests a second

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from app import log
-from app.queue.offloads import Offloads
-from pipelines.executors import Engines
+from dataloader.app import log
+from dataloader.app.queue.offloads import Offloads
+from dataloader.pipelines.executors import Engines
 
 _log = log.get(__name__)
 _KEEP_SEC = 7 * 86_400.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from app.queue.offloads import DuePoll
-from pipelines.offload import Executor, OffloadFailed
-from workers.logs.writer import POSITION_STREAM, JobLogWriter
+from dataloader.app.queue.offloads import DuePoll
+from dataloader.pipelines.offload import Executor, OffloadFailed
+from dataloader.workers.logs.writer import POSITION_STREAM, JobLogWriter
 
 _MAX_POSITION_LENGTH = 1_000
 _NOT_FOLLOWED = "dataloader:not-followed"  # in place of a position

@@ -7,14 +7,14 @@ from contextlib import suppress
 from functools import cache
 from typing import Protocol
 
-from app.errors import DatabaseUnavailable
-from app.queue.job import ClaimedJob
-from app.queue.offloads import Offloads
-from pipelines.executors import Engines
-from pipelines.offload import Executor
-from workers.logs.writer import JobLogWriter
-from workers.offloads.poller import OffloadPoller
-from workers.secrets import SecretStore
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.queue.job import ClaimedJob
+from dataloader.app.queue.offloads import Offloads
+from dataloader.pipelines.executors import Engines
+from dataloader.pipelines.offload import Executor
+from dataloader.workers.logs.writer import JobLogWriter
+from dataloader.workers.offloads.poller import OffloadPoller
+from dataloader.workers.secrets import SecretStore
 
 
 class RecordPending(Protocol):

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from app import log
-from app.errors import DatabaseUnavailable
-from app.queue.job import ClaimedJob
-from app.queue.offloads import Offload, Offloads
-from pipelines.context import StopReason
-from pipelines.offload import UnknownEngine
-from workers.offloads.remote_stop import RemoteStop
-from workers.offloads.service import OffloadService, forget_local
-from workers.threads import clock
+from dataloader.app import log
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.queue.job import ClaimedJob
+from dataloader.app.queue.offloads import Offload, Offloads
+from dataloader.pipelines.context import StopReason
+from dataloader.pipelines.offload import UnknownEngine
+from dataloader.workers.offloads.remote_stop import RemoteStop
+from dataloader.workers.offloads.service import OffloadService, forget_local
+from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _FIRST_PAUSE_SEC, _MAX_PAUSE_SEC = 0.2, 10.0

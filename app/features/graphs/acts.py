@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from app.acts.act import Call, act
-from app.queue.graphs import Graphs
-from app.web.problems import ProblemCode
+from dataloader.app.acts.act import Call, act
+from dataloader.app.features.graphs.rows import Graphs
+from dataloader.app.http.problems import ProblemCode
 
 
 @dataclass(frozen=True)

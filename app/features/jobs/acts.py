@@ -8,19 +8,19 @@ from uuid import UUID
 
 from pydantic import Field
 
-from app.acts.act import Call, act
-from app.admin.edits import CLONED_FIELDS, JobEditor
-from app.admin.job_detail import JobReader
-from app.admin.queues import Queues, QueueState
-from app.errors import QueueDraining
-from app.log.masking import unmask
-from app.queue.job import NewJob
-from app.queue.jobs import JobQueue
-from app.web.auth.guard import current_actor
-from app.web.problems import InvalidRequest, ProblemCode
-from app.web.schemas import BodyModel, JobState, Name, PositiveInt, Priority, Timestamp, parse_job_id
-from app.web.trigger_request import TriggerResponse, validate_args
-from app.web.visible_jobs import enqueue_visible
+from dataloader.app.acts.act import Call, act
+from dataloader.app.errors import QueueDraining
+from dataloader.app.features.jobs.edits import CLONED_FIELDS, JobEditor
+from dataloader.app.features.jobs.job_detail import JobReader
+from dataloader.app.features.jobs.trigger_request import TriggerResponse, validate_args
+from dataloader.app.features.jobs.visible_jobs import enqueue_visible
+from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.problems import InvalidRequest, ProblemCode
+from dataloader.app.http.schemas import BodyModel, JobState, Name, PositiveInt, Priority, Timestamp, parse_job_id
+from dataloader.app.log.masking import unmask
+from dataloader.app.queue.job import NewJob
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.queues import Queues, QueueState
 
 
 @dataclass(frozen=True)

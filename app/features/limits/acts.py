@@ -8,13 +8,13 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.acts.act import Call, act
-from app.admin.breakers import Breakers, BreakerState, BreakerStatus
-from app.admin.limits import Limits, LimitStatus
-from app.web.json_io import FieldError
-from app.web.problems import InvalidRequest, ProblemCode
-from app.web.schemas import INT4_MAX, BodyModel, Deleted, require_change, require_one_field
-from pipelines.limits import check_limit_name
+from dataloader.app.acts.act import Call, act
+from dataloader.app.features.limits.breakers import Breakers, BreakerState, BreakerStatus
+from dataloader.app.features.limits.rows import Limits, LimitStatus
+from dataloader.app.http.json_io import FieldError
+from dataloader.app.http.problems import InvalidRequest, ProblemCode
+from dataloader.app.http.schemas import INT4_MAX, BodyModel, Deleted, require_change, require_one_field
+from dataloader.pipelines.limits import check_limit_name
 
 _MAX_SEC = 31 * 86_400
 _MAX_TASK_BYTES = 1_000

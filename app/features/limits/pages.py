@@ -5,16 +5,16 @@ from __future__ import annotations
 from flask import Response
 from pydantic import Field
 
-from app.admin.breakers import Breakers, BreakerState, BreakerStatus
-from app.admin.limits import Limits
-from app.db.statements import Executor
-from app.features.limits.acts import delete_breaker, delete_limit, set_breaker, set_limit
-from app.web.acts import ActRunner, Choice, add_form
-from app.web.options import WebOptions
-from app.web.pages.base import FormModel, FormText, PageRenderer
-from app.web.pages.forms import format_duration
-from app.web.routing import ApiBlueprint
-from pipelines.contract import Pipelines
+from dataloader.app.acts.web import ActRunner, Choice, add_form
+from dataloader.app.db.statements import Executor
+from dataloader.app.features.limits.acts import delete_breaker, delete_limit, set_breaker, set_limit
+from dataloader.app.features.limits.breakers import Breakers, BreakerState, BreakerStatus
+from dataloader.app.features.limits.rows import Limits
+from dataloader.app.http.options import WebOptions
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.ui.base import FormModel, FormText, PageRenderer
+from dataloader.app.ui.forms import format_duration
+from dataloader.pipelines.contract import Pipelines
 
 _MAX_HOLDERS_SHOWN = 4
 _LIMIT_CHOICES = {"set": Choice(set_limit), "delete": Choice(delete_limit)}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.admin.api_keys import Scope
-from app.admin.breakers import Breakers, BreakerStatus
-from app.admin.limits import LimitHolder, Limits, LimitStatus
-from app.db.statements import Executor
-from app.features.limits.acts import delete_breaker, delete_limit, set_breaker, set_limit
-from app.web.acts import ActRunner, add_routes
-from app.web.problems import DATABASE_PROBLEMS, ProblemCode
-from app.web.routing import ApiBlueprint
-from pipelines.contract import Pipelines
+from dataloader.app.acts.web import ActRunner, add_routes
+from dataloader.app.db.statements import Executor
+from dataloader.app.features.limits.acts import delete_breaker, delete_limit, set_breaker, set_limit
+from dataloader.app.features.limits.breakers import Breakers, BreakerStatus
+from dataloader.app.features.limits.rows import LimitHolder, Limits, LimitStatus
+from dataloader.app.http.auth.api_keys import Scope
+from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.pipelines.contract import Pipelines
 
 
 @dataclass(frozen=True)

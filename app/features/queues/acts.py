@@ -9,10 +9,10 @@ from uuid import UUID
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.acts.act import Call, act
-from app.admin.queues import FAIR_RULE, Queues, QueueSettings, QueueState, WorkerStatus
-from app.web.problems import ProblemCode
-from app.web.schemas import INT4_MAX, BodyModel, IndexedText, parse_key, require_one_field
+from dataloader.app.acts.act import Call, act
+from dataloader.app.http.problems import ProblemCode
+from dataloader.app.http.schemas import INT4_MAX, BodyModel, IndexedText, parse_key, require_one_field
+from dataloader.app.queue.queues import FAIR_RULE, Queues, QueueSettings, QueueState, WorkerStatus
 
 REMOVABLE = ("concurrency", "per_worker", "fair", "share")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.peers.drivers.protocol import note
-from pipelines.contract import register
+from dataloader.pipelines.contract import register
 
 
 @register("bench.note")

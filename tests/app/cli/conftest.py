@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from click.testing import CliRunner, Result
 
-from app.cli.command import cli
+from dataloader.app.cli.command import cli
 from tests.app.cli.fake_service import Standin, standing_in
 
 Run = Callable[..., Result]

@@ -12,11 +12,11 @@ from uuid import UUID, uuid4
 import pytest
 from click.testing import CliRunner, Result
 
-from app.admin.statistics import Statistics
-from app.cli.command import cli
-from app.cli.exit_codes import ExitCode
-from app.queue.job import LogEntry, Status
-from app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.cli.command import cli
+from dataloader.app.cli.exit_codes import ExitCode
+from dataloader.app.features.statistics.rows import Statistics
+from dataloader.app.queue.job import LogEntry, Status
+from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support import Databases
 from tests.support.api_server import serving
 from tests.support.queue_fixture import QueueFixture

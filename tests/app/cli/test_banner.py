@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.banner import serve_banner, service_address, worker_banner
-from app.cli.invocation import dataloader_command, python_command
-from app.config import Settings, load_settings
-from app.errors import DatabaseUnavailable
-from app.runtime.database import describe_outage
-from app.runtime.startup import Startup, last_error
+from dataloader.app.cli.banner import serve_banner, service_address, worker_banner
+from dataloader.app.cli.invocation import dataloader_command, python_command
+from dataloader.app.config import Settings, load_settings
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.runtime.database import describe_outage
+from dataloader.app.runtime.startup import Startup, last_error
 
 
 def settings(**environ: str) -> Settings:

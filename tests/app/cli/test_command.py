@@ -8,10 +8,10 @@ from importlib import metadata
 import click
 import pytest
 
-from app.cli.command import cli, iter_options, main
-from app.cli.exit_codes import ExitCode, error_report
-from app.errors import DatabaseUnavailable, DataloaderError, EmbeddedServerError, PortTaken, SchemaMissing
 from dataloader import NotFound
+from dataloader.app.cli.command import cli, iter_options, main
+from dataloader.app.cli.exit_codes import ExitCode, error_report
+from dataloader.app.errors import DatabaseUnavailable, DataloaderError, EmbeddedServerError, PortTaken, SchemaMissing
 from tests.app.cli.fake_service import problem
 from tests.support.processes import ROOT, clean_environment
 
@@ -23,7 +23,7 @@ HEAVY = (
     "psycopg2",
     "gunicorn",
     "rich",
-    "app.config",
+    "dataloader.app.config",
     "pipelines",
 )
 
@@ -32,7 +32,7 @@ HEAVY = (
 def test_client_commands_load_neither_flask_nor_pydantic(service, command):
     service.next_lives = [{"status": "succeeded"}]
     look = (
-        "import sys\nfrom app.cli import main\n"
+        "import sys\nfrom dataloader.app.cli import main\n"
         f"try:\n    main({command!r})\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
         f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules])"
     )

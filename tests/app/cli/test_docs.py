@@ -7,8 +7,8 @@ import re
 import click
 import pytest
 
-from app.cli.command import cli
-from app.cli.exit_codes import ExitCode
+from dataloader.app.cli.command import cli
+from dataloader.app.cli.exit_codes import ExitCode
 from tests.support.processes import ROOT
 
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")

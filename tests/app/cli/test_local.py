@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import skeleton
-from app.db import schema
-from pipelines.schedule_definition import slice_live_key
+from dataloader.app.cli import skeleton
+from dataloader.app.db import schema
+from dataloader.pipelines.schedule_definition import slice_live_key
 from tests.app.cli.test_watch import ON_A_TERMINAL
 from tests.support import Process, eventually
 from tests.support.databases import query_value
@@ -22,9 +22,9 @@ from tests.support.processes import ROOT, clean_environment
 TASKS = """
 import logging, time
 from pathlib import Path
-from pipelines.contract import register
-from pipelines.partitions import Daily
-from pipelines.schedules import schedule
+from dataloader.pipelines.contract import register
+from dataloader.pipelines.partitions import Daily
+from dataloader.pipelines.schedules import schedule
 
 @register("talks")
 def talks(args, ctx):

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 from psycopg2.extensions import parse_dsn
 
-from app.cli.command import cli
+from dataloader.app.cli.command import cli
 from tests.support.databases import execute_sql
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import pytest
 
-from app.cli import render
+from dataloader.app.cli import render
 from tests.app.cli.fake_service import AT, BUSY, Standin
 from tests.support.processes import ROOT, clean_environment
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from app import runtime
-from app.config import QueueWorkers, docs
-from app.db.schema import Migration
-from app.errors import DatabaseUnavailable, EmbeddedServerError, SchemaTooNew
-from app.runtime.startup import Startup
-from pipelines import contract
+from dataloader.app import runtime
+from dataloader.app.config import QueueWorkers, docs
+from dataloader.app.db.schema import Migration
+from dataloader.app.errors import DatabaseUnavailable, EmbeddedServerError, SchemaTooNew
+from dataloader.app.runtime.startup import Startup
+from dataloader.pipelines import contract
 
 
 @dataclass
@@ -39,11 +39,11 @@ class Wiring:
 @pytest.fixture
 def wiring(monkeypatch: pytest.MonkeyPatch) -> Wiring:
     """Stands where the service is put together."""
-    wired, module = Wiring(), ModuleType("app.runtime.commands")
+    wired, module = Wiring(), ModuleType("dataloader.app.runtime.commands")
     for name in ("serve", "run_worker", "migrate"):
         setattr(module, name, lambda settings, _name=name, **options: wired._called(_name, settings, **options))
     module.preview_held_retention = lambda settings: None  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "app.runtime.commands", module)
+    monkeypatch.setitem(sys.modules, "dataloader.app.runtime.commands", module)
     monkeypatch.setattr(runtime, "commands", module, raising=False)
     return wired
 
@@ -218,7 +218,7 @@ def company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "good.py").write_text(
-        "from pipelines.contract import register\n\n@register('company.good')\ndef f(a): ...\n"
+        "from dataloader.pipelines.contract import register\n\n@register('company.good')\ndef f(a): ...\n"
     )
     monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder it stands in
     monkeypatch.setattr(contract.registry, "_tasks", {})  # what is registered here is forgotten afterwards
@@ -241,7 +241,7 @@ def test_tasks_lists_what_the_packages_register(run, company):
 
 def test_tasks_shows_interpreter_of_a_task(run, company):
     (company / "good.py").write_text(
-        "from pipelines.contract import register\n\n\n"
+        "from dataloader.pipelines.contract import register\n\n\n"
         "@register('company.old', python='/srv/old/bin/python', isolation='process')\n"
         "def old(args): ...\n"
     )

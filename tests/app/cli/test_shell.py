@@ -13,8 +13,8 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from app.config.dsn import format_dsn, parse_dsn
-from app.runtime.commands import psql_environment
+from dataloader.app.config.dsn import format_dsn, parse_dsn
+from dataloader.app.runtime.commands import psql_environment
 from tests.support.private_server import copy_data_dir
 from tests.support.processes import ROOT, clean_environment
 
@@ -72,7 +72,7 @@ def test_psql_reaches_the_service_database(dataloader, dsn):
 
 
 def test_missing_psql_is_named_with_what_installs_it(run, monkeypatch):
-    monkeypatch.setattr("app.runtime.commands.find_program", lambda name: None)
+    monkeypatch.setattr("dataloader.app.runtime.commands.find_program", lambda name: None)
     monkeypatch.setenv("DL_DB_DSN", "postgresql://nobody@nowhere/x")
 
     refused = run("psql")

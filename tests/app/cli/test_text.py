@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from app.cli import text
-from app.cli.parsing import parse_time
+from dataloader.app.cli import text
+from dataloader.app.cli.parsing import parse_time
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from app.cli.exit_codes import ExitCode
-from app.db.pool import Pool
-from app.queue.jobs import JobQueue
-from app.web import WebOptions, create_app
-from pipelines.contract import Pipelines
+from dataloader.app.cli.exit_codes import ExitCode
+from dataloader.app.db.pool import Pool
+from dataloader.app.http.app import create_app
+from dataloader.app.http.options import WebOptions
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.contract import Pipelines
 from tests.support.processes import free_port
 
 

@@ -10,10 +10,10 @@ import psycopg2
 import pytest
 from psycopg2.extensions import parse_dsn
 
-from app.cli.exit_codes import ExitCode, error_report
-from app.config import dsn, load_settings
-from app.errors import DatabaseUnavailable
-from app.runtime.service import Service, set_up_logging
+from dataloader.app.cli.exit_codes import ExitCode, error_report
+from dataloader.app.config import dsn, load_settings
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.runtime.service import Service, set_up_logging
 
 PASSWORD = "hunter2"
 UNREADABLE = (
@@ -96,7 +96,7 @@ def lenient_parser(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] not in ("tasks", "config")], ids=" ".join)
 def test_libpq_refusal_ends_each_command_with_78(run, monkeypatch, capfd, lenient_parser, command):
     monkeypatch.setenv("APP_PORT", "18731")
-    monkeypatch.setenv("DL_PIPELINES", "pipelines.noop")
+    monkeypatch.setenv("DL_PIPELINES", "dataloader.pipelines.noop")
     handlers = logging.getLogger().handlers[:]
     try:
         for text in UNREADABLE[:3]:
@@ -111,7 +111,7 @@ def test_libpq_refusal_ends_each_command_with_78(run, monkeypatch, capfd, lenien
 
 
 def test_status_hides_dsn_that_libpq_refuses(monkeypatch, capfd, lenient_parser):
-    environ = {"DL_DB_DSN": UNREADABLE[0], "DL_PIPELINES": "pipelines.noop", "DL_AUTH": "none"}
+    environ = {"DL_DB_DSN": UNREADABLE[0], "DL_PIPELINES": "dataloader.pipelines.noop", "DL_AUTH": "none"}
     settings = load_settings(environ, dotenv=None)
     handlers = logging.getLogger().handlers[:]
     set_up_logging(settings)

@@ -4,8 +4,8 @@ import signal
 from typing import SupportsIndex
 from uuid import UUID
 
-from app.cli import watch
 from dataloader import Client
+from dataloader.app.cli import watch
 from tests.app.cli.fake_service import BUSY
 from tests.support import Process
 
@@ -16,7 +16,7 @@ RUNNING = {"status": "running", "attempt": 1}
 ON_A_TERMINAL = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from app.cli import main
+from dataloader.app.cli import main
 main(sys.argv[1:])
 """
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from app.config import Settings, checks, load_settings
-from app.config.checks import unknown_variables
-from app.errors import ConfigError
+from dataloader.app.config import Settings, checks, load_settings
+from dataloader.app.config.checks import unknown_variables
+from dataloader.app.errors import ConfigError
 
 
 def load(**environ: str) -> Settings:
@@ -107,7 +107,7 @@ def test_two_logs_do_not_share_a_file(tmp_path):
     folder = str(tmp_path)
 
     with pytest.raises(ConfigError, match=r"AUDIT_LOG_FILE_NAME: found 'app\.log', the file that LOG_FILE_NAME names"):
-        load(LOG_PATH=folder, AUDIT_LOG_PATH=f"{folder}/.", AUDIT_LOG_FILE_NAME="app.log")
+        load(LOG_PATH=folder, AUDIT_LOG_PATH=f"{folder}/.", AUDIT_LOG_FILE_NAME="dataloader.app.log")
     load(LOG_PATH=folder, METRIC_PATH=folder, AUDIT_LOG_PATH=folder)
     load(LOG_FILE_NAME="same.log", METRIC_FILE_NAME="same.log")
 

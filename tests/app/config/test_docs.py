@@ -7,10 +7,10 @@ from pathlib import Path
 
 from dotenv import dotenv_values
 
-from app.config import Settings, docs
+from dataloader.app.config import Settings, docs
 
 ROOT = Path(__file__).parents[3]
-REMEDY = "run `python -m app.config.docs`"
+REMEDY = "run `python -m dataloader.app.config.docs`"
 
 
 def test_the_page_in_the_docs_is_the_one_of_the_present_model():

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from app.config import Settings, load_settings
-from app.config.settings import accepted_values
-from pipelines.executors import Engines
+from dataloader.app.config import Settings, load_settings
+from dataloader.app.config.settings import accepted_values
+from dataloader.pipelines.executors import Engines
 from tests.support.processes import ROOT
 
 NAMES = sorted(Settings.fields_by_variable(), key=len, reverse=True)

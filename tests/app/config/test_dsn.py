@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from psycopg2.extensions import parse_dsn
 
-from app.config import dsn
+from dataloader.app.config import dsn
 
 # What an environment variable can hold.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1)

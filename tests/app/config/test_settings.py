@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.config import QueueWorkers, Settings, load_settings
-from app.config.dsn import parse_dsn
-from app.config.loading import MERGED, REMOVED, RENAMED
-from app.errors import ConfigError
+from dataloader.app.config import QueueWorkers, Settings, load_settings
+from dataloader.app.config.dsn import parse_dsn
+from dataloader.app.config.loading import MERGED, REMOVED, RENAMED
+from dataloader.app.errors import ConfigError
 
 SECRET = "hunter2-never-shown"
 
@@ -91,7 +91,7 @@ def test_a_dotenv_file_that_cannot_be_read_is_a_fault(tmp_path, monkeypatch):
     def refuse(*_given, **_named):  # root may read everything, so that a mode would not do
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("app.config.loading.DotEnvSettingsSource", refuse)
+    monkeypatch.setattr("dataloader.app.config.loading.DotEnvSettingsSource", refuse)
     with pytest.raises(ConfigError, match=r"cannot be read \(Permission denied\)"):
         load_settings({}, dotenv=dotenv)
 

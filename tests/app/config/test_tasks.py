@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.config import load_settings
-from app.config.tasks import secret_values
-from app.errors import ConfigError
+from dataloader.app.config import load_settings
+from dataloader.app.config.tasks import secret_values
+from dataloader.app.errors import ConfigError
 
 LEGACY = {"command": ["python", "legacy.py", "--date", "{date}"], "cwd": "/srv", "env": {"DB_PASSWORD": "hunter2"}}
 EVERYTHING = {

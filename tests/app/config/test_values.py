@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.config import QueueWorkers, Rotation, Settings, load_settings, values
-from app.errors import ConfigError
-from app.runtime.pool_settings import retention_periods
+from dataloader.app.config import QueueWorkers, Rotation, Settings, load_settings, values
+from dataloader.app.errors import ConfigError
+from dataloader.app.runtime.pool_settings import retention_periods
 
 
 def parse(variable: str, text: str) -> Any:

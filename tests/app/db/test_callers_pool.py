@@ -12,12 +12,12 @@ import pytest
 from psycopg2.extensions import make_dsn
 from psycopg2.pool import ThreadedConnectionPool
 
-from app.db.callers_pool import CallersPool
-from app.db.pool import Pool
-from app.db.statements import open_transaction
-from app.errors import DatabaseUnavailable, InvalidJob, PoolExhausted
-from app.queue.job import NewJob
-from app.queue.jobs import JobQueue
+from dataloader.app.db.callers_pool import CallersPool
+from dataloader.app.db.pool import Pool
+from dataloader.app.db.statements import open_transaction
+from dataloader.app.errors import DatabaseUnavailable, InvalidJob, PoolExhausted
+from dataloader.app.queue.job import NewJob
+from dataloader.app.queue.jobs import JobQueue
 from tests.support import eventually
 
 JOB = NewJob(queue="q", task="t", lock_key="k")

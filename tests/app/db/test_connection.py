@@ -8,12 +8,12 @@ import time
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from app.db import connection
-from app.db.connection import Session
-from app.db.statements import parse_statements, statements
-from app.errors import DatabaseUnavailable, InvalidJob
-from app.queue.job import SUCCEEDED, NewJob, new_run_ids
-from app.queue.jobs import CURSOR_START, JobQueue
+from dataloader.app.db import connection
+from dataloader.app.db.connection import Session
+from dataloader.app.db.statements import parse_statements, statements
+from dataloader.app.errors import DatabaseUnavailable, InvalidJob
+from dataloader.app.queue.job import SUCCEEDED, NewJob, new_run_ids
+from dataloader.app.queue.jobs import CURSOR_START, JobQueue
 from tests.support import answer_of, eventually, free_port
 from tests.support.claimed_jobs import claimed_job
 from tests.support.proxy import SilentProxy

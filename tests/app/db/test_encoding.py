@@ -14,9 +14,9 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from app.db.encoding import sanitize_json
+from dataloader.app.db.encoding import sanitize_json
+from dataloader.workers.secrets import Redactor
 from tests.support.processes import ROOT
-from workers.secrets import Redactor
 
 
 def stored(value: object, max_bytes: int = 1_000_000) -> object:
@@ -90,7 +90,7 @@ def test_secret_within_an_array_is_masked():
 def test_another_interpreter_sends_numbers_of_numpy_as_numbers():
     code = (
         "import pickle, sys\n"
-        "from workers.isolation.standalone_main import Channel\n"
+        "from dataloader.workers.isolation.standalone_main import Channel\n"
         "Channel(int(sys.argv[1])).send({'result': pickle.load(sys.stdin.buffer)})\n"
     )
     values = pickle.dumps([value for value, _ in NUMPY_VALUES])
@@ -103,6 +103,6 @@ def test_another_interpreter_sends_numbers_of_numpy_as_numbers():
 
 
 def test_nothing_of_ours_imports_numpy():
-    code = "import sys, app.__main__, workers.isolation.child_main, app.db.encoding; sys.exit('numpy' in sys.modules)"
+    code = "import sys, dataloader.app.__main__, dataloader.workers.isolation.child_main, dataloader.app.db.encoding; sys.exit('numpy' in sys.modules)"
 
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg2
 import pytest
 
-from app.db.connection import translate_errors
-from app.errors import DatabaseUnavailable, InvalidJob, RightsMissing, SchemaMissing, SchemaOutdated
+from dataloader.app.db.connection import translate_errors
+from dataloader.app.errors import DatabaseUnavailable, InvalidJob, RightsMissing, SchemaMissing, SchemaOutdated
 
 
 @pytest.mark.parametrize(

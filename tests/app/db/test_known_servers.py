@@ -5,11 +5,11 @@ from __future__ import annotations
 import psycopg2
 import pytest
 
-from app.db import connection as room
-from app.db.connection import Session
-from app.db.known_servers import Queues, Timelines
-from app.db.pool import Pool
-from app.errors import DatabaseUnavailable
+from dataloader.app.db import connection as room
+from dataloader.app.db.connection import Session
+from dataloader.app.db.known_servers import Queues, Timelines
+from dataloader.app.db.pool import Pool
+from dataloader.app.errors import DatabaseUnavailable
 
 _REPLACE_QUEUE = "UPDATE public.dl_schema SET applied_at = applied_at + interval '1 day'"
 
@@ -57,7 +57,7 @@ def test_server_set_up_anew_is_refused_until_restart(kind, own_queue_db, monkeyp
     with pytest.raises(DatabaseUnavailable, match="another queue"):
         executor.execute("ping")
 
-    monkeypatch.setattr("app.db.connection.KNOWN_QUEUES", Queues())  # as in a process that has started since
+    monkeypatch.setattr("dataloader.app.db.connection.KNOWN_QUEUES", Queues())  # as in a process that has started since
     restarted = Session(dsn, application_name="test")
     assert restarted.execute("ping") == [(1,)]
     restarted.close()

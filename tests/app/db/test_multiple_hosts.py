@@ -8,12 +8,12 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
-from app.db import schema
-from app.db.connection import Session
-from app.db.pool import Pool
-from app.errors import DatabaseUnavailable
-from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.task_connections import TaskConnections
+from dataloader.app.db import schema
+from dataloader.app.db.connection import Session
+from dataloader.app.db.pool import Pool
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.queue.attempt_sessions import ConnectionSettings
+from dataloader.app.queue.task_connections import TaskConnections
 from tests.support.proxy import HangUpServer
 
 

@@ -12,8 +12,8 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from app.db.schema import migrate, schema_text
-from app.errors import RightsMissing
+from dataloader.app.db.schema import migrate, schema_text
+from dataloader.app.errors import RightsMissing
 from tests.support.databases import allow_parameter, another_role, execute_sql, query_value
 from tests.support.queue_fixture import QueueFixture
 

@@ -12,13 +12,13 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
-from app.db import pool as pool_module
-from app.db.connection import Session
-from app.db.pool import BorrowedConnection, Pool
-from app.doctor.facts import DatabaseFacts
-from app.errors import DatabaseUnavailable, IdempotencyConflict, InvalidJob, PoolExhausted
-from app.queue.job import NewJob, Status
-from app.queue.jobs import JobQueue
+from dataloader.app.db import pool as pool_module
+from dataloader.app.db.connection import Session
+from dataloader.app.db.pool import BorrowedConnection, Pool
+from dataloader.app.errors import DatabaseUnavailable, IdempotencyConflict, InvalidJob, PoolExhausted
+from dataloader.app.features.doctor.facts import DatabaseFacts
+from dataloader.app.queue.job import NewJob, Status
+from dataloader.app.queue.jobs import JobQueue
 from tests.support import answer_of, eventually, free_port
 from tests.support.proxy import SilentProxy
 from tests.support.queue_fixture import BackgroundCall, QueueFixture, list_jobs

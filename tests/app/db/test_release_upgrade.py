@@ -11,12 +11,12 @@ from typing import Any
 import psycopg2
 import pytest
 
-from app.db.schema import SCHEMA_VERSION, check, migrate, migration_files, schema_text
-from app.errors import (
+from dataloader.app.db.schema import SCHEMA_VERSION, check, migrate, migration_files, schema_text
+from dataloader.app.errors import (
     SchemaBlocked,
     SchemaOutdated,
 )
-from app.queue.job import LogEntry
+from dataloader.app.queue.job import LogEntry
 from tests.support import eventually
 from tests.support.databases import allow_parameter
 from tests.support.old_schema import OLD_COLUMNS, ROWS, definitions, job_of

@@ -10,16 +10,16 @@ import pytest
 from psycopg2 import errors
 from psycopg2.extensions import parse_dsn
 
-from app.config import load_settings
-from app.db.pool import Pool
-from app.db.schema import migrate
-from app.doctor.findings import Severity
-from app.errors import DatabaseUnavailable
-from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.job import NewJob, Status
-from app.queue.jobs import JobQueue
-from app.queue.task_connections import TaskConnections
-from app.runtime.commands import run_doctor
+from dataloader.app.config import load_settings
+from dataloader.app.db.pool import Pool
+from dataloader.app.db.schema import migrate
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.features.doctor.findings import Severity
+from dataloader.app.queue.attempt_sessions import ConnectionSettings
+from dataloader.app.queue.job import NewJob, Status
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.task_connections import TaskConnections
+from dataloader.app.runtime.commands import run_doctor
 from tests.support.databases import execute_sql
 from tests.support.queue_fixture import QueueFixture
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from app.db.encoding import decode_json, from_row
+from dataloader.app.db.encoding import decode_json, from_row
 
 ID = UUID(int=7)
 

@@ -10,15 +10,15 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
-from app.db.schema import COMPATIBLE_FROM, SCHEMA_VERSION, check, migrate, migration_files, schema_text
-from app.errors import (
+from dataloader.app.db.schema import COMPATIBLE_FROM, SCHEMA_VERSION, check, migrate, migration_files, schema_text
+from dataloader.app.errors import (
     DatabaseUnavailable,
     RightsMissing,
     SchemaMissing,
     SchemaOutdated,
     SchemaTooNew,
 )
-from app.queue.job import Status
+from dataloader.app.queue.job import Status
 from tests.support.databases import another_role
 from tests.support.old_schema import BEFORE, ROWS, definitions, job_of, rows
 from tests.support.queue_fixture import QueueFixture
@@ -258,7 +258,7 @@ def test_migration_that_cannot_lock_tables_changes_nothing(old):
 
 
 def test_a_server_that_is_too_old_is_refused(old, monkeypatch):
-    from app.db import schema
+    from dataloader.app.db import schema
 
     monkeypatch.setattr(schema, "_MIN_SERVER_VERSION", 990000)
     with pytest.raises(SchemaOutdated, match="15 or newer"):
@@ -266,7 +266,7 @@ def test_a_server_that_is_too_old_is_refused(old, monkeypatch):
 
 
 def test_a_file_that_is_missing_is_named(monkeypatch, tmp_path):
-    from app.db import schema
+    from dataloader.app.db import schema
 
     monkeypatch.setattr(schema, "__file__", str(tmp_path / "a" / "b" / "schema.py"))
     with pytest.raises(FileNotFoundError, match=r"schema\.sql"):

@@ -10,11 +10,11 @@ import psycopg2
 import pytest
 from click.testing import CliRunner, Result
 
-from app.cli.command import cli
-from app.db.schema import migrate
-from app.db.uninstall import find_installation, uninstall
-from app.errors import SchemaBlocked, SchemaMissing
-from app.runtime import commands
+from dataloader.app.cli.command import cli
+from dataloader.app.db.schema import migrate
+from dataloader.app.db.uninstall import find_installation, uninstall
+from dataloader.app.errors import SchemaBlocked, SchemaMissing
+from dataloader.app.runtime import commands
 from tests.support.queue_fixture import QueueFixture
 
 OWN_OBJECTS = (

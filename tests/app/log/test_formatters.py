@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from app.log import Alert, LogOptions, bound, bound_fields, get, set_up, tear_down
-from app.log.formatters import JsonLineFormatter, TextLineFormatter
-from app.log.masking import Masker
+from dataloader.app.log import Alert, LogOptions, bound, bound_fields, get, set_up, tear_down
+from dataloader.app.log.formatters import JsonLineFormatter, TextLineFormatter
+from dataloader.app.log.masking import Masker
 
 FORGED = "done\n2026-01-01 00:00:00.000+00:00 ERROR   x: forged\r\x1b[2J\x85\u2028\u202e\x00"
 
@@ -48,10 +48,10 @@ def fail(text: str) -> None:
 
 def test_a_line_is_json_where_no_person_reads():
     with speaking(timezone="Europe/Moscow") as out:
-        get("workers.reaper").info(Alert.REAPER_REQUEUED, count=3, queue="Отчёты")
+        get("dataloader.workers.reaper").info(Alert.REAPER_REQUEUED, count=3, queue="Отчёты")
 
     line = only_line(out)
-    assert (line["event"], line["level"], line["logger"]) == ("reaper.requeued", "info", "workers.reaper")
+    assert (line["event"], line["level"], line["logger"]) == ("reaper.requeued", "info", "dataloader.workers.reaper")
     assert (line["count"], line["queue"], line["thread"]) == (3, "Отчёты", threading.current_thread().name)
     assert line["time"].endswith("+03:00")
     assert abs((datetime.now().astimezone() - datetime.fromisoformat(line["time"])).total_seconds()) < 600
@@ -59,10 +59,10 @@ def test_a_line_is_json_where_no_person_reads():
 
 def test_a_line_is_text_on_a_terminal():
     with speaking(Terminal(), colour=False) as out:
-        get("workers.reaper").info("reaper.requeued", count=3, empty="", told="a b", args={"a": [1]})
+        get("dataloader.workers.reaper").info("reaper.requeued", count=3, empty="", told="a b", args={"a": [1]})
 
     assert re.fullmatch(
-        r"""\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\+00:00 INFO    workers.reaper: reaper.requeued """
+        r"""\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\+00:00 INFO    dataloader.workers.reaper: reaper.requeued """
         r"""count=3 empty="" told="a b" args=\{"a": \[1\]\}\n""",
         out.getvalue(),
     )

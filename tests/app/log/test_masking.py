@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.log import LogOptions, mask, mask_secret_fields, masking, register_secret, set_up, tear_down
-from app.log.masking import Masker, unmask
+from dataloader.app.log import LogOptions, mask, mask_secret_fields, masking, register_secret, set_up, tear_down
+from dataloader.app.log.masking import Masker, unmask
 
 SECRET = "hunter2/ü\\x"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app.postgres import EmbeddedServer
-from app.postgres.binaries import Choice
+from dataloader.app.postgres import EmbeddedServer
+from dataloader.app.postgres.binaries import Choice
 from tests.support import Process
 from tests.support.private_server import copy_data_dir
 
@@ -19,7 +19,7 @@ from tests.support.private_server import copy_data_dir
 SHARER = """
 import signal, sys
 from pathlib import Path
-from app.postgres import EmbeddedServer
+from dataloader.app.postgres import EmbeddedServer
 server = EmbeddedServer(Path(sys.argv[1]), binaries=sys.argv[2], settings={"fsync": "off"})
 print("dsn", server.start(), flush=True)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

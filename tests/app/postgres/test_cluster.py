@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import app.postgres.cluster
-import app.postgres.server
-from app.errors import EmbeddedServerError
-from app.postgres.binaries import Binaries, Choice, ServerAccount, choose_binaries
-from app.postgres.cluster import SOCKET, Cluster, last_lines
+import dataloader.app.postgres.cluster
+import dataloader.app.postgres.server
+from dataloader.app.errors import EmbeddedServerError
+from dataloader.app.postgres.binaries import Binaries, Choice, ServerAccount, choose_binaries
+from dataloader.app.postgres.cluster import SOCKET, Cluster, last_lines
 from tests.support import PrivateServer, eventually
 
 
@@ -62,15 +62,15 @@ def refusal(code: bytes) -> bytes:
 )
 def test_a_server_works_when_it_speaks_to_us(programs, folder, reply, works):
     with listener(folder, reply):
-        assert app.postgres.server._accepts_connections(programs, folder) is works
+        assert dataloader.app.postgres.server._accepts_connections(programs, folder) is works
 
 
 def test_a_socket_without_a_listener_does_not_work(programs, folder):
     with socket.socket(socket.AF_UNIX) as line:
         line.bind(str(folder / SOCKET))
 
-    assert app.postgres.server._accepts_connections(programs, folder) is False
-    assert app.postgres.server._accepts_connections(programs, Path()) is False
+    assert dataloader.app.postgres.server._accepts_connections(programs, folder) is False
+    assert dataloader.app.postgres.server._accepts_connections(programs, Path()) is False
 
 
 def test_a_folder_that_is_no_cluster_is_left_alone(cluster):
@@ -145,7 +145,7 @@ def test_where_even_root_may_not_look_the_servers_account_does(server: PrivateSe
     account = ServerAccount("owner", owner.st_uid, owner.st_gid)
     monkeypatch.setattr(os, "readlink", forbidden)
 
-    seen = app.postgres.cluster._working_folder(pid, account)
+    seen = dataloader.app.postgres.cluster._working_folder(pid, account)
 
     assert seen == (
         str(Path(server.dsn.split()[0].removeprefix("host=")).parent / "cluster") if account.borrowed else ""
@@ -154,13 +154,13 @@ def test_where_even_root_may_not_look_the_servers_account_does(server: PrivateSe
 
 def test_without_proc_the_name_of_the_process_has_to_do(server: PrivateServer, monkeypatch, tmp_path):
     pid = server.pid
-    monkeypatch.setattr(app.postgres.cluster, "PROC", tmp_path)
+    monkeypatch.setattr(dataloader.app.postgres.cluster, "PROC", tmp_path)
 
     assert server.embedded.pid == pid
 
     monkeypatch.undo()
     server.kill()
-    monkeypatch.setattr(app.postgres.cluster, "PROC", tmp_path)
+    monkeypatch.setattr(dataloader.app.postgres.cluster, "PROC", tmp_path)
     server.start()
     eventually(lambda: server.embedded.pid, message="the server runs again")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-import app.postgres.server
-from app.errors import EmbeddedServerError
-from app.postgres import EmbeddedServer
-from app.postgres.binaries import ServerAccount
-from app.postgres.server import UsageLock, exclusive
+import dataloader.app.postgres.server
+from dataloader.app.errors import EmbeddedServerError
+from dataloader.app.postgres import EmbeddedServer
+from dataloader.app.postgres.binaries import ServerAccount
+from dataloader.app.postgres.server import UsageLock, exclusive
 from tests.support import PrivateServer, Process, eventually
 from tests.support.databases import query_value
 
@@ -171,7 +171,7 @@ def test_lock_with_reused_pid_delays_no_start(server: PrivateServer):
 
 
 def test_processes_that_outlive_a_killed_server_are_named(server: PrivateServer, monkeypatch):
-    monkeypatch.setattr(app.postgres.server, "START_TIMEOUT_SEC", 0.2)
+    monkeypatch.setattr(dataloader.app.postgres.server, "START_TIMEOUT_SEC", 0.2)
     busy = psycopg2.connect(server.dsn)
     backend = busy.info.backend_pid
     os.kill(backend, signal.SIGSTOP)
@@ -191,8 +191,8 @@ def test_processes_that_outlive_a_killed_server_are_named(server: PrivateServer,
 
 def test_server_that_does_not_answer_is_reported(quick, made, postgres_binaries, monkeypatch):
     with EmbeddedServer(made, binaries=postgres_binaries, settings=QUICK) as frozen:
-        monkeypatch.setattr(app.postgres.server, "START_TIMEOUT_SEC", 0.2)
-        monkeypatch.setattr(app.postgres.server, "PROBE_TIMEOUT_SEC", 1)
+        monkeypatch.setattr(dataloader.app.postgres.server, "START_TIMEOUT_SEC", 0.2)
+        monkeypatch.setattr(dataloader.app.postgres.server, "PROBE_TIMEOUT_SEC", 1)
         pid = frozen.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
@@ -205,7 +205,7 @@ def test_server_that_does_not_answer_is_reported(quick, made, postgres_binaries,
 
 
 def test_a_stop_that_hangs_becomes_an_immediate_one(server: PrivateServer, monkeypatch):
-    monkeypatch.setattr(app.postgres.server, "STOP_TIMEOUT_SEC", 1)
+    monkeypatch.setattr(dataloader.app.postgres.server, "STOP_TIMEOUT_SEC", 1)
     hanging = psycopg2.connect(server.dsn)
     pid = server.pid
     os.kill(hanging.info.backend_pid, signal.SIGSTOP)
@@ -220,7 +220,7 @@ def test_a_forked_child_does_not_stop_its_parents_server(made, tmp_path, postgre
     code = f"""
 import os, socket
 from pathlib import Path
-from app.postgres import EmbeddedServer
+from dataloader.app.postgres import EmbeddedServer
 def answers():
     with socket.socket(socket.AF_UNIX) as connection:
         return connection.connect_ex(str(data / "run/.s.PGSQL.5432")) == 0
@@ -255,12 +255,12 @@ def test_long_socket_path_gets_a_short_temp_folder(made, postgres_binaries, name
 def test_a_socket_folder_that_is_a_strangers_is_refused(folder):
     place = folder / ("l" * 90)
     account = ServerAccount("ourselves", os.geteuid(), os.getegid())
-    ours = app.postgres.server._socket_folder(place, account)
+    ours = dataloader.app.postgres.server._socket_folder(place, account)
     ours.rmdir()
     ours.symlink_to(folder)
     try:
         with pytest.raises(EmbeddedServerError, match="belongs to someone else"):
-            app.postgres.server._socket_folder(place, account)
+            dataloader.app.postgres.server._socket_folder(place, account)
     finally:
         ours.unlink()
 
@@ -294,7 +294,7 @@ def test_a_folder_that_cannot_be_made_is_named(folder, postgres_binaries):
 
 
 def test_a_log_that_grew_large_is_put_aside(server: PrivateServer, monkeypatch):
-    monkeypatch.setattr(app.postgres.server, "MAX_LOG_BYTES", 10)
+    monkeypatch.setattr(dataloader.app.postgres.server, "MAX_LOG_BYTES", 10)
     log = Path(server.dsn.split()[0].removeprefix("host=")).parent / "server.log"
     old = log.read_text()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any
 
-from app.db.statements import statements
-from app.queue.jobs import JobQueue
+from dataloader.app.db.statements import statements
+from dataloader.app.queue.jobs import JobQueue
 from tests.support.queue_fixture import QueueFixture
 
 

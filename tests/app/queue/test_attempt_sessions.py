@@ -11,7 +11,7 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from app.queue.attempt_sessions import (
+from dataloader.app.queue.attempt_sessions import (
     QUEUE_DATABASE,
     ConnectionSettings,
     attempt_application_name,
@@ -54,8 +54,8 @@ class FakeTime:
 
 @pytest.fixture
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.queue.attempt_sessions.time", FakeTime())
-    monkeypatch.setattr("app.queue.attempt_sessions._JOIN_MARGIN_SEC", 60.0)
+    monkeypatch.setattr("dataloader.app.queue.attempt_sessions.time", FakeTime())
+    monkeypatch.setattr("dataloader.app.queue.attempt_sessions._JOIN_MARGIN_SEC", 60.0)
 
 
 class Busy:

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from app.queue.job import ReleaseReason, RenewalRequest, Settlement, SettleResult, Status
-from app.queue.jobs import JobLimits, JobQueue
+from dataloader.app.queue.job import ReleaseReason, RenewalRequest, Settlement, SettleResult, Status
+from dataloader.app.queue.jobs import JobLimits, JobQueue
 
 # ── fence ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 

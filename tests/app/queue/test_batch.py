@@ -12,9 +12,9 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
-from app.errors import InvalidJob
-from app.queue.batch import Outcome, enqueue_batch
-from app.queue.job import NewJob
+from dataloader.app.errors import InvalidJob
+from dataloader.app.queue.batch import Outcome, enqueue_batch
+from dataloader.app.queue.job import NewJob
 from tests.support.databases import another_role
 from tests.support.queue_fixture import BackgroundCall
 

@@ -6,15 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.admin.alerts import Alerts, RuleKind
-from app.admin.breakers import Breakers, BreakerState
-from app.admin.explain import JobExplainer
-from app.admin.limits import Limits
-from app.admin.reasons import ReasonCode
-from app.errors import BreakerNotFound
-from app.queue.job import Settlement, Status
-from app.queue.jobs import JobQueue
-from pipelines.contract import Breaker, Pipelines
+from dataloader.app.errors import BreakerNotFound
+from dataloader.app.features.alerts.rows import Alerts, RuleKind
+from dataloader.app.features.limits.breakers import Breakers, BreakerState
+from dataloader.app.features.limits.rows import Limits
+from dataloader.app.features.why.explain import JobExplainer
+from dataloader.app.features.why.reasons import ReasonCode
+from dataloader.app.queue.job import Settlement, Status
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.contract import Breaker, Pipelines
 
 FAILURE = Settlement(Status.FAILED, error="the partner is down\nand more")
 

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from app.queue.job import ClaimMode, new_run_ids
-from app.queue.jobs import JobQueue
+from dataloader.app.queue.job import ClaimMode, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
 from tests.app.queue.midway import Midway, midway
 from tests.support.queue_fixture import BackgroundCall, QueueFixture
 

@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.queue.job import Status, new_run_ids
-from app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.queue.job import Status, new_run_ids
+from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 
 # ── claim ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 

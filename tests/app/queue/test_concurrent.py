@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from app.queue.job import Transition
+from dataloader.app.queue.job import Transition
 from tests.support import Process, eventually
 from tests.support.queue_load import QUEUES
 

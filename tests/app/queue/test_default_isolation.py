@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from psycopg2.extensions import make_dsn
 
-from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.task_connections import TaskConnections
+from dataloader.app.queue.attempt_sessions import ConnectionSettings
+from dataloader.app.queue.task_connections import TaskConnections
 from tests.support.queue_fixture import QueueFixture
 
 

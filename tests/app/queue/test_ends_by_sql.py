@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.queue.job import Status
+from dataloader.app.queue.job import Status
 
 
 @pytest.fixture

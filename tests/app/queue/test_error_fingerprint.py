@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.queue.job import Status
+from dataloader.app.queue.job import Status
 
 
 def test_waiting_attempt_keeps_it_until_the_next_one_starts(queue_db):

@@ -7,7 +7,7 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
-from app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 
 LINE = "INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', 'heartbeat')"
 LINES = "SELECT count(*) FROM dl_job_events"

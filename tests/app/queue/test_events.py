@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.queue import events
-from app.queue.events import EventReader, subtract
+from dataloader.app.queue import events
+from dataloader.app.queue.events import EventReader, subtract
 from tests.support.queue_fixture import QueueFixture
 
 END = 2**63 - 1

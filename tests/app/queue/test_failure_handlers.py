@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from app.admin.failures import Failures
-from app.queue.job import Job, Settlement, Status
-from pipelines.contract import Pipelines
+from dataloader.app.features.statistics.failures import Failures
+from dataloader.app.queue.job import Job, Settlement, Status
+from dataloader.pipelines.contract import Pipelines
 
 FAILURE = Settlement(Status.FAILED, error="ValueError: broken")
 

@@ -13,8 +13,8 @@ import psycopg2
 import pytest
 from psycopg2.extras import Json
 
-from app.errors import InvalidJob
-from app.queue.job import Settlement, Status
+from dataloader.app.errors import InvalidJob
+from dataloader.app.queue.job import Settlement, Status
 from tests.support import eventually
 from tests.support.queue_fixture import BackgroundCall
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.queue.job import (
+from dataloader.app.queue.job import (
     SUCCEEDED,
     NewJob,
     RenewalRequest,
@@ -15,7 +15,7 @@ from app.queue.job import (
     Status,
     new_run_ids,
 )
-from app.queue.jobs import JobQueue
+from dataloader.app.queue.jobs import JobQueue
 from tests.app.queue.midway import Midway, midway
 from tests.support.queue_fixture import BackgroundCall
 

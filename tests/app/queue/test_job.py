@@ -6,11 +6,11 @@ import re
 from dataclasses import fields
 from uuid import uuid4
 
-from app.db.repair import schema_statements
-from app.db.schema import schema_text
-from app.db.statements import statements
-from app.queue.job import Job, NewJob
-from app.queue.jobs import JobQueue
+from dataloader.app.db.repair import schema_statements
+from dataloader.app.db.schema import schema_text
+from dataloader.app.db.statements import statements
+from dataloader.app.queue.job import Job, NewJob
+from dataloader.app.queue.jobs import JobQueue
 
 # Columns that only statements and triggers use, and what a request leaves to them.
 INTERNAL = {"wait_state", "unknown_task", "request_hash", "worker_id"}

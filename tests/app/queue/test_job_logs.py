@@ -6,9 +6,9 @@ from uuid import uuid4
 
 import pytest
 
-from app.errors import DatabaseUnavailable, JobNotFound
-from app.queue.job import LogEntry
-from app.queue.job_logs import JobLogSearch, LogFilter
+from dataloader.app.errors import DatabaseUnavailable, JobNotFound
+from dataloader.app.queue.job import LogEntry
+from dataloader.app.queue.job_logs import JobLogSearch, LogFilter
 
 
 @pytest.fixture

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from app.errors import IdempotencyConflict, InvalidJob, NotRetryable
-from app.queue.job import NewJob, ReleaseReason, ReleaseRequest, RenewalRequest, Settlement, SettleResult, Status
+from dataloader.app.errors import IdempotencyConflict, InvalidJob, NotRetryable
+from dataloader.app.queue.job import (
+    NewJob,
+    ReleaseReason,
+    ReleaseRequest,
+    RenewalRequest,
+    Settlement,
+    SettleResult,
+    Status,
+)
 
 REQUEST: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
 

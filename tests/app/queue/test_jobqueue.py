@@ -11,9 +11,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, SchemaError
-from app.queue.job import NewJob, ReleaseReason, Status
-from app.queue.jobs import JobQueue
+from dataloader.app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, SchemaError
+from dataloader.app.queue.job import NewJob, ReleaseReason, Status
+from dataloader.app.queue.jobs import JobQueue
 from tests.support.queue_fixture import QueueFixture
 
 REQUEST: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k", "args": {"a": [1, "б", None]}}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.errors import IdempotencyConflict
-from app.queue.job import (
+from dataloader.app.errors import IdempotencyConflict
+from dataloader.app.queue.job import (
     NewJob,
     ReleaseReason,
     ReleaseRequest,
@@ -15,7 +15,7 @@ from app.queue.job import (
     Status,
     new_run_ids,
 )
-from app.queue.jobs import JobQueue
+from dataloader.app.queue.jobs import JobQueue
 from tests.app.queue.midway import Midway, midway
 from tests.support.queue_fixture import BackgroundCall
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.queue.labels import describe_missing, find_unmet, format_labels, split_tasks
+from dataloader.app.queue.labels import describe_missing, find_unmet, format_labels, split_tasks
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from uuid import UUID
 import pytest
 from psycopg2.extensions import parse_dsn, quote_ident
 
-from app.admin.breakers import Breakers
-from app.admin.limits import Limits
-from app.admin.queues import Queues
-from app.queue.batch import enqueue_batch
-from app.queue.job import ClaimedJob, ClaimMode, NewJob, Settlement, Status, new_run_ids
-from app.queue.jobs import JobQueue
+from dataloader.app.features.limits.breakers import Breakers
+from dataloader.app.features.limits.rows import Limits
+from dataloader.app.queue.batch import enqueue_batch
+from dataloader.app.queue.job import ClaimedJob, ClaimMode, NewJob, Settlement, Status, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.queues import Queues
 from tests.support import eventually
 from tests.support.databases import execute_sql
 

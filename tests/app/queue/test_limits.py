@@ -9,9 +9,9 @@ import psycopg2
 import pytest
 from psycopg2.extras import Json
 
-from app.admin.limits import Limits
-from app.errors import InvalidJob, LimitNotFound
-from app.queue.job import ReleaseReason, Settlement, Status
+from dataloader.app.errors import InvalidJob, LimitNotFound
+from dataloader.app.features.limits.rows import Limits
+from dataloader.app.queue.job import ReleaseReason, Settlement, Status
 from tests.support import eventually
 
 SUCCESS = Settlement(Status.SUCCEEDED)

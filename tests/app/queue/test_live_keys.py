@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.errors import NotRetryable
-from app.queue.job import NewJob, Settlement, Status
+from dataloader.app.errors import NotRetryable
+from dataloader.app.queue.job import NewJob, Settlement, Status
 
 
 def ask(queue_db, **more):

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import psycopg2
 import pytest
 
-from app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
-from app.queue.jobs import JobQueue
+from dataloader.app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
 from tests.support import eventually
 
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
+from dataloader.app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from tests.support.queue_fixture import BackgroundCall, QueueFixture
 from tests.support.waiting import eventually
 

@@ -18,11 +18,11 @@ from psycopg2 import extensions as ext
 from psycopg2.extensions import make_dsn
 from psycopg2.pool import ThreadedConnectionPool
 
-from app.errors import SessionsRefused
-from app.queue import own_connections
-from app.queue.own_connections import wrap_drivers
-from app.queue.own_sessions import owned_by
-from app.queue.task_connections import is_connection_loss
+from dataloader.app.errors import SessionsRefused
+from dataloader.app.queue import own_connections
+from dataloader.app.queue.own_connections import wrap_drivers
+from dataloader.app.queue.own_sessions import owned_by
+from dataloader.app.queue.task_connections import is_connection_loss
 from tests.support import eventually
 from tests.support.owning_attempt import QUERY_CANCELED, SLEEP, SLEEPING, OwningAttempt, cancel, error_code
 from tests.support.real_service import query_rows

@@ -21,9 +21,9 @@ import sqlalchemy
 from psycopg2 import extensions as ext
 from psycopg2.extensions import parse_dsn
 
-from app.errors import SessionsRefused
-from app.queue.own_connections import wrap_drivers
-from app.queue.own_sessions import owned_by
+from dataloader.app.errors import SessionsRefused
+from dataloader.app.queue.own_connections import wrap_drivers
+from dataloader.app.queue.own_sessions import owned_by
 from tests.support import eventually
 from tests.support.owning_attempt import QUERY_CANCELED, SLEEP, SLEEPING, OwningAttempt, cancel, error_code
 from tests.support.real_service import query_rows

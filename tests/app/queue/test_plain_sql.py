@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from psycopg2.extensions import make_dsn
 
-from app.queue.job import Status
+from dataloader.app.queue.job import Status
 from tests.support.databases import another_role, execute_sql
 from tests.support.processes import ROOT
 from tests.support.queue_fixture import QueueFixture
@@ -232,7 +232,7 @@ def test_sql_cannot_give_running_key_to_second_job(queue_db):
 
 
 def test_insert_from_any_search_path_writes_event_in_own_schema(empty_dsn):
-    from app.db.schema import migrate
+    from dataloader.app.db.schema import migrate
 
     migrate(empty_dsn, 'The "queue"')
     queue_db = QueueFixture(empty_dsn, schema='The "queue"')
@@ -250,10 +250,10 @@ def test_global_uuid_adapter_of_pipeline_does_no_harm(queue_db):
     code = (
         "import psycopg2.extras, sys\n"
         "psycopg2.extras.register_uuid()\n"
-        "from app.queue.job import NewJob, Settlement, Status\n"
-        "from app.queue.job import new_run_ids\n"
-        "from app.queue.jobs import JobQueue\n"
-        "from app.db.connection import Session\n"
+        "from dataloader.app.queue.job import NewJob, Settlement, Status\n"
+        "from dataloader.app.queue.job import new_run_ids\n"
+        "from dataloader.app.queue.jobs import JobQueue\n"
+        "from dataloader.app.db.connection import Session\n"
         "queue = JobQueue(Session(sys.argv[1], application_name='x'))\n"
         "made = queue.enqueue(NewJob(queue='u', task='t', lock_key='u'))\n"
         "(job,), _ = queue.claim('u', ['t'], new_run_ids(1), 'w')\n"

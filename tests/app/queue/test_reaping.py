@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from app.queue.job import ReleaseReason, SettleResult, Status
+from dataloader.app.queue.job import ReleaseReason, SettleResult, Status
 
 # ── release ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 

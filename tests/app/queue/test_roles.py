@@ -16,12 +16,12 @@ from click.testing import CliRunner
 from psycopg2 import errors
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from app.admin.api_keys import ApiKeys, NewApiKey, Scope
-from app.cli.command import cli
-from app.db.pool import Pool
-from app.db.rights import FEATURE_RIGHTS, SERVICE_RIGHTS
-from app.db.roles import ROLE_NAMES, roles_sql
-from app.errors import RightsMissing
+from dataloader.app.cli.command import cli
+from dataloader.app.db.pool import Pool
+from dataloader.app.db.rights import FEATURE_RIGHTS, SERVICE_RIGHTS
+from dataloader.app.db.roles import ROLE_NAMES, roles_sql
+from dataloader.app.errors import RightsMissing
+from dataloader.app.http.auth.api_keys import ApiKeys, NewApiKey, Scope
 from tests.support import eventually, free_port
 from tests.support.databases import another_role
 from tests.support.remedies import find_problems

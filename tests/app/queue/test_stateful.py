@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from app.errors import NotRetryable
-from app.queue.job import ClaimedJob, ReleaseReason, Status
+from dataloader.app.errors import NotRetryable
+from dataloader.app.queue.job import ClaimedJob, ReleaseReason, Status
 from tests.support import Databases
 from tests.support.queue_fixture import QueueFixture
 

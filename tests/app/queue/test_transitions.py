@@ -8,8 +8,16 @@ from uuid import uuid4
 
 import pytest
 
-from app.errors import NotRetryable
-from app.queue.job import TRANSITIONS, ClaimedJob, ReleaseReason, ReleaseRequest, Settlement, Status, Transition
+from dataloader.app.errors import NotRetryable
+from dataloader.app.queue.job import (
+    TRANSITIONS,
+    ClaimedJob,
+    ReleaseReason,
+    ReleaseRequest,
+    Settlement,
+    Status,
+    Transition,
+)
 from tests.support import Databases
 from tests.support.queue_fixture import QueueFixture
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.errors import IdempotencyConflict, InvalidJob
-from app.queue.batch import Outcome, enqueue_batch
-from app.queue.job import Enqueued, NewJob, Status
-from app.queue.jobs import JobQueue
+from dataloader.app.errors import IdempotencyConflict, InvalidJob
+from dataloader.app.queue.batch import Outcome, enqueue_batch
+from dataloader.app.queue.job import Enqueued, NewJob, Status
+from dataloader.app.queue.jobs import JobQueue
 
 FINE: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.db.encoding import array
-from app.db.statements import statements
-from app.queue.job import ClaimHint, ReleaseReason, Status
-from app.queue.jobs import CURSOR_START
+from dataloader.app.db.encoding import array
+from dataloader.app.db.statements import statements
+from dataloader.app.queue.job import ClaimHint, ReleaseReason, Status
+from dataloader.app.queue.jobs import CURSOR_START
 from tests.support import Databases
 from tests.support.queue_fixture import QueueFixture
 

@@ -10,10 +10,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.admin.explain import JobExplainer
-from app.errors import DatabaseUnavailable, WaitRefused
-from app.queue.graphs import Graphs
-from app.queue.job import ClaimedJob, ReleaseReason, ReleaseRequest, Settlement, SettleResult, Status
+from dataloader.app.errors import DatabaseUnavailable, WaitRefused
+from dataloader.app.features.graphs.rows import Graphs
+from dataloader.app.features.why.explain import JobExplainer
+from dataloader.app.queue.job import ClaimedJob, ReleaseReason, ReleaseRequest, Settlement, SettleResult, Status
 from tests.app.queue.test_graphs import after, child, graph, run
 from tests.support import eventually
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from app.config import load_settings
-from app.runtime.announcement import announce
-from app.runtime.service import set_up_logging
-from app.runtime.startup import Startup
+from dataloader.app.config import load_settings
+from dataloader.app.runtime.announcement import announce
+from dataloader.app.runtime.service import set_up_logging
+from dataloader.app.runtime.startup import Startup
 
 UP = Startup("db", None, {"acme": "Traceback\n  x\nImportError: no"})
 

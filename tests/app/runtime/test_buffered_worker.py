@@ -9,11 +9,11 @@ from gunicorn.config import Config  # type: ignore[import-untyped]
 from gunicorn.http.parser import RequestParser  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
-from app.config import load_settings
-from app.runtime.buffered_worker import BufferedWorker
-from app.runtime.connection import Connection
-from app.runtime.serve import answer_unreadable_bodies
-from app.runtime.service import Service
+from dataloader.app.config import load_settings
+from dataloader.app.runtime.buffered_worker import BufferedWorker
+from dataloader.app.runtime.connection import Connection
+from dataloader.app.runtime.serve import answer_unreadable_bodies
+from dataloader.app.runtime.service import Service
 
 BODIES = {
     b"3\r\nabc\r\n0\r\nbad\r\n\r\n": "a trailer without a colon",
@@ -27,7 +27,7 @@ def test_parser_error_in_a_body_is_a_bad_request(body: bytes):
     """As the app meets it behind TLS of gunicorn's own, where nothing is gathered first."""
     head = b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     parsed = next(RequestParser(Config(), iter([head + body]), ("127.0.0.1", 1)))
-    service = Service(load_settings({"DL_PIPELINES": "pipelines.noop", "DL_AUTH": "none"}, dotenv=None))
+    service = Service(load_settings({"DL_PIPELINES": "dataloader.pipelines.noop", "DL_AUTH": "none"}, dotenv=None))
     answer_unreadable_bodies(service.app)
     environ = {"wsgi.input": parsed.body, "wsgi.input_terminated": True}
 

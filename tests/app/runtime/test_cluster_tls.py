@@ -13,9 +13,9 @@ import pytest
 import urllib3.connection
 from urllib3.util.ssl_ import create_urllib3_context
 
-from app.runtime.pod_deletion_cost import Pod
-from pipelines.executors.http import HttpApi
-from pipelines.offload import EngineUnavailable
+from dataloader.app.runtime.pod_deletion_cost import Pod
+from dataloader.pipelines.executors.http import HttpApi
+from dataloader.pipelines.offload import EngineUnavailable
 from tests.support.cluster_ca import https_server, make_certificates
 
 strict = ssl.create_default_context

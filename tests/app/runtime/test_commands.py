@@ -9,9 +9,9 @@ from uuid import uuid4
 import pytest
 from click.testing import CliRunner
 
-from app.cli.command import cli
-from app.queue.job import Status
-from app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.cli.command import cli
+from dataloader.app.queue.job import Status
+from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.queue_fixture import QueueFixture
 
 

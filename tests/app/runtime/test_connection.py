@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from gunicorn.util import close_graceful  # type: ignore[import-untyped]
 
-from app.runtime.connection import BufferedSocket, ConnectionLimits
-from app.runtime.request_buffer import RequestLimits
+from dataloader.app.runtime.connection import BufferedSocket, ConnectionLimits
+from dataloader.app.runtime.request_buffer import RequestLimits
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from app.config import load_settings
-from app.db import schema
-from app.errors import DatabaseUnavailable, SchemaOutdated, SchemaTooNew
-from app.runtime.database import Database
+from dataloader.app.config import load_settings
+from dataloader.app.db import schema
+from dataloader.app.errors import DatabaseUnavailable, SchemaOutdated, SchemaTooNew
+from dataloader.app.runtime.database import Database
 from tests.support.databases import query_value
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.config import load_settings
-from app.queue.job import Status
-from app.runtime.dev import find_syntax_errors, scan, watched_packages
+from dataloader.app.config import load_settings
+from dataloader.app.queue.job import Status
+from dataloader.app.runtime.dev import find_syntax_errors, scan, watched_packages
 from tests.support import Process, eventually, free_port
 from tests.support.processes import ROOT
 from tests.support.queue_fixture import QueueFixture
@@ -32,7 +32,7 @@ def test_packages_of_all_tasks_are_watched():
     tasks = '{"a": "acme.loads:rates", "b": {"call": "legacy:f", "python": "/x"}, "c": {"call": "more:f"}}'
     tasks = tasks[:-1] + ', "d": {"command": ["x"]}}'
 
-    assert watched_packages(load_settings({"DL_PIPELINES": "pipelines.noop,acme", "DL_TASKS": tasks}, dotenv=None)) == [
+    assert watched_packages(load_settings({"DL_PIPELINES": "dataloader.pipelines.noop,acme", "DL_TASKS": tasks}, dotenv=None)) == [
         "pipelines", "acme", "more",
     ]  # fmt: skip
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from psycopg2.pool import PoolError, ThreadedConnectionPool
 
-from app.errors import ConfigError
-from app.queue.job import Status
 from dataloader import Workers, enqueue
-from pipelines import contract
+from dataloader.app.errors import ConfigError
+from dataloader.app.queue.job import Status
+from dataloader.pipelines import contract
 from tests.support import eventually
 from tests.support.queue_fixture import QueueFixture
 

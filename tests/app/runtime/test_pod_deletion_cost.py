@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from app.runtime import pod_deletion_cost
-from app.runtime.pod_deletion_cost import ANNOTATION, DeletionCost, Pod, reporting_deletion_cost
+from dataloader.app.runtime import pod_deletion_cost
+from dataloader.app.runtime.pod_deletion_cost import ANNOTATION, DeletionCost, Pod, reporting_deletion_cost
 from tests.support import eventually
 from tests.support.fake_kubernetes import FakeKubernetes
 

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from app.runtime import preemption
-from app.runtime.preemption import PreemptionNotice, watching
+from dataloader.app.runtime import preemption
+from dataloader.app.runtime.preemption import PreemptionNotice, watching
 from tests.support import eventually, free_port
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.runtime import request_buffer
-from app.runtime.request_buffer import Progress, Rejection, RequestBuffer, RequestLimits
-from app.web.problems import ProblemCode
+from dataloader.app.http.problems import ProblemCode
+from dataloader.app.runtime import request_buffer
+from dataloader.app.runtime.request_buffer import Progress, Rejection, RequestBuffer, RequestLimits
 
 SIZES = RequestLimits(max_head_bytes=300, max_body_bytes=100)
 POST = b"POST /x HTTP/1.1\r\nHost: x\r\n"

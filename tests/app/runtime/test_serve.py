@@ -8,13 +8,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from app.admin.api_keys import ApiKeys, NewApiKey, Scope
-from app.config import load_settings
-from app.db.pool import Pool
-from app.errors import ConfigError, PortTaken
-from app.runtime import serve
-from app.runtime.database import Database
-from app.runtime.serve import gunicorn_settings, is_public, require_key_if_public
+from dataloader.app.config import load_settings
+from dataloader.app.db.pool import Pool
+from dataloader.app.errors import ConfigError, PortTaken
+from dataloader.app.http.auth.api_keys import ApiKeys, NewApiKey, Scope
+from dataloader.app.runtime import serve
+from dataloader.app.runtime.database import Database
+from dataloader.app.runtime.serve import gunicorn_settings, is_public, require_key_if_public
 from tests.support import eventually, free_port
 from tests.support.processes import Process
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from psycopg2.extensions import parse_dsn
 
-from app.config import load_settings
-from app.db import schema
-from app.db.connection import AsyncConnection
-from app.doctor import facts
-from app.errors import ConfigError, EmbeddedServerError
-from app.log import tear_down
-from app.runtime import service as services
-from app.runtime import startup
-from app.runtime.service import Service, set_up_logging
-from app.runtime.worker import ProbeEndpoints
-from pipelines import contract
+from dataloader.app.config import load_settings
+from dataloader.app.db import schema
+from dataloader.app.db.connection import AsyncConnection
+from dataloader.app.errors import ConfigError, EmbeddedServerError
+from dataloader.app.features.doctor import facts
+from dataloader.app.log import tear_down
+from dataloader.app.runtime import service as services
+from dataloader.app.runtime import startup
+from dataloader.app.runtime.service import Service, set_up_logging
+from dataloader.app.runtime.worker import ProbeEndpoints
+from dataloader.pipelines import contract
 from tests.support import PrivateServer, eventually
 from tests.support.databases import execute_sql, query_value
 
@@ -34,7 +34,11 @@ def made() -> Iterator[Made]:
     all_of_them: list[Service] = []
 
     def make(*, workers: bool = True, **given: str) -> Service:
-        settings = {"DL_PIPELINES": "pipelines.noop", "DL_SHUTDOWN_GRACE_SEC": "0", "DL_HEARTBEAT_SEC": "0.5"}
+        settings = {
+            "DL_PIPELINES": "dataloader.pipelines.noop",
+            "DL_SHUTDOWN_GRACE_SEC": "0",
+            "DL_HEARTBEAT_SEC": "0.5",
+        }
         all_of_them.append(Service(load_settings({**settings, **given}, dotenv=None), workers=workers))
         return all_of_them[-1]
 
@@ -55,8 +59,8 @@ def test_building_it_connects_to_nothing(made: Made, run_folder: Path):
 
 def test_drivers_are_left_as_they_are_by_a_setting():
     code = (
-        "import psycopg2; from app.config import load_settings; from app.runtime.service import Service;"
-        " settings = {'DL_PIPELINES': 'pipelines.noop', 'DL_WRAP_DRIVERS': 'false'};"
+        "import psycopg2; from dataloader.app.config import load_settings; from dataloader.app.runtime.service import Service;"
+        " settings = {'DL_PIPELINES': 'dataloader.pipelines.noop', 'DL_WRAP_DRIVERS': 'false'};"
         " Service(load_settings(settings, dotenv=None)).pipeline_failures;"
         " print(hasattr(psycopg2.connect, '__wrapped__'))"
     )
@@ -154,7 +158,7 @@ def test_failed_embedded_server_is_an_unavailable_database(made: Made, run_folde
     def refuse(self: object) -> str:
         raise EmbeddedServerError("no binaries here")
 
-    monkeypatch.setattr("app.postgres.EmbeddedServer.start", refuse)
+    monkeypatch.setattr("dataloader.app.postgres.EmbeddedServer.start", refuse)
     service = made(DL_DATA_DIR=str(run_folder / "no-server"))
 
     service.start()

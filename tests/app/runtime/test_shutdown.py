@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-import app.runtime.shutdown
-from app.runtime.shutdown import EXIT_STOP_TIMEOUT, Shutdown
+import dataloader.app.runtime.shutdown
+from dataloader.app.runtime.shutdown import EXIT_STOP_TIMEOUT, Shutdown
 from tests.support import eventually
 
 
@@ -38,9 +38,9 @@ class Service:
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The exit codes with which the process was left."""
-    monkeypatch.setattr(app.runtime.shutdown, "_REQUEST_DRAIN_SEC", 0.05)
-    monkeypatch.setattr(app.runtime.shutdown, "_FORCED_TIMEOUT_SEC", 0.05)
-    monkeypatch.setattr(app.runtime.shutdown, "STOP_MARGIN_SEC", 0.1)
+    monkeypatch.setattr(dataloader.app.runtime.shutdown, "_REQUEST_DRAIN_SEC", 0.05)
+    monkeypatch.setattr(dataloader.app.runtime.shutdown, "_FORCED_TIMEOUT_SEC", 0.05)
+    monkeypatch.setattr(dataloader.app.runtime.shutdown, "STOP_MARGIN_SEC", 0.1)
     return []
 
 

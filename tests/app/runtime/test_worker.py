@@ -9,12 +9,12 @@ from urllib.request import urlopen
 
 import pytest
 
-from app.config import load_settings
-from app.errors import ConfigError, PortTaken
-from app.runtime import worker
-from app.runtime.service import process_metrics
-from app.runtime.shutdown import Shutdown
-from app.runtime.worker import ProbeEndpoints, Retirement, probe_server
+from dataloader.app.config import load_settings
+from dataloader.app.errors import ConfigError, PortTaken
+from dataloader.app.runtime import worker
+from dataloader.app.runtime.service import process_metrics
+from dataloader.app.runtime.shutdown import Shutdown
+from dataloader.app.runtime.worker import ProbeEndpoints, Retirement, probe_server
 from tests.support import free_port
 
 

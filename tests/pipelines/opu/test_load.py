@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pipelines import targets
-from pipelines.contract import Fail, Stop
-from pipelines.opu.export import ExportFailed, ExportTooSlow
-from pipelines.opu.load import ExportIncomplete, RepeatedKey
-from pipelines.opu.table import TABLE
-from pipelines.toolkit.errors import (
+from dataloader.pipelines import targets
+from dataloader.pipelines.contract import Fail, Stop
+from dataloader.pipelines.opu.export import ExportFailed, ExportTooSlow
+from dataloader.pipelines.opu.load import ExportIncomplete, RepeatedKey
+from dataloader.pipelines.opu.table import TABLE
+from dataloader.pipelines.toolkit.errors import (
     BrokenArchive,
     SourceAnswered,
     SourceBroken,
@@ -264,8 +264,8 @@ def test_args_that_do_not_fit_are_named(places):
 WORK = """
 import json, sys
 import psutil
-from pipelines import targets
-from pipelines.opu.load import OpuArguments, load_opu
+from dataloader.pipelines import targets
+from dataloader.pipelines.opu.load import OpuArguments, load_opu
 from tests.support_sources import RecordingContext
 
 url, dsn, stop_at = sys.argv[1:]

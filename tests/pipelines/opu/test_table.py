@@ -2,9 +2,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pipelines.opu.table import COLUMNS, TABLE, Column, FieldKind, RowDecoder, create_statements
-from pipelines.toolkit.errors import TooManyRejects
-from pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.opu.table import COLUMNS, TABLE, Column, FieldKind, RowDecoder, create_statements
+from dataloader.pipelines.toolkit.errors import TooManyRejects
+from dataloader.pipelines.toolkit.rejects import Rejects
 from tests.support_sources.gmap import record
 
 

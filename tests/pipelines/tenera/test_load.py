@@ -9,9 +9,9 @@ from decimal import Decimal
 import pytest
 import time_machine
 
-from pipelines.contract import Fail, Stop
-from pipelines.tenera.load import SourcesFailed
-from pipelines.tenera.shapes import COLUMNS
+from dataloader.pipelines.contract import Fail, Stop
+from dataloader.pipelines.tenera.load import SourcesFailed
+from dataloader.pipelines.tenera.shapes import COLUMNS
 from tests.support_sources import RecordingContext, Reply, start_task
 from tests.support_sources.tenera import PAYLOADS
 

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from pipelines.tenera.shapes import (
+from dataloader.pipelines.tenera.shapes import (
     MOSCOW,
     Grain,
     Layout,
@@ -13,9 +13,9 @@ from pipelines.tenera.shapes import (
     UnknownShape,
     parse_payload,
 )
-from pipelines.tenera.sources import SOURCES
-from pipelines.toolkit.errors import TooManyRejects
-from pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.tenera.sources import SOURCES
+from dataloader.pipelines.toolkit.errors import TooManyRejects
+from dataloader.pipelines.toolkit.rejects import Rejects
 from tests.support_sources.tenera import PAYLOADS
 
 

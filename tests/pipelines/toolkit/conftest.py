@@ -10,7 +10,7 @@ import psycopg2
 import pytest
 from psycopg2.extensions import connection
 
-from pipelines.contract import Stop, StopReason
+from dataloader.pipelines.contract import Stop, StopReason
 from tests.support.site import Site, serving
 
 

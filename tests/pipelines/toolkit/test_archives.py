@@ -10,10 +10,10 @@ from typing import Literal
 
 import pytest
 
-from pipelines.contract import Stop
-from pipelines.toolkit.archives import extract
-from pipelines.toolkit.errors import BrokenArchive, ExpandsTooMuch, UnsafePath
-from pipelines.toolkit.unpack import Bounds
+from dataloader.pipelines.contract import Stop
+from dataloader.pipelines.toolkit.archives import extract
+from dataloader.pipelines.toolkit.errors import BrokenArchive, ExpandsTooMuch, UnsafePath
+from dataloader.pipelines.toolkit.unpack import Bounds
 
 CONTENT = {"a.csv": b"1;2", "below/b.csv": b"3;4" * 50_000, "below/deeper/c.csv": b""}
 ELSEWHERE = ["../a", "/etc/passwd", "below/../../a", "C:\\a", "..\\a", "below//a", "./a", "nul", "a\x01b", ".hidden"]

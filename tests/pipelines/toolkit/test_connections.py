@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from pipelines.toolkit.connections import ConnectionWatchdog, OpenSockets
-from pipelines.toolkit.errors import (
+from dataloader.pipelines.toolkit.connections import ConnectionWatchdog, OpenSockets
+from dataloader.pipelines.toolkit.errors import (
     SourceRefused,
     SourceTooSlow,
 )

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from psycopg2.extensions import register_adapter
 from psycopg2.extras import Json, UUID_adapter
 
-from pipelines.toolkit.copytext import Column, CopyEncoder
-from pipelines.toolkit.errors import TooManyRejects, UnsuitableValue
-from pipelines.toolkit.load import copy_rows
-from pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.toolkit.copytext import Column, CopyEncoder
+from dataloader.pipelines.toolkit.errors import TooManyRejects, UnsuitableValue
+from dataloader.pipelines.toolkit.load import copy_rows
+from dataloader.pipelines.toolkit.rejects import Rejects
 
 register_adapter(UUID, UUID_adapter)  # for writing; how uuids are read is left as it is, for all the other tests
 

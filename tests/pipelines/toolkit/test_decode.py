@@ -8,10 +8,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.toolkit.decode import csv_records, decimal, json_lines, numbered_json_lines, xml_root
-from pipelines.toolkit.errors import BadRecord, DecodeError, ExpandsTooMuch, TooManyRejects, TruncatedArchive
-from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.unpack import Bounds
+from dataloader.pipelines.toolkit.decode import csv_records, decimal, json_lines, numbered_json_lines, xml_root
+from dataloader.pipelines.toolkit.errors import BadRecord, DecodeError, ExpandsTooMuch, TooManyRejects, TruncatedArchive
+from dataloader.pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.toolkit.unpack import Bounds
 
 
 def lines(text):

@@ -7,7 +7,7 @@ from io import BytesIO
 
 import pytest
 
-from pipelines.toolkit import archives, sources, times, unpack
+from dataloader.pipelines.toolkit import archives, sources, times, unpack
 
 OLD_NAMES = [
     ("sources", "Patience", sources.Timeouts),
@@ -21,7 +21,7 @@ OLD_NAMES = [
 @pytest.mark.parametrize(("module", "name", "expected"), OLD_NAMES)
 def test_old_name_is_found_with_a_warning(module, name, expected):
     with pytest.warns(DeprecationWarning, match=f"{name} is now called"):
-        assert getattr(import_module(f"pipelines.toolkit.{module}"), name) is expected
+        assert getattr(import_module(f"dataloader.pipelines.toolkit.{module}"), name) is expected
 
 
 def test_unknown_name_is_an_attribute_error():

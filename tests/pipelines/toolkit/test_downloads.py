@@ -5,12 +5,12 @@ import tracemalloc
 
 import pytest
 
-from pipelines.toolkit import sources
-from pipelines.toolkit.errors import (
+from dataloader.pipelines.toolkit import sources
+from dataloader.pipelines.toolkit.errors import (
     SourceRefused,
     SourceTruncated,
 )
-from pipelines.toolkit.sources import HttpSource, Timeouts
+from dataloader.pipelines.toolkit.sources import HttpSource, Timeouts
 from tests.support.site import answer, hang_up, serving
 
 ONCE = Timeouts(connect_sec=5, stall_sec=5, total_sec=30, max_attempts=1)

@@ -6,10 +6,10 @@ import pytest
 from psycopg2 import sql
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
-from pipelines.contract import Stop, StopReason
-from pipelines.toolkit.errors import NoSuchTarget, UnsuitableValue
-from pipelines.toolkit.load import Loaded, batches, copy_rows, upsert
-from pipelines.toolkit.rejects import Rejects
+from dataloader.pipelines.contract import Stop, StopReason
+from dataloader.pipelines.toolkit.errors import NoSuchTarget, UnsuitableValue
+from dataloader.pipelines.toolkit.load import Loaded, batches, copy_rows, upsert
+from dataloader.pipelines.toolkit.rejects import Rejects
 
 
 def numbers(count, *, start=1):

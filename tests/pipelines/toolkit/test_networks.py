@@ -6,7 +6,7 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from pipelines.toolkit.networks import embedded_ipv4, is_public
+from dataloader.pipelines.toolkit.networks import embedded_ipv4, is_public
 
 # The IANA special-purpose registries of IPv4 and IPv6, and what their predecessors reserved.
 SPECIAL = [

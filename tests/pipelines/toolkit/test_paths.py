@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.toolkit.errors import UnsafePath
-from pipelines.toolkit.paths import inside, safe_name
+from dataloader.pipelines.toolkit.errors import UnsafePath
+from dataloader.pipelines.toolkit.paths import inside, safe_name
 
 
 @pytest.mark.parametrize("name", ["rates.xml", "выгрузка 2024-01-31.zst", "a..b", "ё" * 100])

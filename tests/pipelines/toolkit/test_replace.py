@@ -6,9 +6,9 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
-from pipelines.contract import Stop
-from pipelines.toolkit.errors import NotReplaceable, TargetBusy, TooFewRows
-from pipelines.toolkit.load import Loaded, replace_table
+from dataloader.pipelines.contract import Stop
+from dataloader.pipelines.toolkit.errors import NotReplaceable, TargetBusy, TooFewRows
+from dataloader.pipelines.toolkit.load import Loaded, replace_table
 from tests.support.databases import another_role
 
 RICH = """

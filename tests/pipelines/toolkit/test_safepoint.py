@@ -1,6 +1,6 @@
 import time
 
-from pipelines.toolkit.safepoint import NoSafePoints
+from dataloader.pipelines.toolkit.safepoint import NoSafePoints
 
 
 def test_no_safe_points_never_stops_the_work():

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from pipelines.contract import Stop
-from pipelines.toolkit.errors import (
+from dataloader.pipelines.contract import Stop
+from dataloader.pipelines.toolkit.errors import (
     SourceAnswered,
     SourceBroken,
     SourceBusy,
@@ -16,7 +16,7 @@ from pipelines.toolkit.errors import (
     SourceTruncated,
     SourceUnreachable,
 )
-from pipelines.toolkit.sources import HttpSource, Timeouts
+from dataloader.pipelines.toolkit.sources import HttpSource, Timeouts
 from tests.support import eventually, free_port
 from tests.support.site import answer, hang_up
 

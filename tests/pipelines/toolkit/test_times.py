@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.toolkit.errors import BadTime
-from pipelines.toolkit.times import OffsetConflict, TimeReader, Unit
+from dataloader.pipelines.toolkit.errors import BadTime
+from dataloader.pipelines.toolkit.times import OffsetConflict, TimeReader, Unit
 
 MOSCOW = ZoneInfo("Europe/Moscow")
 BERLIN = ZoneInfo("Europe/Berlin")

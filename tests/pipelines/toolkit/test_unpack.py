@@ -7,9 +7,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.contract import Stop
-from pipelines.toolkit.errors import BrokenArchive, ExpandsTooMuch, TruncatedArchive
-from pipelines.toolkit.unpack import Bounds, Compression, pieces
+from dataloader.pipelines.contract import Stop
+from dataloader.pipelines.toolkit.errors import BrokenArchive, ExpandsTooMuch, TruncatedArchive
+from dataloader.pipelines.toolkit.unpack import Bounds, Compression, pieces
 
 TEXT = "".join(f'{{"n": {n}, "text": "{n * 7919 % 1_000_003}"}}\n' for n in range(20_000)).encode()
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipelines.contract import Context, Stop, register
+from dataloader.pipelines.contract import Context, Stop, register
 
 
 def _trace(args: dict[str, Any], ctx: Context, action: str) -> None:

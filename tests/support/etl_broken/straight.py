@@ -1,6 +1,6 @@
 """A working pipeline in a package with a broken one."""
 
-from pipelines.contract import register
+from dataloader.pipelines.contract import register
 
 
 @register("test.straight")

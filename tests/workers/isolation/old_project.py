@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from workers.isolation.interpreter import MIN_VERSION
+from dataloader.workers.isolation.interpreter import MIN_VERSION
 
 # A package named as ours, which knows nothing of us but the module `dataloader`.
 LEGACY = """

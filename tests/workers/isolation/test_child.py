@@ -16,17 +16,17 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.job import Settlement, Status
-from pipelines.contract import Pipelines, StopReason, registry
+from dataloader.app.queue.attempt_sessions import ConnectionSettings
+from dataloader.app.queue.job import Settlement, Status
+from dataloader.pipelines.contract import Pipelines, StopReason, registry
+from dataloader.workers.attempt import Attempt
+from dataloader.workers.isolation import child as child_module
+from dataloader.workers.isolation import watchdog
+from dataloader.workers.isolation.child import ChildProcess, StartFailed
+from dataloader.workers.outcome import LeaseLost, Outcome, Released
 from tests.support import eventually, hostile_tasks
 from tests.support.claimed_jobs import CapturedLines, attempt_with
 from tests.support.real_service import ServiceJobs, is_alive, query_rows
-from workers.attempt import Attempt
-from workers.isolation import child as child_module
-from workers.isolation import watchdog
-from workers.isolation.child import ChildProcess, StartFailed
-from workers.outcome import LeaseLost, Outcome, Released
 
 PACKAGES: dict[str, Any] = {"packages": ("tests.support.hostile_tasks",)}
 
@@ -163,7 +163,7 @@ def test_exit_functions_run(tmp_path: Path):
 
 
 def test_process_that_does_not_exit_after_its_result_is_killed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("workers.isolation.child._EXIT_TIMEOUT_SEC", 0.2)
+    monkeypatch.setattr("dataloader.workers.isolation.child._EXIT_TIMEOUT_SEC", 0.2)
 
     assert settled("hostile.never_leaves").result == "done"
 
@@ -253,7 +253,7 @@ def test_program_that_cannot_be_started_is_named(argv: list[str], kind: type[OSE
 
 def test_child_killed_before_its_start_is_a_crash(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "workers.isolation.run.ChildProcess",
+        "dataloader.workers.isolation.run.ChildProcess",
         lambda attempt, argv, **more: ChildProcess(
             attempt, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], **more
         ),

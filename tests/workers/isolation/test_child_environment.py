@@ -9,15 +9,15 @@ import psycopg2
 import pytest
 from psycopg2 import extensions as ext
 
-from app.db import connection as connections
-from app.db.connection import CHECK_OPTIONS, OptionSupport, probe_options
-from app.queue.attempt_sessions import attempt_application_name
-from pipelines.contract import TaskOptions
+from dataloader.app.db import connection as connections
+from dataloader.app.db.connection import CHECK_OPTIONS, OptionSupport, probe_options
+from dataloader.app.queue.attempt_sessions import attempt_application_name
+from dataloader.pipelines.contract import TaskOptions
+from dataloader.workers.isolation import environment
+from dataloader.workers.isolation.environment import ConnectionCheck
+from dataloader.workers.isolation.run import session_variables
 from tests.support.claimed_jobs import attempt_with
 from tests.support.processes import free_port
-from workers.isolation import environment
-from workers.isolation.environment import ConnectionCheck
-from workers.isolation.run import session_variables
 
 
 def test_task_options_follow_ours():

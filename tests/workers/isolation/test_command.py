@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.queue.job import Status
-from pipelines.contract import Pipelines
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.contract import Pipelines
 from tests.support.waiting import eventually
 
 

@@ -6,10 +6,10 @@ import threading
 import time
 from typing import Any
 
-from pipelines.contract import StopReason
+from dataloader.pipelines.contract import StopReason
+from dataloader.workers.isolation.database_calls import DatabaseCalls
 from tests.support import eventually
 from tests.support.claimed_jobs import attempt_with
-from workers.isolation.database_calls import DatabaseCalls
 
 
 def test_call_of_child_that_is_stopped_raises_stop():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.contract import Pipelines, register
+from dataloader.pipelines.contract import Pipelines, register
+from dataloader.workers.isolation.interpreter import find_unusable
 from tests.workers.isolation.old_project import OLDEST
-from workers.isolation.interpreter import find_unusable
 
 
 def test_options_that_do_not_fit_are_refused():

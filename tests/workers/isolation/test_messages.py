@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.queue.job import Settlement, Status
-from pipelines.contract import registry
+from dataloader.app.queue.job import Settlement, Status
+from dataloader.pipelines.contract import registry
 from tests.support import hostile_tasks  # noqa: F401 - registers its tasks
 from tests.support.claimed_jobs import attempt_with
 

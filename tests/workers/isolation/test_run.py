@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from app.queue.job import Status
-from pipelines.contract import registry
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.contract import registry
+from dataloader.workers.pool import WorkerPool
 from tests.support import (
     eventually,
     isolated_tasks,  # noqa: F401 - registers its tasks
 )
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.pool import WorkerPool
 
 
 def apart(worker_pools: WorkerPoolFixture, **options) -> WorkerPool:

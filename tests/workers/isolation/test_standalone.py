@@ -15,19 +15,19 @@ from uuid import UUID
 
 import pytest
 
-from app.admin.limits import Limits
-from app.queue.job import ReleaseReason, Settlement, Status
-from pipelines.contract import Pipelines, StopReason, load_tasks
+from dataloader.app.features.limits.rows import Limits
+from dataloader.app.queue.job import ReleaseReason, Settlement, Status
+from dataloader.pipelines.contract import Pipelines, StopReason, load_tasks
+from dataloader.workers.attempt import Attempt
+from dataloader.workers.isolation.interpreter import MIN_VERSION, STANDALONE_PROGRAM
+from dataloader.workers.outcome import Outcome, Released
+from dataloader.workers.secrets import SecretStore
+from dataloader.workers.testing import drain
+from dataloader.workers.threads import clock
 from tests.support import eventually, graph_tasks
 from tests.support.claimed_jobs import CapturedLines, attempt_with
 from tests.support.real_service import is_alive
 from tests.workers.isolation.old_project import INTERPRETERS, LEGACY, OLDEST
-from workers.attempt import Attempt
-from workers.isolation.interpreter import MIN_VERSION, STANDALONE_PROGRAM
-from workers.outcome import Outcome, Released
-from workers.secrets import SecretStore
-from workers.testing import drain
-from workers.threads import clock
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def test_decorated_function_is_imported_by_both(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     import both_sides  # type: ignore[import-not-found]
 
-    from pipelines.contract import registry
+    from dataloader.pipelines.contract import registry
 
     try:
         outcome = attempt_with(task="t").run(registry.get("t"))

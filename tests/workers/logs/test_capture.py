@@ -14,9 +14,9 @@ from uuid import UUID
 
 import pytest
 
-from app import log
+from dataloader.app import log
+from dataloader.workers.logs.capture import Capture, CapturedStream, is_captured
 from tests.support.processes import ROOT
-from workers.logs.capture import Capture, CapturedStream, is_captured
 
 JOB = UUID(int=1)
 
@@ -147,8 +147,8 @@ def test_captures_can_be_removed_in_any_order():
 
 IN_A_BARE_PROCESS = """
 import logging, sys, uuid, warnings
-from app import log
-from workers.logs.capture import Capture
+from dataloader.app import log
+from dataloader.workers.logs.capture import Capture
 class Hostile:
     def __repr__(self):
         raise RuntimeError("no")

@@ -11,11 +11,11 @@ from uuid import uuid4
 
 import pytest
 
-from app.errors import DatabaseUnavailable, InvalidJob, SchemaMissing
-from app.queue.job import Status
+from dataloader.app.errors import DatabaseUnavailable, InvalidJob, SchemaMissing
+from dataloader.app.queue.job import Status
+from dataloader.workers.logs import writer
+from dataloader.workers.logs.writer import POSITION_STREAM, JobLogLimits, JobLogWriter, sanitize_line
 from tests.support import eventually
-from workers.logs import writer
-from workers.logs.writer import POSITION_STREAM, JobLogLimits, JobLogWriter, sanitize_line
 
 
 @dataclass

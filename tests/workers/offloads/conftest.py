@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from dataloader.workers.offloads import engine_calls, poller, remote_stop
 from tests.support.fake_engine import FakeEngine
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from tests.workers.offloads.offload_fixture import OffloadFixture
 from tests.workers.offloads.real_engines import DaskCluster, RayHead, dask_cluster, ray_head
-from workers.offloads import engine_calls, poller, remote_stop
 
 
 @pytest.fixture

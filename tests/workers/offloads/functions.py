@@ -1,4 +1,4 @@
-"""Functions for engines, in a package that imports nothing; `pipelines.remote` where it is imported."""
+"""Functions for engines, in a package that imports nothing; `dataloader.pipelines.remote` where it is imported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def quick(folder: str) -> dict[str, int]:
 
 def gate(folder: str) -> dict[str, int]:
     """Runs until there is a gate. Stops where it is asked to."""
-    from pipelines import remote
+    from dataloader.pipelines import remote
 
     note_start(folder)
     end = time.monotonic() + 120
@@ -43,7 +43,7 @@ def big(folder: str) -> bytes:
 
 
 def variables(folder: str) -> dict[str, Any]:
-    from pipelines import remote
+    from dataloader.pipelines import remote
 
     return {**vars(remote.current())}
 

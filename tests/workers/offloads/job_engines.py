@@ -13,9 +13,10 @@ from uuid import UUID
 
 import pytest
 
-from app.queue.job import Job, Status
-from pipelines.contract import Pipelines
-from pipelines.executors import Engines
+from dataloader.app.queue.job import Job, Status
+from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.executors import Engines
+from dataloader.workers.pool import WorkerPool
 from tests.support import offload_tasks
 from tests.support.fake_engine import FakeExecutor, install_entry_points
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -25,7 +26,6 @@ from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from tests.workers.offloads.offload_fixture import program, start_count
 from tests.workers.offloads.real_engines import DASK, RAY, RAY_TOKEN
-from workers.pool import WorkerPool
 
 SECRET = "engine"
 ENGINES: list[Any] = [

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from app.queue.job import Job, Status
-from pipelines.contract import Pipelines
-from pipelines.executors import Engines
+from dataloader.app.queue.job import Job, Status
+from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.executors import Engines
+from dataloader.workers.pool import WorkerPool
 from tests.support import offload_tasks
 from tests.support.fake_engine import FakeEngine, FakeExecutor
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.pool import WorkerPool
 
 PROGRAM = Path(__file__).parents[2] / "support" / "offload_program.py"
 

@@ -19,8 +19,8 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 import requests
 
-from pipelines.executors import Engines
-from pipelines.offload import Executor
+from dataloader.pipelines.executors import Engines
+from dataloader.pipelines.offload import Executor
 from tests.support.processes import free_ports
 from tests.support.waiting import eventually
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.executors import Engines
+from dataloader.pipelines.executors import Engines
 from tests.support.fake_engine import install_entry_points
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import OffloadFixture, program, start_count

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.executors import dask_remote
-from pipelines.executors.dask import DaskExecutor
-from pipelines.offload import EngineRefused, OffloadFailed, OffloadSpec
+from dataloader.pipelines.executors import dask_remote
+from dataloader.pipelines.executors.dask import DaskExecutor
+from dataloader.pipelines.offload import EngineRefused, OffloadFailed, OffloadSpec
 
 OURS, OTHER = f"{dask_remote.python_version()}.0.final.0", "2.7.18.final.0"
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.executors.kubernetes import KubernetesExecutor
-from pipelines.executors.process import ProcessExecutor
-from pipelines.offload import (
+from dataloader.pipelines.executors.kubernetes import KubernetesExecutor
+from dataloader.pipelines.executors.process import ProcessExecutor
+from dataloader.pipelines.offload import (
     EngineRefused,
     EngineUnavailable,
     Executor,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.executors import Engines
+from dataloader.pipelines.executors import Engines
+from dataloader.workers.logs import writer
+from dataloader.workers.offloads import handle, poller
+from dataloader.workers.threads import clock
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import OffloadFixture, start_count
-from workers.logs import writer
-from workers.offloads import handle, poller
-from workers.threads import clock
 
 
 def test_timeout_of_the_work_stops_it(offloads: OffloadFixture):

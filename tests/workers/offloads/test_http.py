@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.executors.http import AnswerTooLarge, HttpApi
-from pipelines.offload import EngineUnavailable
+from dataloader.pipelines.executors.http import AnswerTooLarge, HttpApi
+from dataloader.pipelines.offload import EngineUnavailable
 
 PIECE = b"x" * 2_047 + b"\n"
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from app.queue.job import Status
+from dataloader.app.queue.job import Status
+from dataloader.workers.logs.writer import JobLogLimits
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from tests.workers.offloads.conftest import FIGURES
 from tests.workers.offloads.job_engines import ENGINES, EngineJobs, make_job_engine
-from workers.logs.writer import JobLogLimits
 
 
 @pytest.fixture(params=ENGINES)

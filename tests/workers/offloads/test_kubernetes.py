@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.executors.kubernetes import KubernetesExecutor
-from pipelines.offload import (
+from dataloader.pipelines.executors.kubernetes import KubernetesExecutor
+from dataloader.pipelines.offload import (
     EngineFull,
     EngineRefused,
     EngineUnavailable,

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from app import log
-from app.queue.job import Status
-from app.queue.offloads import DuePoll
-from pipelines.executors import Engines
+from dataloader.app import log
+from dataloader.app.queue.job import Status
+from dataloader.app.queue.offloads import DuePoll
+from dataloader.pipelines.executors import Engines
+from dataloader.workers.offloads import poller
+from dataloader.workers.secrets import SecretStore
 from tests.support.fake_engine import FakeExecutor
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import OffloadFixture, start_count
-from workers.offloads import poller
-from workers.secrets import SecretStore
 
 
 def test_waiting_job_holds_no_thread(offloads: OffloadFixture):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from app.queue.offloads import Offloads
-from pipelines.executors import Engines
-from pipelines.offload import OffloadSpec, RemoteState
+from dataloader.app.queue.offloads import Offloads
+from dataloader.pipelines.executors import Engines
+from dataloader.pipelines.offload import OffloadSpec, RemoteState
+from dataloader.workers.offloads.pruning import prune_offloads
 from tests.support.fake_engine import FakeEngine, FakeExecutor
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import program
-from workers.offloads.pruning import prune_offloads
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.executors.http import Answer, AnswerTooLarge, HttpApi
-from pipelines.executors.ray import RayExecutor, stoppable
-from pipelines.offload import EngineUnavailable, OffloadFailed, OffloadSpec, RemoteState, ResultUnreadable
+from dataloader.pipelines.executors.http import Answer, AnswerTooLarge, HttpApi
+from dataloader.pipelines.executors.ray import RayExecutor, stoppable
+from dataloader.pipelines.offload import EngineUnavailable, OffloadFailed, OffloadSpec, RemoteState, ResultUnreadable
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import program
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.executors import Engines
-from pipelines.offload import EngineRefused, EngineUnavailable, FailureKind, OffloadSpec, RemoteState
+from dataloader.pipelines.executors import Engines
+from dataloader.pipelines.offload import EngineRefused, EngineUnavailable, FailureKind, OffloadSpec, RemoteState
 from tests.support.waiting import eventually
 from tests.workers.offloads import functions
 from tests.workers.offloads.offload_fixture import start_count

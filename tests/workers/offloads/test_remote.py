@@ -8,9 +8,9 @@ from uuid import uuid4
 import pytest
 from psycopg2.extensions import make_dsn
 
-from app.queue.offloads import NewOffload, Offloads
-from pipelines import remote
-from pipelines.offload import ResultTooLarge
+from dataloader.app.queue.offloads import NewOffload, Offloads
+from dataloader.pipelines import remote
+from dataloader.pipelines.offload import ResultTooLarge
 from tests.support.queue_fixture import QueueFixture
 
 

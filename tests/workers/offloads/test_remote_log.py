@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.offload import OffloadFailed
-from workers.offloads.remote_log import read_log
+from dataloader.pipelines.offload import OffloadFailed
+from dataloader.workers.offloads.remote_log import read_log
 
 
 class OneLine:

@@ -9,14 +9,14 @@ from uuid import UUID
 
 import pytest
 
-from app.admin.explain import JobExplainer
-from pipelines.executors import Engines
-from pipelines.offload import RemoteState, RemoteStatus
+from dataloader.app.features.why.explain import JobExplainer
+from dataloader.pipelines.executors import Engines
+from dataloader.pipelines.offload import RemoteState, RemoteStatus
+from dataloader.workers.pool import WorkerPool
 from tests.support.fake_engine import FakeExecutor
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import OffloadFixture
-from workers.pool import WorkerPool
 
 WHY = 'Back-off pulling image "acme:1"'
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.queue.job import Status
-from pipelines.executors import Engines
+from dataloader.app.queue.job import Status
+from dataloader.pipelines.executors import Engines
 from tests.support.fake_engine import install_entry_points
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import OffloadFixture

@@ -1,0 +1,1 @@
+"""Alerts: rules that are compared with statistics and queues, and what fired."""

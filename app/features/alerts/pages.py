@@ -1,0 +1,279 @@
+"""The page of alerts: what fires, the rules with their forms, and what was resolved."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+from uuid import UUID
+
+from flask import Response, request
+from pydantic import BaseModel, ConfigDict, Field
+
+from dataloader.app.acts.known_names import NameCheck
+from dataloader.app.db.statements import Executor
+from dataloader.app.errors import AlertNotFound
+from dataloader.app.features.alerts.routes import AlertMute, AlertRuleEdit, NewAlertRule
+from dataloader.app.features.alerts.rows import AlertRule, Alerts, FiredAlert, RuleKind
+from dataloader.app.features.overview.problems import ALERT_FIELD
+from dataloader.app.features.webhooks.rows import WebhookEvent, Webhooks
+from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.links import quote_name
+from dataloader.app.http.options import WebOptions
+from dataloader.app.http.problems import ProblemCode
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to, safe_path
+from dataloader.app.ui.formatter import Formatter
+from dataloader.app.ui.forms import (
+    NamingForm,
+    format_duration,
+    parse_duration,
+    parse_number,
+    validate_fields,
+    validate_form,
+)
+from dataloader.pipelines.contract import Pipelines
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_MAX_FIRING = 500
+_RESOLVED_PAGE_SIZE = 20
+_RULE_TEXTS = ("name", "kind", "queue", "task", "dataset", "by_time", "zone")
+_COUNTED_KINDS = (RuleKind.SCHEDULE_BEHIND, RuleKind.CHECK_FAILED)  # their thresholds are numbers, not durations
+_KIND_NAMES = {
+    RuleKind.FAILURE_RATE: "failure rate",
+    RuleKind.NO_SUCCESS: "no success",
+    RuleKind.QUEUE_AGE: "old queue",
+    RuleKind.STALLED: "stalled job",
+    RuleKind.BREAKER_OPEN: "breaker open",
+    RuleKind.LIMIT_STARVED: "limit starved",
+    RuleKind.SCHEDULE_LATE: "schedule late",
+    RuleKind.SCHEDULE_BEHIND: "schedule behind",
+    RuleKind.CHECK_FAILED: "data check failed",
+    RuleKind.STALE_DATASET: "stale dataset",
+    RuleKind.DEAD_WORKER: "dead worker",
+}
+
+
+class AlertsPageQuery(FormModel):
+    edit: FormText = Field("", description="The rule that the form shows.")
+    before: UUID | None = Field(None, description="Only resolved alerts older than this one.")
+
+
+class SelectedAlertsForm(FormModel):
+    """An act on the selected alerts: a field `alert-ID` for each."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    action: FormText = Field(description="acknowledge; mute: the rules of these alerts.")
+    mute_sec: FormText = Field("8h", description="How long their rules are muted, such as 8h.")
+    next: FormText = Field("/alerts", description="The page to return to.")
+
+
+class RuleForm(NamingForm):
+    """A new alert rule."""
+
+    name: FormText = Field(description="For people; unique.")
+    kind: FormText = Field(description="What the rule compares with its threshold.")
+    threshold: FormText = Field(description="A share such as 20 %, a duration such as 15m, or a number.")
+    queue: FormText = Field("", description="Only this queue.")
+    task: FormText = Field("", description="Only this task.")
+    window_sec: FormText = Field("", description="The window of what counts, such as 1h.")
+    min_runs: FormText = Field("", description="The least number of runs in the window.")
+    dataset: FormText = Field("", description="The dataset of a stale_dataset rule.")
+    by_time: FormText = Field("", description="The time of day by which its update is due.")
+    zone: FormText = Field("", description="The time zone of that time.")
+
+
+class RuleActionForm(FormModel):
+    """A change of a rule."""
+
+    action: FormText = Field(description="change, on, off, mute, unmute or delete.")
+    threshold: FormText = Field("", description="The new threshold.")
+    window_sec: FormText = Field("", description="The new window.")
+    min_runs: FormText = Field("", description="The new least number of runs.")
+    mute_sec: FormText = Field("", description="How long it is muted, such as 8h.")
+
+
+def create_alerts_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("alerts_page", options)
+    alerts, webhooks, names = Alerts(source), Webhooks(source), NameCheck(source, pipelines)
+
+    @pages.page("/alerts", query=AlertsPageQuery)
+    def show_alerts(query: AlertsPageQuery | None = None) -> Response:
+        """Show what fires, the rules, and what was resolved."""
+        rules, firing = alerts.rules(), alerts.all(limit=_MAX_FIRING)
+        before = None if query is None else query.before
+        resolved = _resolved(alerts, before)
+        return pages.render(
+            "alerts.html",
+            firing=sorted(firing, key=lambda alert: alert.acknowledged_at is not None),
+            rules=rules,
+            rules_by_id={rule.rule_id: rule for rule in rules},
+            edited=_rule_of(rules, request.form.get("rule_id") or ("" if query is None else query.edit)),
+            hours=alerts.firing_hours(),
+            resolved=resolved,
+            is_first_page=before is None,
+            older=resolved[-1].alert_id if len(resolved) == _RESOLVED_PAGE_SIZE else None,
+            receivers=sum(hook.active and WebhookEvent.ALERT_FIRING in hook.events for hook in webhooks.all()),
+            kind_names=_KIND_NAMES,
+            subject_url=subject_url,
+            describe=lambda rule: describe_rule(rule, pages.formatter),
+            format_threshold=format_threshold,
+            format_duration=format_duration,
+        )
+
+    @pages.action("/alerts", form=SelectedAlertsForm, page_url="/alerts", page=show_alerts)
+    def submit_alerts(form: SelectedAlertsForm) -> Response:
+        """Acknowledge the selected alerts, or mute their rules."""
+        selected = _selected_ids()
+        if not selected:
+            raise InvalidForm("Select at least one alert.")
+        if parse_choice("action", form.action, ("acknowledge", "mute")) == "acknowledge":
+            for alert_id in selected:
+                _acknowledge(alerts, alert_id)
+            return redirect_to(safe_path(form.next))
+        mute = _parse_mute(form.mute_sec)
+        fired = [alert for alert in alerts.all(limit=_MAX_FIRING) if alert.alert_id in selected]
+        for rule_id in {alert.rule_id for alert in fired if alert.rule_id is not None}:
+            alerts.mute(rule_id, mute_sec=mute, muted_by=current_actor().name)
+        return redirect_to(safe_path(form.next))
+
+    @pages.action("/alerts/rules", form=RuleForm, page_url="/alerts", page=show_alerts)
+    def submit_alert_rule(form: RuleForm) -> Response:
+        """Create an alert rule."""
+        texts = {name: getattr(form, name).strip() or None for name in _RULE_TEXTS}
+        rule = _parse_rule(NewAlertRule, form, parse_threshold(form.kind, form.threshold), **texts)
+        form.require_known(names, queue=rule.queue, task=rule.task)
+        alerts.add(**vars(rule))
+        return redirect_to("/alerts#rules")
+
+    @pages.action(
+        "/alerts/rules/<uuid:rule_id>",
+        form=RuleActionForm,
+        page_url="/alerts",
+        page=lambda rule_id: show_alerts(AlertsPageQuery(edit=str(rule_id))),
+        problems=(ProblemCode.RULE_NOT_FOUND,),
+    )
+    def submit_alert_rule_change(form: RuleActionForm, rule_id: UUID) -> Response:
+        """Change, mute, switch or delete an alert rule."""
+        match parse_choice("action", form.action, ("change", "on", "off", "mute", "unmute", "delete")):
+            case "delete":
+                alerts.remove(rule_id)
+            case "mute" | "unmute" as action:
+                mute = _parse_mute(form.mute_sec) if action == "mute" else 0.0
+                alerts.mute(rule_id, mute_sec=mute, muted_by=current_actor().name)
+            case "change":
+                threshold = form.threshold.strip() and parse_threshold(alerts.rule(rule_id).kind, form.threshold)
+                edit = _parse_rule(AlertRuleEdit, form, None if threshold == "" else threshold)
+                alerts.change(rule_id, **vars(edit))
+            case action:
+                alerts.change(rule_id, active=action == "on")
+        return redirect_to("/alerts#rules")
+
+    return pages.blueprint
+
+
+def _selected_ids() -> set[UUID]:
+    """Raises InvalidForm."""
+    try:
+        return {UUID(name.removeprefix(ALERT_FIELD)) for name in request.form if name.startswith(ALERT_FIELD)}
+    except ValueError:
+        raise InvalidForm("A selected alert has no valid id; reload the page.") from None
+
+
+def _acknowledge(alerts: Alerts, alert_id: UUID) -> None:
+    """One that was resolved meanwhile needs none."""
+    try:
+        alerts.acknowledge(alert_id, acknowledged_by=current_actor().name)
+    except AlertNotFound:
+        return
+
+
+def _resolved(alerts: Alerts, before: UUID | None) -> list[FiredAlert]:
+    """The next page of resolved alerts."""
+    found: list[FiredAlert] = []
+    while len(found) < _RESOLVED_PAGE_SIZE:
+        page = alerts.all(firing=False, before=before, limit=_MAX_FIRING)
+        found += [alert for alert in page if alert.resolved_at is not None]
+        if len(page) < _MAX_FIRING:
+            break
+        before = page[-1].alert_id
+    return found[:_RESOLVED_PAGE_SIZE]
+
+
+def _rule_of(rules: list[AlertRule], rule_id: str) -> AlertRule | None:
+    return next((rule for rule in rules if str(rule.rule_id) == rule_id), None)
+
+
+def _parse_mute(raw: str) -> float:
+    seconds = parse_duration("mute_sec", raw)
+    if not seconds:
+        raise InvalidForm.at_field("mute_sec", "is required, such as 8h")
+    return validate_form(AlertMute, {"mute_sec": seconds}).mute_sec
+
+
+def _parse_rule(model: type[_Model], form: RuleForm | RuleActionForm, threshold: float | None, **others: Any) -> _Model:
+    """Raises InvalidForm."""
+    return validate_fields(model, form, numbers=["min_runs"], durations=["window_sec"], threshold=threshold, **others)
+
+
+def parse_threshold(kind: str, raw: str) -> float:
+    """A share, a number or seconds, as the kind takes it. Raises InvalidForm."""
+    text = raw.strip()
+    if kind == RuleKind.FAILURE_RATE:
+        share = parse_number(text.removesuffix("%").strip())
+        if not isinstance(share, int | float) or not 0 <= share / (100 if text.endswith("%") else 1) < 1:
+            raise InvalidForm.at_field("threshold", "is not a share below 100 %, such as 20 % or 0.2")
+        return share / 100 if text.endswith("%") else float(share)
+    if kind in _COUNTED_KINDS:
+        count = parse_number(text)
+        if not isinstance(count, int | float) or count < 0:
+            raise InvalidForm.at_field("threshold", f"{raw!r} is not a number")
+        return float(count)
+    seconds = parse_duration("threshold", text)
+    if seconds is None:
+        raise InvalidForm.at_field("threshold", "is required, such as 15m")
+    return float(seconds)
+
+
+def format_threshold(rule: AlertRule) -> str:
+    """The threshold as `parse_threshold` takes it."""
+    if rule.kind is RuleKind.FAILURE_RATE:
+        return f"{rule.threshold * 100:g} %"
+    return f"{rule.threshold:g}" if rule.kind in _COUNTED_KINDS else format_duration(rule.threshold)
+
+
+def describe_rule(rule: AlertRule, formatter: Formatter) -> str:
+    """When a rule fires, in a sentence."""
+    time, number = formatter.duration(rule.threshold), f"{rule.threshold:g}"
+    window = formatter.duration(rule.window_sec)
+    runs = f"the runs, if {rule.min_runs} or more," if rule.min_runs > 1 else "the runs"
+    deadline = "" if rule.by_time is None else f", at {rule.by_time} {rule.zone or 'UTC'}"
+    return {
+        RuleKind.FAILURE_RATE: f"more than {format_threshold(rule)} of {runs} fail within {window}",
+        RuleKind.NO_SUCCESS: f"no run has succeeded for {time}",
+        RuleKind.QUEUE_AGE: f"the oldest ready job has waited for {time}",
+        RuleKind.STALLED: f"a running job's progress has not changed for {time}",
+        RuleKind.BREAKER_OPEN: "a circuit breaker opens" if not rule.threshold else f"a breaker is open for {time}",
+        RuleKind.LIMIT_STARVED: f"a job has waited for a limit for {time}",
+        RuleKind.SCHEDULE_LATE: f"a schedule is {time} late, was refused or makes no jobs",
+        RuleKind.SCHEDULE_BEHIND: f"of a schedule more jobs than {number} have not ended",
+        RuleKind.CHECK_FAILED: f"a data check failed more often than {number} within {window}",
+        RuleKind.STALE_DATASET: f"the dataset has not been updated for {time}{deadline}",
+        RuleKind.DEAD_WORKER: f"a worker has been silent for {time}",
+    }[rule.kind]
+
+
+def subject_url(alert: FiredAlert) -> str:
+    """The page of what an alert is about."""
+    name = quote_name(alert.subject)
+    pages = {
+        RuleKind.QUEUE_AGE: f"/queues/{name}",
+        RuleKind.STALLED: f"/jobs/{name}",
+        RuleKind.DEAD_WORKER: "/workers",
+        RuleKind.LIMIT_STARVED: f"/limits#limit-{name}",
+        RuleKind.BREAKER_OPEN: "/limits#breakers",
+        RuleKind.SCHEDULE_LATE: f"/schedules/{name}",
+        RuleKind.SCHEDULE_BEHIND: f"/schedules/{name}",
+        RuleKind.STALE_DATASET: f"/datasets/{name}",
+        "webhook_disabled": f"/webhooks/{name}",
+    }
+    return pages.get(alert.kind, f"/tasks/{quote_name(alert.task or alert.subject)}")

@@ -1,0 +1,1 @@
+"""Backfills: a task run for each slice of a period."""

@@ -1,0 +1,204 @@
+"""The pages of backfills, with the forms that create and change them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from flask import Response, g
+from pydantic import Field
+
+from dataloader.app.errors import JobNotFound
+from dataloader.app.features.backfills.changes import BackfillEditor, BackfillPlan
+from dataloader.app.features.backfills.forms import (
+    NewBackfillForm,
+    ended_count,
+    extent,
+    parse_concurrency,
+    shown_errors,
+)
+from dataloader.app.features.backfills.rows import Backfill, BackfillState, SliceError
+from dataloader.app.features.backfills.slices_page import GridFields, grid_or_problem
+from dataloader.app.features.why.explain import JobExplainer, JobExplanation
+from dataloader.app.http.links import quote_name
+from dataloader.app.http.options import WebOptions
+from dataloader.app.http.problems import ProblemCode
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.log.masking import mask_secret_fields
+from dataloader.app.queue.job import Status
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, can_operate, redirect_to
+from dataloader.pipelines.contract import Pipelines
+
+_BACKFILLS_SHOWN = 50
+_SLICES_LISTED = 24
+_PAGE_URL = "/backfills/{backfill_id}"
+_MODES = {
+    "unfinished": "without a success, or whose last job ended badly",
+    "missing": "without a success",
+    "failed": "whose last job ended badly",
+    "all": "all, also what has been loaded",
+}
+
+
+class BackfillsFields(NewBackfillForm):
+    """Which backfills are listed, those of `task`, and the fields of a preview."""
+
+    open: FormText = Field("", description="yes: only those that have not ended.")
+
+
+class BackfillForm(FormModel):
+    """An action on a backfill."""
+
+    action: FormText = Field(description="pause, resume, retry, change or cancel.")
+    concurrency: FormText = Field("", description="change: how many of its jobs run at a time.")
+    note: FormText = Field("", description="change: the note.")
+    running: FormText = Field("", description="cancel: yes to cancel its running jobs too.")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a backfill is: slices a second on average, and how long the others take; None: not known yet."""
+
+    per_second: float | None
+    left_sec: float | None
+    until: datetime | None
+
+
+def create_backfills_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("backfills_page", options)
+    editor, explainer = BackfillEditor(queue, pipelines, options), JobExplainer(queue.executor)
+
+    @pages.page("/backfills", query=BackfillsFields)
+    def show_backfills(query: BackfillsFields) -> Response:
+        """List the backfills with their progress, and show a form that creates one."""
+        return render_backfills(query)
+
+    def render_backfills(query: BackfillsFields) -> Response:
+        plan: BackfillPlan | None = None
+        problem = None
+        if can_operate() and query.task and (query.first or query.keys) and g.get("refused_form") is None:
+            try:
+                with shown_errors():
+                    plan = editor.create(query.to_request(dry_run=True)).plan
+            except InvalidForm as error:
+                problem = error
+        found = editor.newest(task=query.task or None, is_open=query.open == "yes", limit=_BACKFILLS_SHOWN)
+        return pages.render(
+            "backfills.html",
+            backfills=found,
+            query=query,
+            plan=plan,
+            problem=problem,
+            modes=_MODES,
+            ended_count=ended_count,
+            extent=extent,
+            task_names=pipelines.names,
+            partitioned=[task.name for task in pipelines if task.options.partitions is not None],
+        )
+
+    @pages.action(
+        "/backfills",
+        form=NewBackfillForm,
+        page_url="/backfills",
+        page=lambda: render_backfills(BackfillsFields()),
+        problems=(ProblemCode.OUTSIDE_KEY_LIMITS,),
+    )
+    def create_backfill_from_form(form: NewBackfillForm) -> Response:
+        """Create a backfill."""
+        with shown_errors(slices_field="keys" if form.keys.strip() else "first"):
+            created = editor.create(form.to_request(dry_run=False)).backfill
+        assert created is not None  # noqa: S101 - it is no dry run
+        return redirect_to(f"/backfills/{created.backfill_id}")
+
+    @pages.page("/backfills/<uuid:backfill_id>", query=GridFields, problems=(ProblemCode.BACKFILL_NOT_FOUND,))
+    def show_backfill(query: GridFields, backfill_id: UUID) -> Response:
+        """Show a backfill: its progress, its slices, what runs and what failed."""
+        return render_backfill(backfill_id, query)
+
+    def render_backfill(backfill_id: UUID, query: GridFields) -> Response:
+        backfill = editor.get(backfill_id)
+        partitions = editor.partitions_of(backfill)
+        grid, problem = (None, "") if partitions is None else grid_or_problem(editor, backfill.task, partitions, query)
+        return pages.render(
+            "backfill.html",
+            backfill=backfill,
+            args=mask_secret_fields(backfill.template.get("args", {})),
+            problem=problem,
+            modes=_MODES,
+            extent=extent(backfill),
+            ended=ended_count(backfill),
+            grid=grid,
+            bad=_bad_slices(editor, backfill),
+            running=editor.backfills.slices(backfill_id=backfill_id, state=Status.RUNNING, limit=_SLICES_LISTED),
+            pace=_pace(backfill, datetime.now(UTC)),
+            loaded=editor.backfills.loaded_rows(backfill_id),
+            limits=editor.binding_limits(backfill),
+            waiting=_oldest_waiting(editor, explainer, backfill_id),
+            path=f"/backfills/{backfill_id}",
+            slices_path=f"/slices/{quote_name(backfill.task)}",
+        )
+
+    @pages.action(
+        "/backfills/<uuid:backfill_id>/act",
+        form=BackfillForm,
+        page_url=_PAGE_URL,
+        page=lambda backfill_id: render_backfill(backfill_id, GridFields()),
+        problems=(ProblemCode.BACKFILL_NOT_FOUND,),
+    )
+    def act_on_backfill(form: BackfillForm, backfill_id: UUID) -> None:
+        """Pause, resume, retry, change or cancel a backfill."""
+        with shown_errors():
+            match form.action:
+                case "pause":
+                    editor.set_state(backfill_id, BackfillState.PAUSED)
+                case "resume":
+                    editor.set_state(backfill_id, BackfillState.OPEN)
+                case "retry":
+                    editor.retry(backfill_id)
+                case "change":
+                    concurrency = parse_concurrency(form.concurrency)
+                    editor.change(backfill_id, concurrency=concurrency, note=form.note or None)
+                case "cancel":
+                    editor.cancel(backfill_id, running=form.running == "yes")
+                case _:
+                    raise InvalidForm(f"{form.action!r} is no action")
+
+    return pages.blueprint
+
+
+def _bad_slices(editor: BackfillEditor, backfill: Backfill) -> list[tuple[Any, SliceError | None]]:
+    """Slices whose last job failed or was lost, with the error of the job, if it still exists."""
+    found = [
+        part
+        for state in (Status.FAILED, Status.LOST)
+        for part in editor.backfills.slices(backfill_id=backfill.backfill_id, state=state, limit=_SLICES_LISTED)
+    ][:_SLICES_LISTED]
+    errors = editor.backfills.errors_of([part.job_id for part in found])
+    return [(part, errors.get(part.job_id)) for part in found]
+
+
+def _oldest_waiting(editor: BackfillEditor, explainer: JobExplainer, backfill_id: UUID) -> JobExplanation | None:
+    """Explain the oldest of the waiting jobs of the first slices that wait; None if none does."""
+    waiting = editor.backfills.slices(backfill_id=backfill_id, state=Status.QUEUED, limit=_SLICES_LISTED)
+    job_ids = sorted(part.job_id for part in waiting)  # ids are ordered by time
+    if not job_ids:
+        return None
+    try:
+        explanation = explainer.explain(job_ids[0])
+    except JobNotFound:  # deleted since
+        return None
+    return explanation if explanation.status is Status.QUEUED else None
+
+
+def _pace(backfill: Backfill, now: datetime) -> Pace:
+    """The pace so far."""
+    ended = ended_count(backfill) - backfill.skipped
+    since_sec = (now - backfill.created_at).total_seconds()
+    left = backfill.total - ended_count(backfill)
+    if backfill.state is not BackfillState.OPEN or not ended or left <= 0 or since_sec <= 0:
+        return Pace(None, None, None)
+    left_sec = left * since_sec / ended
+    return Pace(ended / since_sec, left_sec, now + timedelta(seconds=left_sec))

@@ -1,0 +1,1 @@
+"""Bulk operations: cancel, retry or change all jobs that a filter selects."""

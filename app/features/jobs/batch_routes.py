@@ -1,0 +1,174 @@
+"""Triggering many jobs with one request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import Field, ValidationError
+
+from dataloader.app.db.statements import Executor
+from dataloader.app.errors import DataloaderError, IdempotencyConflict
+from dataloader.app.features.jobs.trigger_request import TriggerRequest, trigger_request_model
+from dataloader.app.features.jobs.visible_jobs import hide_foreign, parent_problem
+from dataloader.app.http.auth.api_keys import Scope
+from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.caches import QueueSettingsCache
+from dataloader.app.http.json_io import MAX_JSON_DEPTH, FieldError
+from dataloader.app.http.middleware import audit_action
+from dataloader.app.http.options import WebOptions
+from dataloader.app.http.problems import (
+    DATABASE_PROBLEMS,
+    InvalidRequest,
+    ItemProblem,
+    ProblemCode,
+    RequestRejected,
+    problem_code,
+)
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.schemas import BodyModel, field_errors
+from dataloader.app.queue.batch import BatchOutcome, Outcome, enqueue_batch
+from dataloader.app.queue.job import NewJob, Status
+from dataloader.pipelines.contract import Pipelines
+
+MAX_JOBS = 10_000
+_MAX_ERRORS_SHOWN = 20  # per item
+_MAX_WARNINGS = 20  # per batch
+
+
+class BatchRequest(BodyModel):
+    """Requests for jobs, each as `POST /api/v1/jobs/trigger` takes it."""
+
+    jobs: list[Any] = Field(
+        min_length=1,
+        max_length=MAX_JOBS,
+        description="Requests for jobs, each an object as `POST /api/v1/jobs/trigger` takes it.",
+        examples=[[{"queue": "etl.default", "task": "noop", "lock_key": "noop", "idempotency_key": "noop-1"}]],
+        json_schema_extra={"items": {"description": "Validated separately; its errors are in its outcome."}},
+    )
+    mode: Literal["best_effort", "all_or_none"] = Field(
+        "best_effort", description="Whether valid jobs are created although others are rejected."
+    )
+
+
+@dataclass(frozen=True)
+class BatchItem:
+    """The outcome of one job of the batch. `job_id` is the job created, found, or in conflict."""
+
+    index: int
+    outcome: Outcome
+    job_id: UUID | None
+    status: Status | None
+    problem: ItemProblem | None
+
+
+@dataclass(frozen=True)
+class BatchResponse:
+    """The number of jobs by outcome, and the outcome of each in order. `warnings`: why some jobs may never run."""
+
+    created: int
+    exists: int
+    debounced: int
+    conflict: int
+    invalid: int
+    skipped: int
+    items: list[BatchItem]
+    warnings: list[str]
+
+
+def create_batch_blueprint(
+    source: Executor, pipelines: Pipelines, options: WebOptions, queue_settings: QueueSettingsCache
+) -> ApiBlueprint:
+    blueprint = ApiBlueprint("batch", "/api/v1", MAX_JSON_DEPTH + 2, problems=DATABASE_PROBLEMS)
+    model = trigger_request_model(options, pipelines)
+
+    @blueprint.post(
+        "/jobs/batch",
+        body=BatchRequest,
+        response=BatchResponse,
+        problems=(ProblemCode.BATCH_REFUSED,),
+        scope=Scope.TRIGGER,
+        max_body_bytes=options.max_batch_bytes,
+    )
+    def trigger_jobs(body: BatchRequest) -> BatchResponse:
+        """Trigger many jobs.
+
+        At most 10,000, in one statement and one transaction. Each has an outcome: `created`; `exists`, when its
+        `idempotency_key`, `live_key` or `throttle` finds a job already; `debounced`, when it changed a queued job;
+        `conflict`, when the key belongs to another request;
+        `invalid`, with a problem that says why. With the mode `all_or_none` either every job is created or exists, or
+        the answer is a 409 with the outcomes and nothing was done. A batch whose answer was lost can be sent again as
+        it is when every request has an idempotency key.
+        """
+        all_or_none = body.mode == "all_or_none"
+        checked = [_validate_item(item) for item in body.jobs]
+        valid_jobs = [job for job in checked if isinstance(job, NewJob)]
+        if all_or_none and len(valid_jobs) < len(checked):
+            outcomes = iter([BatchOutcome(Outcome.SKIPPED, None, None)] * len(valid_jobs))
+        else:
+            made = enqueue_batch(source, valid_jobs, all_or_none=all_or_none)
+            outcomes = iter(hide_foreign(source, current_actor(), made))
+        items = [
+            _batch_item(n, job if isinstance(job, ItemProblem) else next(outcomes)) for n, job in enumerate(checked)
+        ]
+        counts = Counter(item.outcome for item in items)
+        by_outcome = {outcome.value: counts[outcome] for outcome in Outcome}
+        response = BatchResponse(**by_outcome, items=items, warnings=_batch_warnings(valid_jobs))
+        audit_action(
+            "job.batch_triggered", jobs=len(items), created=response.created, exists=response.exists, mode=body.mode
+        )
+        if all_or_none and response.created + response.exists + response.debounced < len(items):
+            detail = (
+                f"{response.invalid} requests are invalid and {response.conflict} are in conflict; nothing was done"
+            )
+            raise RequestRejected(ProblemCode.BATCH_REFUSED, detail, fields=vars(response))
+        return response
+
+    def _validate_item(item: Any) -> NewJob | ItemProblem:
+        try:
+            valid: TriggerRequest = model.model_validate(item)
+            current_actor().require_trigger(valid.task, valid.queue)
+            if errors := valid.args_errors(pipelines.get(valid.task)):
+                raise InvalidRequest(errors)
+            if problem := parent_problem(source, current_actor(), valid.after):
+                raise InvalidRequest([FieldError("after", problem)])
+            queue_settings.reject_if_draining(valid.queue)
+        except ValidationError as error:
+            return _item_problem(InvalidRequest(field_errors(error)))
+        except (InvalidRequest, RequestRejected, DataloaderError) as error:
+            return _item_problem(error)
+        return valid.to_new_job()
+
+    def _batch_warnings(new_jobs: Sequence[NewJob]) -> list[str]:
+        found: dict[str, None] = {}
+        actor = current_actor()
+        for queue, task in dict.fromkeys((job.queue, job.task) for job in new_jobs):
+            warnings = queue_settings.run_warnings(
+                queue, task, can_see_queue=actor.can_see_queue, can_see_task=actor.can_see_task
+            )
+            found.update(dict.fromkeys(warnings))
+            if len(found) >= _MAX_WARNINGS:
+                break
+        return [*found][:_MAX_WARNINGS]
+
+    return blueprint
+
+
+def _batch_item(index: int, outcome: BatchOutcome | ItemProblem) -> BatchItem:
+    if isinstance(outcome, ItemProblem):
+        return BatchItem(index, Outcome.INVALID, None, None, outcome)
+    problem = None
+    if outcome.outcome is Outcome.CONFLICT and (outcome.job_id or outcome.detail):
+        problem = _item_problem(IdempotencyConflict("", outcome.job_id, outcome.detail or ""))
+    elif outcome.outcome is Outcome.INVALID:
+        problem = _item_problem(InvalidRequest([FieldError(outcome.field or "body", outcome.detail or "")]))
+    return BatchItem(index, outcome.outcome, outcome.job_id, outcome.status, problem)
+
+
+def _item_problem(error: Exception) -> ItemProblem:
+    code = problem_code(error)
+    errors = error.errors if isinstance(error, InvalidRequest) else ()
+    return ItemProblem(code.text, code.title, code.status, str(error), list(errors[:_MAX_ERRORS_SHOWN]))

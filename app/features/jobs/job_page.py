@@ -1,0 +1,305 @@
+"""The page of one job: status, attempts, log and events; the actions on it; and its full log, by pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+from flask import Response
+from pydantic import Field
+
+from dataloader.app.acts.web import ActRunner, add_button
+from dataloader.app.db.statements import Executor
+from dataloader.app.features.graphs.rows import Graphs
+from dataloader.app.features.jobs.acts import JobClone, cancel_job, clone_job, delete_job, retry_job
+from dataloader.app.features.jobs.edits import JobEditor
+from dataloader.app.features.jobs.job_attempts import attempt_cards
+from dataloader.app.features.jobs.job_detail import AttemptRecord, JobDetail, JobReader, run_at
+from dataloader.app.features.jobs.job_history import describe_event, link_job_ids, reason_links, short_id
+from dataloader.app.features.jobs.job_timeline import build_timeline
+from dataloader.app.features.jobs.log_routes import LEVELS, levels_from
+from dataloader.app.features.why.explain import JobExplainer, JobExplanation
+from dataloader.app.features.why.reasons import ExplanationReason, ReasonCode
+from dataloader.app.http.auth.api_keys import Scope
+from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.json_io import MAX_JSON_DEPTH
+from dataloader.app.http.middleware import audit_action
+from dataloader.app.http.options import WebOptions
+from dataloader.app.http.problems import ProblemCode
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.schemas import parse_job_id
+from dataloader.app.log.masking import mask_secret_fields, unmask
+from dataloader.app.queue.job import JobLogLine, Status
+from dataloader.app.queue.job_logs import JobLogSearch, LogFilter
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.ui.base import (
+    FormModel,
+    FormText,
+    InvalidForm,
+    PageRenderer,
+    can_operate,
+    parse_fields,
+    parse_json_object,
+    parse_priority,
+    parse_time,
+    progress_summary,
+    redirect_to,
+)
+from dataloader.app.ui.forms import validate_form
+from dataloader.app.wording import format_attempt
+
+MAX_LOG_LINES = 200
+MAX_EVENTS = 200
+PAGE_LINES = 500  # of the full log
+_PAGE_URL = "/jobs/{job_id}"
+_QUIET_REASONS = frozenset(
+    {ReasonCode.RUNNING, ReasonCode.SUCCEEDED, ReasonCode.FAILED, ReasonCode.CANCELED, ReasonCode.LOST}
+)
+# Why a job cannot run until a person changes something.
+_ERROR_REASONS = frozenset({ReasonCode.NO_WORKER, ReasonCode.TASK_UNKNOWN, ReasonCode.LABELS_MISSING})
+_LOG_SEARCH_BUDGET_SEC = 0.02
+_NOT_FOUND = (ProblemCode.JOB_NOT_FOUND,)
+_LineId = Annotated[int | None, Field(ge=0, le=2**63 - 1)]
+
+
+class CloneForm(FormModel):
+    """The fields of a clone that differ from the original job; an empty field is copied."""
+
+    args: str = Field("", description="The args, as a JSON object.")
+    queue: FormText = Field("", description="Another queue.")
+    lock_key: FormText = Field("", description="Another lock_key.")
+    priority: FormText = Field("", description="Another priority.")
+
+
+class EditForm(FormModel):
+    """The new values of a queued job; an empty field stays as it is."""
+
+    version: FormText = Field(description="The version of the job that the form shows.")
+    priority: FormText = Field("", description="The priority.")
+    available_at: FormText = Field("", description="When the job may start, in the zone of the pages.")
+    args: str = Field("", description="The args, as a JSON object.")
+
+
+class LogPageQuery(FormModel):
+    """The filter of the log page. Without `after` and `before` it shows the last lines."""
+
+    search: Annotated[str, Field(max_length=200, description="Only lines that contain this text.")] = ""
+    level: Annotated[
+        Literal["", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], Field(description="The lowest level to show.")
+    ] = ""
+    attempt: Annotated[str, Field(pattern=r"^[0-9]{0,9}$", description="Only lines of this attempt.")] = ""
+    after: Annotated[_LineId, Field(description="Lines after this one, from the link of the page before.")] = None
+    before: Annotated[_LineId, Field(description="Lines before this one, likewise.")] = None
+
+
+def create_job_page(queue: JobQueue, runner: ActRunner, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("job_page", options)
+    reader, explainer, editor = JobReader(queue.executor), JobExplainer(queue.executor), JobEditor(queue.executor)
+    log_search, graphs = JobLogSearch(queue.executor), Graphs(queue.executor)
+
+    @pages.page("/jobs/<job:job_id>", standby=False, problems=_NOT_FOUND)
+    def show_job(job_id: str) -> Response:
+        """Show a job with its attempts, log and events."""
+        parsed_id = parse_job_id(job_id)
+        job, explanation = reader.detail(parsed_id), explainer.explain(parsed_id)
+        events, summary = reader.last_events(parsed_id, limit=MAX_EVENTS), log_search.summary(parsed_id)
+        formatter = pages.formatter
+        started_at = job.attempts[-1].started_at if job.attempts else job.started_at
+        is_in_graph = job.graph_id is not None
+        return pages.render(
+            "job.html",
+            started_at=started_at,
+            job=job,
+            state=_state_of(job),
+            notes=_notes(job, explanation),
+            error_reasons=_ERROR_REASONS,
+            can_start=_can_start(job, explanation),
+            explanation=explanation,
+            waiting_since=_waiting_since(job),
+            timeline=build_timeline(job, datetime.now(UTC), formatter.pattern, formatter.duration),
+            cards=attempt_cards(job, summary),
+            args=mask_secret_fields(job.args),
+            result=mask_secret_fields(job.result),
+            checkpoint=mask_secret_fields(job.checkpoint),
+            progress_values=mask_secret_fields(job.progress),
+            progress=progress_summary(
+                job.progress, started_at, finished_at=job.finished_at, stalled_sec=_stalled_sec(explanation)
+            ),
+            history=[describe_event(event, formatter) for event in reversed(events)],
+            has_more_events=len(events) == MAX_EVENTS,
+            log=queue.logs(parsed_id, tail=True, limit=MAX_LOG_LINES).lines,
+            summary=summary,
+            levels=LEVELS,
+            attempt_label=_attempt_labels(job.attempts),
+            parents=graphs.parents(parsed_id) if is_in_graph else [],
+            children=graphs.children(parsed_id) if is_in_graph else [],
+            can_clone=can_operate() and current_actor().can_trigger(job.task, job.queue),
+            reason_links=reason_links,
+            link_job_ids=link_job_ids,
+            short_id=short_id,
+        )
+
+    for name, act, verb in (
+        ("submit_job_cancel", cancel_job, "cancel"),
+        ("submit_job_retry", retry_job, "retry"),
+        ("submit_job_delete", delete_job, "delete"),
+    ):
+        add_button(
+            pages, f"/jobs/<job:job_id>/{verb}", name, act, runner, page_url=_PAGE_URL, page=show_job,
+            next_url="/jobs" if act is delete_job else None, problems=_NOT_FOUND,
+        )  # fmt: skip
+
+    @pages.action("/jobs/<job:job_id>/start", page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
+    def submit_job_start(job_id: str) -> None:
+        """Let this scheduled job start at once."""
+        editor.edit(parse_job_id(job_id), {"available_at": datetime.now(UTC)})
+        audit_action("job.edited", job_id=job_id, fields=["available_at"])
+
+    return pages.blueprint
+
+
+def create_job_forms(queue: JobQueue, runner: ActRunner, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("job_forms", options)
+    reader, editor = JobReader(queue.executor), JobEditor(queue.executor)
+
+    @pages.page("/jobs/<job:job_id>/edit", standby=False, problems=_NOT_FOUND, scope=Scope.OPERATE)
+    def show_edit_form(job_id: str) -> Response:
+        """Show the form that changes a queued job."""
+        job = reader.detail(parse_job_id(job_id))
+        return pages.render("job_edit.html", job=job, args=mask_secret_fields(job.args))
+
+    @pages.page("/jobs/<job:job_id>/clone", standby=False, problems=_NOT_FOUND, scope=Scope.OPERATE)
+    def show_clone_form(job_id: str) -> Response:
+        """Show the form that creates a job like this one."""
+        job = reader.detail(parse_job_id(job_id))
+        return pages.render("job_clone.html", job=job, args=mask_secret_fields(job.args))
+
+    @pages.action(
+        "/jobs/<job:job_id>/edit", form=EditForm, page_url=_PAGE_URL, page=show_edit_form, problems=_NOT_FOUND
+    )
+    def submit_job_edit(form: EditForm, job_id: str) -> None:
+        """Change this queued job."""
+        parsed_id = parse_job_id(job_id)
+        original = reader.get_with_version(parsed_id).job
+        changes = parse_fields(
+            {
+                "priority": lambda: parse_priority(form.priority),
+                "available_at": lambda: parse_time("available_at", form.available_at, pages.formatter.zone),
+                "args": lambda: _parse_args(form.args, original.args) if form.args.strip() else None,
+            }
+        )
+        editor.edit(parsed_id, changes, if_version=form.version)
+        changed = sorted(name for name, value in changes.items() if value is not None)
+        audit_action("job.edited", job_id=parsed_id, fields=changed)
+
+    problems = (*_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS)
+
+    @pages.action(
+        "/jobs/<job:job_id>/clone", form=CloneForm, page_url=_PAGE_URL, page=show_clone_form, problems=problems
+    )
+    def submit_job_clone(form: CloneForm, job_id: str) -> Response:
+        """Create a job like this one, with other args."""
+        original = reader.get_with_version(parse_job_id(job_id)).job
+        changes = {"queue": form.queue or None, "lock_key": form.lock_key or None}
+        changes |= parse_fields(
+            {
+                "priority": lambda: parse_priority(form.priority),
+                "args": lambda: _parse_args(form.args, original.args) if form.args.strip() else None,
+            }
+        )
+        clone = runner.perform(clone_job, {"job_id": job_id}, validate_form(JobClone, changes))
+        return redirect_to(f"/jobs/{clone.job_id}")
+
+    return pages.blueprint
+
+
+def create_log_page(executor: Executor, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("log_page", options)
+    reader, log_search = JobReader(executor), JobLogSearch(executor)
+
+    @pages.page("/jobs/<job:job_id>/log", query=LogPageQuery, problems=_NOT_FOUND)
+    def show_job_log(query: LogPageQuery, job_id: str) -> Response:
+        """Show and search the full log of a job."""
+        job = reader.get_with_version(parse_job_id(job_id)).job
+        attempt = int(query.attempt) if query.attempt else None
+        log_filter = LogFilter(text=query.search or None, levels=levels_from(query.level), attempt=attempt)
+        page = log_search.page(
+            job.id,
+            log_filter,
+            after=query.after,
+            before=query.before,
+            limit=PAGE_LINES,
+            time_budget_sec=_LOG_SEARCH_BUDGET_SEC,
+        )
+        named = (("search", query.search), ("level", query.level), ("attempt", query.attempt))
+        filters = {name: value for name, value in named if value}
+        return pages.render(
+            "log.html",
+            job=job,
+            query=query,
+            page=page,
+            attempt_label=_attempt_labels(reader.attempts(job.id)),
+            summary=log_search.summary(job.id),
+            levels=LEVELS,
+            filters=urlencode(filters),
+            previous=None if page.previous is None else urlencode(filters | {"before": page.previous}),
+            next=None if page.next is None else urlencode(filters | {"after": page.next}),
+            first=urlencode(filters | {"after": 0}),
+            is_last_page=query.after is None and query.before is None,
+            short_id=short_id,
+        )
+
+    return pages.blueprint
+
+
+def _attempt_labels(attempts: list[AttemptRecord]) -> Callable[[JobLogLine], str]:
+    return lambda line: format_attempt(line.attempt, run_at(attempts, line.attempt, line.ts))
+
+
+def _state_of(job: JobDetail) -> str:
+    """The state with its shape: where a queued job waits, or how the job ended."""
+    if job.skipped:
+        return "skipped"
+    if job.status is not Status.QUEUED:
+        return job.status.value
+    return "ready" if job.wait_state == "scheduled" and job.available_at <= datetime.now(UTC) else job.wait_state
+
+
+def _notes(job: JobDetail, explanation: JobExplanation) -> list[ExplanationReason]:
+    """What is worth a note: why the job waits, or what is wrong with its run. How it ended the attempts say."""
+    if job.status is Status.QUEUED or job.skipped:
+        return explanation.reasons
+    return [reason for reason in explanation.reasons if reason.code not in _QUIET_REASONS]
+
+
+def _can_start(job: JobDetail, explanation: JobExplanation) -> bool:
+    """Whether a scheduled job would start if its time were now."""
+    is_served = _ERROR_REASONS.isdisjoint(reason.code for reason in explanation.reasons)
+    return is_served and _state_of(job) == "scheduled"
+
+
+def _waiting_since(job: JobDetail) -> datetime | None:
+    """Since when a queued job waits: since its time, or since its last attempt ended."""
+    if job.status is not Status.QUEUED:
+        return None
+    ended_at = job.attempts[-1].finished_at if job.attempts else None
+    since = max(job.created_at, ended_at or job.created_at)
+    return since if job.wait_state == "scheduled" else max(since, min(job.available_at, datetime.now(UTC)))
+
+
+def _stalled_sec(explanation: JobExplanation) -> float | None:
+    """Seconds since the last change of the progress, if that is long."""
+    for reason in explanation.reasons:
+        if reason.code == "progress_old":
+            return float(reason.details["progress_age_sec"])
+    return None
+
+
+def _parse_args(raw: str, original: dict[str, Any]) -> dict[str, Any]:
+    """Parse edited args; masked secrets keep their original values."""
+    args, errors = parse_json_object("args", raw, MAX_JSON_DEPTH)
+    if errors:
+        raise InvalidForm.from_errors(errors)
+    return dict(unmask(args, original))

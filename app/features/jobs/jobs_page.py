@@ -1,0 +1,378 @@
+"""The list of jobs, with its filter in the address; and bulk actions on selected or all matching jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlencode
+from uuid import UUID
+
+from flask import Response
+from pydantic import Field
+
+from dataloader.app.errors import BulkMismatch
+from dataloader.app.features.bulk.rows import (
+    MAX_PER_MINUTE,
+    BulkAction,
+    BulkOperation,
+    BulkOperations,
+    BulkState,
+    Redrive,
+)
+from dataloader.app.features.jobs.job_rows import STATES, JobRows
+from dataloader.app.features.jobs.job_search import (
+    MAX_JOB_IDS,
+    Filter,
+    JobSearch,
+    JobSummary,
+    MatchCount,
+    NotSortable,
+    Sort,
+)
+from dataloader.app.features.jobs.list_routes import decode_cursor, encode_cursor
+from dataloader.app.features.jobs.state_counts import StateCounter
+from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.options import WebOptions
+from dataloader.app.http.problems import ProblemCode
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.log import mask_secret_fields
+from dataloader.app.queue.job import WAIT_STATES, Status
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.queues import Queues
+from dataloader.app.ui.base import (
+    FormModel,
+    FormText,
+    InvalidForm,
+    PageRenderer,
+    parse_choice,
+    parse_priority,
+    parse_time,
+    redirect_to,
+)
+from dataloader.pipelines.contract import Pipelines
+
+PAGE_SIZE = 50
+_SEARCH_BUDGET_SEC = 0.02  # of a page, which also counts
+_SORT_LABELS: dict[Sort, str] = {
+    "-created_at": "newest first",
+    "created_at": "oldest first",
+    "priority": "priority",
+    "available_at": "due soonest",
+    "-available_at": "due latest",
+    "started_at": "started first",
+    "-started_at": "started last",
+}
+_UNSORTABLE = (
+    "This order needs a small number of queued or running jobs: filter by these states, and by queue or task; "
+    "or by a key."
+)
+_DEFAULT_SORT = "-created_at"
+_WARNINGS = ("true", "false")
+_TIMES = ("created_from", "created_to", "started_from", "started_to", "finished_from", "finished_to")
+_TEXTS = (
+    *("idempotency_key", "queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "tag"),
+    "fingerprint",
+    "text",
+)
+_FormIds = Annotated[str, Field(max_length=37 * MAX_JOB_IDS)]
+
+
+class JobsPageQuery(FormModel):
+    """The filter as the form sends it; an empty field matches everything."""
+
+    job_id: _FormIds = Field("", description="One or several ids, separated by commas.")
+    idempotency_key: FormText = Field("", description="The idempotency_key.")
+    status: FormText = Field("", description="One or several statuses, separated by commas.")
+    wait_state: FormText = Field("", description="How queued jobs wait.")
+    queue: FormText = Field("", description="The queue.")
+    task: FormText = Field("", description="The task.")
+    lock_key: FormText = Field("", description="The lock_key.")
+    partition_key: FormText = Field("", description="The partition_key.")
+    producer: FormText = Field("", description="The producer.")
+    consumer_group: FormText = Field("", description="The consumer_group.")
+    tag: FormText = Field("", description="The tag.")
+    fingerprint: FormText = Field("", description="The fingerprint of the last error.")
+    warnings: FormText = Field("", description="true: succeeded with data checks that did not pass.")
+    created_from: FormText = Field("", description="Created at this time or later, in the zone of the pages.")
+    created_to: FormText = Field("", description="Created before this time.")
+    started_from: FormText = Field("", description="First started at this time or later.")
+    started_to: FormText = Field("", description="First started before this time.")
+    finished_from: FormText = Field("", description="Ended at this time or later.")
+    finished_to: FormText = Field("", description="Ended before this time.")
+    text: FormText = Field("", description="A text in the args or in the error.")
+    sort: FormText = Field(_DEFAULT_SORT, description="The order; only queued and running jobs have the others.")
+    after: FormText = Field("", description="The cursor of the next page, from the link of the page before.")
+
+
+class BulkForm(FormModel):
+    """A bulk action on the checked jobs, or on all that match a filter; without `expected` they are only counted. Or
+    an action on one job."""
+
+    filter: Annotated[str, Field(max_length=40 * MAX_JOB_IDS)] = Field(
+        "", description="The filter, as in the address of the page."
+    )
+    action: FormText = Field("", description="cancel, retry, redrive, delete or reprioritise.")
+    all: FormText = Field("", description="on: all jobs that match the filter.")
+    job_id: list[UUID] = Field([], max_length=MAX_JOB_IDS, description="The checked jobs.")
+    row: FormText = Field("", description="cancel or retry, and the id of one job: done without a preview.")
+    priority: FormText = Field("", description="The new priority, of reprioritise.")
+    per_minute: FormText = Field("", description="At most so many jobs a minute, of redrive.")
+    expected: FormText = Field("", description="The count of the preview; empty: show the preview.")
+
+
+def create_jobs_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("jobs_page", options)
+    source = queue.executor
+    search, rows, bulk, queues = JobSearch(source), JobRows(source), BulkOperations(source), Queues(source)
+    counter = StateCounter(rows)
+
+    @pages.page("/jobs", query=JobsPageQuery)
+    def show_jobs(query: JobsPageQuery) -> Response:
+        """Show jobs that match the filter in the address."""
+        values: dict[str, Any] = {"error": None}
+        try:
+            values |= _job_list(search, rows, counter, query, pages.formatter.zone)
+        except InvalidForm as error:
+            values["error"] = str(error)
+        except NotSortable:
+            values["error"] = _UNSORTABLE
+        return pages.render(
+            "jobs.html",
+            query=query,
+            sort_labels=_SORT_LABELS,
+            task_names=pipelines.names,
+            queue_names=queues.names(),
+            today=f"{pages.formatter.now():%Y-%m-%d}",
+            more_filters=[name for name in (*_TEXTS, *_TIMES, "warnings") if name != "text" and getattr(query, name)],
+            **values,
+        )
+
+    @pages.action("/jobs/bulk", form=BulkForm, page_url="/jobs")
+    def start_bulk(form: BulkForm) -> Response:
+        """Preview a bulk action on the checked or all matching jobs, and start it when the preview is confirmed."""
+        back_url = f"/jobs?{urlencode(_query_pairs(form.filter))}".rstrip("?")
+        if form.row:
+            _act_on_row(queue, form.row)
+            counter.forget()
+            return redirect_to(back_url)
+        try:
+            selection = _selection(form)
+            query = JobsPageQuery.model_validate(_query_pairs(selection))
+            job_filter = parse_filter(query, pages.formatter.zone)
+            action = parse_choice("action", form.action, BulkAction)
+        except ValueError as error:
+            return pages.render_failure(error, back_url=back_url)
+        problem = None
+        if form.expected:
+            try:
+                operation = _start(bulk, action, job_filter, form)
+                counter.forget()
+                return redirect_to(f"/bulk/{operation.bulk_id}")
+            except InvalidForm as error:
+                problem = error
+            except (BulkMismatch, ValueError) as error:
+                return pages.render_failure(error, back_url=back_url)
+        return pages.render(
+            "confirm.html",
+            status=HTTPStatus.UNPROCESSABLE_ENTITY if problem else HTTPStatus.OK,
+            action=action,
+            count=bulk.count(action, job_filter),
+            form=form,
+            selection=selection,
+            fields=_shown_fields(query),
+            job_count=len(job_filter.job_id or ()),
+            problem=problem,
+            back_url=back_url,
+        )
+
+    @pages.page("/bulk/<uuid:bulk_id>", problems=(ProblemCode.BULK_NOT_FOUND,), standby=False)
+    def show_bulk_operation(bulk_id: UUID) -> Response:
+        """Show the progress of a bulk operation."""
+        operation = bulk.get(bulk_id)
+        parameters = operation.filter.as_parameters()
+        return pages.render(
+            "bulk.html",
+            operation=operation,
+            fields={name: value for name, value in parameters.items() if name not in ("job_id", "status")},
+            statuses=sorted(operation.filter.status or ()),
+            job_count=len(operation.filter.job_id or ()),
+            undo=_undo_filter(operation),
+            others=bulk.list(limit=10),
+        )
+
+    @pages.action("/bulk/<uuid:bulk_id>/cancel", page_url="/bulk/{bulk_id}", problems=(ProblemCode.BULK_NOT_FOUND,))
+    def cancel_bulk(bulk_id: UUID) -> None:
+        """Stop a bulk operation; jobs that it has changed stay changed."""
+        bulk.cancel(bulk_id)
+
+    return pages.blueprint
+
+
+def _job_list(
+    search: JobSearch, rows: JobRows, counter: StateCounter, query: JobsPageQuery, zone: str
+) -> dict[str, Any]:
+    job_filter, sort = parse_filter(query, zone), parse_choice("order", query.sort, _SORT_LABELS)
+    try:
+        after = decode_cursor(query.after, sort) if query.after else None
+    except ValueError:
+        raise InvalidForm("The position in the list is invalid; start with its first page.") from None
+    page = search.page(job_filter, sort=sort, limit=PAGE_SIZE, after=after, time_budget_sec=_SEARCH_BUDGET_SEC)
+    counts = counter.count(job_filter)
+    states = counts.by_state
+    details = rows.details(page.jobs)
+    return {
+        "page": replace(page, jobs=rows.with_durations(page.jobs)),
+        "args": {job_id: mask_secret_fields(found.args) for job_id, found in details.items()},
+        "details": details,
+        "queue_sec": {job.job_id: _queue_sec(job) for job in page.jobs},
+        "count": page.matching or _matching(job_filter, states),
+        "states": states,
+        "counts_age_sec": counts.age_sec,
+        "tabs": [(state, query_string(_with_state(query, state))) for state in STATES],
+        "all_query": query_string(query.model_copy(update={"status": "", "wait_state": ""})),
+        "all_count": _sum(list(states.values())),
+        "limit": PAGE_SIZE,
+        "filter": query_string(query),
+        "next": None if page.next is None else query_string(query, after=encode_cursor(page.next, sort)),
+    }
+
+
+def _with_state(query: JobsPageQuery, state: str) -> JobsPageQuery:
+    is_waiting = state in WAIT_STATES
+    return query.model_copy(
+        update={"status": Status.QUEUED if is_waiting else state, "wait_state": state if is_waiting else ""}
+    )
+
+
+def _matching(job_filter: Filter, states: dict[str, MatchCount | None]) -> MatchCount | None:
+    """The number of matching jobs by the counts of their states."""
+    statuses = frozenset(Status) if job_filter.status is None else job_filter.status
+    wanted = [
+        count
+        for state, count in states.items()
+        if (Status.QUEUED if state in WAIT_STATES else Status(state)) in statuses
+        and (job_filter.wait_state is None or state == job_filter.wait_state)
+    ]
+    return _sum(wanted)
+
+
+def _sum(counts: list[MatchCount | None]) -> MatchCount | None:
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts):
+        return None
+    return MatchCount(sum(count.jobs for count in known), all(count.exact for count in known), 0)
+
+
+def _queue_sec(job: JobSummary) -> float | None:
+    """Seconds from when the job was due to its first start; of a ready or blocked job, so far."""
+    due_at = max(job.created_at, job.available_at)
+    if job.started_at is not None:
+        # A retry has moved available_at behind the first start.
+        due_at = job.available_at if job.created_at < job.available_at <= job.started_at else job.created_at
+        return (job.started_at - due_at).total_seconds()
+    if job.status is not Status.QUEUED or job.wait_state == "scheduled":
+        return None
+    return max(0.0, (datetime.now(UTC) - due_at).total_seconds())
+
+
+def parse_filter(query: JobsPageQuery, zone: str) -> Filter:
+    """Parse the fields of the form. Raises InvalidForm."""
+    statuses = [parse_choice("status", raw.strip(), Status) for raw in query.status.split(",") if raw.strip()]
+    fields: dict[str, Any] = {name: text for name, text in query.model_dump(include={*_TEXTS}).items() if text}
+    fields |= {name: parse_time(name, getattr(query, name), zone) for name in _TIMES}
+    return Filter(
+        job_id=_parse_job_ids(query.job_id),
+        status=frozenset(statuses) or None,
+        wait_state=parse_choice("wait_state", query.wait_state, WAIT_STATES) if query.wait_state else None,
+        warnings=parse_choice("warnings", query.warnings, _WARNINGS) == "true" if query.warnings else None,
+        **fields,
+    )
+
+
+def _parse_job_ids(raw: str) -> frozenset[UUID] | None:
+    try:
+        job_ids = frozenset(UUID(job_id.strip()) for job_id in raw.split(",") if job_id.strip())
+    except ValueError:
+        raise InvalidForm(f"job_id: {raw[:100]!r} is not one or several ids of jobs, separated by commas") from None
+    if len(job_ids) > MAX_JOB_IDS:
+        raise InvalidForm(f"job_id: has more than {MAX_JOB_IDS} ids")
+    return job_ids or None
+
+
+def query_string(query: JobsPageQuery, **more: str) -> str:
+    """The filter as in an address, without empty and default fields."""
+    fields = {name: value for name, value in query.model_dump(exclude={"after"}).items() if value}
+    if fields.get("sort") == _DEFAULT_SORT:
+        del fields["sort"]
+    return urlencode(fields | more)
+
+
+def _selection(form: BulkForm) -> str:
+    """The filter of the jobs that the form selects. Raises InvalidForm if it selects none."""
+    if form.all:
+        return form.filter
+    if not form.job_id:
+        raise InvalidForm("No jobs are selected: check some rows, or all matching jobs.")
+    return urlencode({"job_id": ",".join(map(str, form.job_id))})
+
+
+def _start(bulk: BulkOperations, action: BulkAction, job_filter: Filter, form: BulkForm) -> BulkOperation:
+    priority = parse_priority(form.priority) if action is BulkAction.REPRIORITISE else None
+    if action is BulkAction.REPRIORITISE and priority is None:
+        raise InvalidForm.at_field("priority", "is required to change the priority")
+    return bulk.start(
+        action,
+        job_filter,
+        expected=int(form.expected),
+        priority=priority,
+        redrive=_parse_redrive(form.per_minute) if action is BulkAction.REDRIVE else None,
+        requested_by=current_actor().name,
+    )
+
+
+def _act_on_row(queue: JobQueue, raw: str) -> None:
+    """Cancel or retry one job. Raises InvalidForm."""
+    action, _, job_id = raw.partition(" ")
+    act = {"cancel": queue.cancel, "retry": queue.retry}.get(action)
+    try:
+        if act is None:
+            raise ValueError(action)
+        act(UUID(job_id))
+    except ValueError:
+        raise InvalidForm(f"Unknown action {raw[:100]!r}; expected cancel or retry, and the id of a job.") from None
+
+
+def _parse_redrive(raw: str) -> Redrive:
+    if not raw.strip().isdecimal() or not 1 <= int(raw) <= MAX_PER_MINUTE:
+        raise InvalidForm.at_field("per_minute", f"{raw!r} is not a whole number from 1 to {MAX_PER_MINUTE}")
+    return Redrive(per_minute=int(raw))
+
+
+def _undo_filter(operation: BulkOperation) -> str | None:
+    """The filter of the jobs that a finished cancel has canceled, of which those that may can be retried."""
+    if operation.action is not BulkAction.CANCEL or not operation.state.final or not operation.changed:
+        return None
+    if operation.state is BulkState.FAILED:
+        return None
+    canceled = replace(
+        operation.filter,
+        status=frozenset({Status.CANCELED}),
+        wait_state=None,
+        created_to=min(operation.filter.created_to or operation.created_at, operation.created_at),
+        finished_from=operation.created_at,
+    )
+    fields = canceled.as_parameters() | {"status": Status.CANCELED.value}
+    if canceled.job_id is not None:
+        fields["job_id"] = ",".join(sorted(map(str, canceled.job_id)))
+    return urlencode(fields)
+
+
+def _shown_fields(query: JobsPageQuery) -> dict[str, str]:
+    fields = query.model_dump(exclude={"after", "sort", "job_id"})
+    return {name.replace("_", " ").capitalize(): value for name, value in fields.items() if value}
+
+
+def _query_pairs(query: str) -> dict[str, str]:
+    return {name: value for name, value in parse_qsl(query) if name in JobsPageQuery.model_fields}

@@ -1,0 +1,1 @@
+"""API keys as people manage them; `app/http/auth` checks them."""

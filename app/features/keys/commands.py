@@ -1,0 +1,137 @@
+"""Commands keys: create, list and revoke API keys in the database of the settings, with no service running."""
+# ruff: noqa: PLC0415 - the driver is not for commands that send requests
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dataloader.app.cli import text
+from dataloader.app.cli.invocation import dataloader_command
+from dataloader.app.cli.parsing import DURATION, json_option
+from dataloader.app.cli.service_options import ListGroup
+from dataloader.app.cli.tables import Table
+from dataloader.app.errors import NoOperatorKey
+
+if TYPE_CHECKING:
+    from dataloader.app.http.auth.api_keys import ApiKey
+
+SCOPES = ("read", "trigger", "operate", "admin")
+_NO_KEYS = "No keys: the service answers callers on its own machine, and no others."
+
+
+def format_limits(key: text.Payload) -> str:
+    limits = {name: key[name] for name in ("tasks", "queues") if key[name] is not None}
+    return "; ".join(f"{name} {text.one_line(', '.join(values))}" for name, values in limits.items())
+
+
+_KEYS = Table(
+    "key=key_id, name, state, scopes, limits, created=created_at, by=created_by, expires=expires_at, "
+    "last used=last_used_at",
+    {"scopes": lambda key: ",".join(key["scopes"]), "limits": format_limits},
+    uncut="key, name, state, scopes",
+    empty_message=_NO_KEYS,
+)
+
+
+@click.group(cls=ListGroup, short_help="Manage API keys.")
+def keys() -> None:
+    """Manage the API keys of the service, in the database of the settings.
+
+    As soon as there is a key, every caller of the API needs one.
+    """
+
+
+@keys.command(short_help="Create a key, and show it once.")
+@click.argument("name")
+@click.option("--scope", "scopes", type=click.Choice(SCOPES), multiple=True, required=True,
+              help="What the key allows; may be repeated.")  # fmt: skip
+@click.option("--task", "tasks", multiple=True, help="Allow triggering this task only; may be repeated.")
+@click.option("--queue", "queues", multiple=True, help="Allow this queue only; may be repeated.")
+@click.option("--expires", "lifetime_sec", type=DURATION,
+              help="How long it is valid: 12h, 90d.  [no end]")  # fmt: skip
+@click.option("--allow-lockout", is_flag=True, help="Create it even if no valid key has the scope operate or admin.")
+@json_option
+def create(
+    *, name: str, scopes: Sequence[str], lifetime_sec: float | None, allow_lockout: bool, as_json: bool, **limits: Any
+) -> None:
+    """Create a key for NAME, such as the team or the program that will use it, and show it only now.
+
+    The first key must have the scope admin or operate: as soon as there is a key, every caller needs one.
+
+    \b
+      dataloader keys create admin --scope admin
+      dataloader keys create dashboard --scope read
+      dataloader keys create billing --scope trigger --task load.cbr.rates --expires 90d
+      dataloader keys create on-call --scope operate
+
+    Standard output has the key alone, so that it can be sent straight into a file or a secret store.
+    """
+    from dataloader.app.runtime import commands
+
+    with commands.audited_api_keys("keys create") as (api_keys, actor):
+        new = commands.NewApiKey(
+            name=name,
+            scopes=frozenset(commands.Scope(scope) for scope in scopes),
+            created_by=actor,
+            tasks=frozenset(limits["tasks"]) or None,
+            queues=frozenset(limits["queues"]) or None,
+            ttl_sec=lifetime_sec,
+        )
+        try:
+            created, token = api_keys.create(new, allow_lockout=allow_lockout)
+        except NoOperatorKey as error:
+            raise NoOperatorKey(
+                f"{error}, and this one would have only {' and '.join(scopes)}. As soon as there is a key, every "
+                "caller needs one; none could cancel or change a job then.\n"
+                f"Create a key for yourself first:  {dataloader_command()} keys create admin --scope admin\n"
+                "Or create this one all the same:  add --allow-lockout"
+            ) from error
+    key = _to_dict(created)
+    if as_json:
+        click.echo(text.json_text({"key": token, **key}))
+        return
+    until = f"until {text.format_time(created.expires_at)}" if created.expires_at else "until it is revoked"
+    click.echo(
+        f"Created the key {created.id} for {text.one_line(name)}: {format_limits(key) or 'without limits'}, {until}.\n"
+        "Store it now: it is not stored here and cannot be shown again. From now on every caller needs a key.",
+        err=True,
+    )
+    click.echo(token)
+
+
+@keys.command("list", short_help="List the keys.")
+@json_option
+def list_(*, as_json: bool) -> None:
+    """List all keys, also revoked and expired ones: name, scopes, limits, expiry and last use.
+
+    The last use is saved once a minute.
+    """
+    from dataloader.app.runtime import commands
+
+    with commands.audited_api_keys("keys list") as (api_keys, _):
+        items = [_to_dict(key) for key in api_keys.all()]
+    _KEYS.print({"keys": items}, "keys", as_json=as_json)
+
+
+@keys.command(short_help="Revoke a key.")
+@click.argument("key")
+@json_option
+def revoke(*, key: str, as_json: bool) -> None:
+    """Revoke KEY, by its id or its name. Every process rejects it, and ends its sessions, within five seconds."""
+    from dataloader.app.runtime import commands
+
+    with commands.audited_api_keys("keys revoke") as (api_keys, _):
+        revoked = api_keys.revoke(key)
+    if as_json:
+        click.echo(text.json_text({"keys": [_to_dict(key) for key in revoked]}))
+    else:
+        click.echo("\n".join(f"Revoked the key {key.id} of {text.one_line(key.name)}." for key in revoked))
+
+
+def _to_dict(key: ApiKey) -> dict[str, object]:
+    fields = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in vars(key).items()}
+    return {"key_id": fields.pop("id"), **fields}

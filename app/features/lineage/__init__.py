@@ -1,0 +1,1 @@
+"""Lineage: events for OpenLineage receivers."""

@@ -1,0 +1,223 @@
+"""Prometheus metrics: of queues, of the database, and of the connections to it."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from flask import Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from dataloader.app import log
+from dataloader.app.db.pool import Pool
+from dataloader.app.errors import DataloaderError
+from dataloader.app.features.alerts.rows import Alerts, RuleKind
+from dataloader.app.features.limits.breakers import Breakers, BreakerState, BreakerStatus
+from dataloader.app.features.limits.rows import Limits, LimitStatus
+from dataloader.app.features.statistics.rows import DatabaseMetrics, JobCounts, Statistics
+from dataloader.app.features.webhooks.rows import DeliveryBacklog, Webhooks
+from dataloader.app.http.auth.api_keys import Scope
+from dataloader.app.http.caches import RefreshingValue, RefreshTimeout
+from dataloader.app.http.options import WebOptions
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.standby_reads import allowing_standby, record_data_age
+from dataloader.app.queue.job import Status
+from dataloader.app.queue.jobs import JobQueue
+
+LOG = log.get("dataloader.app.http.metrics")
+OTHER_QUEUES = "other"
+
+
+@dataclass(frozen=True)
+class QueueMetrics:
+    """The number of jobs and the oldest ready job of each queue."""
+
+    jobs: Mapping[tuple[str, str], int]  # (queue, status) → jobs
+    estimated: frozenset[tuple[str, str]]  # the keys of `jobs` whose number is an estimate
+    oldest_ready_sec: Mapping[str, float]
+    age_sec: float | None  # of what a standby has answered, when it was read
+
+
+class QueueCollector(Collector):
+    """Reads the queues on each scrape. Without a database the scrape has the metrics of the process only."""
+
+    def __init__(self, queue: JobQueue, options: WebOptions) -> None:
+        self._queue, self._counts = queue, JobCounts(queue.executor)
+        self._registered_queues = frozenset(options.queues)
+        self._queue_metrics = RefreshingValue(
+            self._read,
+            name="refresh-metrics",
+            timeout_sec=options.status_timeout_sec,
+            max_age_sec=options.metrics_max_age_sec,
+        )
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # otherwise registration would collect, and so query the database
+
+    def collect(self) -> Iterable[Metric]:
+        up = GaugeMetricFamily("dataloader_database_up", "Whether the queue's tables could be read.")
+        jobs = GaugeMetricFamily("dataloader_jobs", "Jobs by queue and status.", labels=("queue", "status"))
+        estimated = GaugeMetricFamily(
+            "dataloader_jobs_estimated", "1 where dataloader_jobs is an estimate.", labels=("queue", "status")
+        )
+        oldest = GaugeMetricFamily("dataloader_oldest_ready_seconds", "Age of the oldest ready job.", labels=("queue",))
+        try:
+            metrics = self._queue_metrics.get()
+        except (DataloaderError, RefreshTimeout) as error:
+            LOG.warning("metrics.database_unavailable", error=str(error))
+            up.add_metric((), 0)
+            return [up]
+        except Exception:  # a bug here must not remove the other metrics
+            LOG.exception("metrics.failed")
+            return []
+        if metrics.age_sec is not None:
+            record_data_age(metrics.age_sec + self._queue_metrics.age_sec)
+        up.add_metric((), 1)
+        for (queue, status), count in metrics.jobs.items():
+            jobs.add_metric((queue, status), count)
+            estimated.add_metric((queue, status), (queue, status) in metrics.estimated)
+        for queue, seconds in metrics.oldest_ready_sec.items():
+            oldest.add_metric((queue,), seconds)
+        return [up, jobs, estimated, oldest]
+
+    def _read(self) -> QueueMetrics:
+        jobs: Tally[tuple[str, str]] = Tally(
+            {(queue, status.value): 0 for queue in self._registered_queues for status in Status}
+        )
+        estimated = set()
+        self._queue.ping()  # the primary: a standby may answer the rest
+        with allowing_standby() as reads:
+            counts, oldest_ready = self._counts.by_queue(), self._counts.oldest_ready()
+        for count in counts:
+            series = (self._queue_label(count.queue), str(count.status))
+            jobs[series] += count.jobs
+            if not count.exact:
+                estimated.add(series)
+        oldest: dict[str, float] = dict.fromkeys(self._registered_queues, 0.0)
+        for queue, seconds in oldest_ready.items():
+            label = self._queue_label(queue)
+            oldest[label] = max(oldest.get(label, 0.0), seconds)
+        return QueueMetrics(jobs, frozenset(estimated), oldest, reads.age_sec)
+
+    def _queue_label(self, queue: str) -> str:
+        """Callers may name any queue: unregistered ones share one label, to bound the number of series."""
+        return queue if queue in self._registered_queues else OTHER_QUEUES
+
+
+_ALERT_KINDS = (*RuleKind, "webhook_disabled")
+
+
+class DatabaseCollector(Collector):
+    """Reads the database on a scrape, at most once per `max_age_sec`: the statements are bounded, but not free."""
+
+    def __init__(self, pool: Pool, *, max_age_sec: float = 15.0, timeout_sec: float = 1.5) -> None:
+        self._pool, self._webhooks, self._alerts, self._statistics = (
+            pool,
+            Webhooks(pool),
+            Alerts(pool),
+            Statistics(pool),
+        )
+        self._limits, self._breakers = Limits(pool), Breakers(pool)
+        self._snapshot = RefreshingValue(
+            self._read, name="refresh-database-metrics", timeout_sec=timeout_sec, max_age_sec=max_age_sec
+        )
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._pool_metrics()
+        try:
+            numbers, backlog, firing, limits, breakers = self._snapshot.get()
+        except (DataloaderError, RefreshTimeout) as error:
+            LOG.warning("metrics.database_unavailable", error=str(error))
+            return
+        except Exception:  # a bug here must not cost the scrape its other numbers
+            LOG.exception("metrics.failed")
+            return
+        yield from _database_metrics(numbers, backlog, firing)
+        yield from _limit_metrics(limits, breakers)
+
+    def _read(
+        self,
+    ) -> tuple[DatabaseMetrics, DeliveryBacklog, dict[str, int], list[LimitStatus], list[BreakerStatus]]:
+        numbers, backlog, firing = self._statistics.database_metrics(), self._webhooks.backlog(), self._alerts.counts()
+        return numbers, backlog, firing, self._limits.statuses(), self._breakers.statuses()
+
+    def _pool_metrics(self) -> Iterator[Metric]:
+        stats = self._pool.stats()
+        connections = {"in_use": stats.in_use, "idle": stats.idle, "most": stats.size}
+        about = "The API's connections: in use, idle, and the most there may be."
+        yield _gauge("dataloader_pool_connections", about, connections, label="state")
+        yield GaugeMetricFamily("dataloader_pool_waiting", "Requests that wait for a connection.", stats.waiting)
+        yield CounterMetricFamily(
+            "dataloader_pool_exhausted", "Requests that got no connection in time.", stats.exhausted
+        )
+
+
+def _gauge(name: str, meaning: str, values: Mapping[str, float] | float, *, label: str = "") -> Metric:
+    """A gauge of one value, or with a value for each of the label's."""
+    if not isinstance(values, Mapping):
+        return GaugeMetricFamily(name, meaning, float(values))
+    family = GaugeMetricFamily(name, meaning, labels=(label,))
+    for label_value, value in values.items():
+        family.add_metric((label_value,), value)
+    return family
+
+
+def _database_metrics(
+    numbers: DatabaseMetrics, backlog: DeliveryBacklog, firing: Mapping[str, int]
+) -> Iterator[Metric]:
+    yield _gauge(
+        "dataloader_dead_rows", "Dead rows that vacuum has not taken away yet.", numbers.dead_rows, label="table"
+    )
+    yield _gauge("dataloader_live_rows", "Live rows, as the server estimates them.", numbers.live_rows, label="table")
+    deliveries = {"new": backlog.pending - backlog.failing, "failing": backlog.failing}
+    about = "Webhooks that wait to be sent: new ones, and such that failed."
+    yield _gauge("dataloader_webhook_backlog", about, deliveries, label="state")
+    alerts = {str(kind): firing.get(kind, 0) for kind in _ALERT_KINDS}
+    yield _gauge("dataloader_alerts_firing", "Alerts that fire, by the kind of their rule.", alerts, label="kind")
+    about = "Age of the oldest transaction in the database that this role may see."
+    yield _gauge("dataloader_oldest_transaction_seconds", about, numbers.oldest_transaction_sec)
+    about = "The age, in transactions, of the oldest snapshot that delays vacuum."
+    yield _gauge("dataloader_oldest_snapshot_transactions", about, numbers.oldest_snapshot_xids)
+    about = "The used share of the server's notification queue, from 0 to 1."
+    yield _gauge("dataloader_notification_queue_usage", about, numbers.notification_queue_usage)
+    yield _gauge("dataloader_workers_alive", "Worker processes with a recent heartbeat.", numbers.live_workers)
+    about = "Age of the oldest webhook that was not delivered."
+    yield _gauge("dataloader_webhook_oldest_seconds", about, backlog.oldest_sec)
+    yield _gauge("dataloader_webhooks_disabled", "Webhooks that are switched off.", backlog.disabled_webhooks)
+
+
+def _limit_metrics(limits: Sequence[LimitStatus], breakers: Sequence[BreakerStatus]) -> Iterator[Metric]:
+    """By setting, so that a default such as `tenant:*` is one series however many names begin so."""
+    used: Tally[str] = Tally()
+    waiting: Tally[str] = Tally()
+    for limit in limits:
+        if limit.setting is not None:
+            used[limit.setting] += limit.used
+            waiting[limit.setting] += limit.waiting
+    about = "Weight of the running jobs in a limit, by its setting."
+    yield _gauge("dataloader_limit_used", about, used, label="limit")
+    yield _gauge("dataloader_limit_waiting", "Jobs that wait for a limit, by its setting.", waiting, label="limit")
+    is_open = {breaker.task: float(breaker.state is not BreakerState.CLOSED) for breaker in breakers}
+    about = "1 where the circuit breaker of a task is open or half-open, or the task is paused."
+    yield _gauge("dataloader_breaker_open", about, is_open, label="task")
+
+
+def create_metrics_blueprint(registry: CollectorRegistry) -> ApiBlueprint:
+    blueprint = ApiBlueprint("metrics", "")
+
+    @blueprint.get("/metrics", response=str, media_type="text/plain", scope=Scope.READ, standby=True)
+    def get_metrics() -> Response:
+        """Return the metrics in the text format of Prometheus.
+
+        Without the database they are the metrics of the process, and `dataloader_database_up 0`.
+        """
+        return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+
+    return blueprint

@@ -1,0 +1,1 @@
+"""The Overview: what is wrong now, by subject."""

@@ -1,0 +1,92 @@
+"""The overview page: problems first, then numbers, running jobs, throughput, what is due next, and the queues."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from flask import Response
+
+from dataloader.app.db.statements import Executor
+from dataloader.app.features.jobs.job_search import Filter, JobSearch, JobSummary
+from dataloader.app.features.overview.problems import ProblemReader, Situation, count_open, find_problems
+from dataloader.app.features.schedules.changes import ScheduleEditor
+from dataloader.app.features.schedules.rows import Schedule
+from dataloader.app.features.statistics.rows import Statistics
+from dataloader.app.features.statistics.throughput import Throughput
+from dataloader.app.http.options import WebOptions
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.queue.queues import QueueStatus
+from dataloader.app.ui.base import PageRenderer, progress_summary
+from dataloader.pipelines.contract import Pipelines
+
+MAX_RUNNING_SHOWN = 10
+_MAX_PROBLEMS_SHOWN = 5  # the rest is folded
+_MAX_DUE_SHOWN = 5
+_MAX_DUE_READ = 300
+_MAX_QUEUES_SHOWN = 10
+
+
+def create_overview_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("overview_page", options)
+    reader, search, statistics = ProblemReader(source), JobSearch(source), Statistics(source)
+    editor = ScheduleEditor(source, pipelines, options)
+
+    @pages.page("/")
+    def show_overview() -> Response:
+        """Show problems, running jobs, throughput, what is due next, and the queues."""
+        now = reader.read()
+        problems = find_problems(now)
+        shown = now.running[:MAX_RUNNING_SHOWN]
+        starts = search.attempt_starts(shown)
+        throughput = Throughput.from_chart(statistics.chart("24h", has_depths=False))
+        due, frequent = _split_due(editor)
+        is_new = not _has_jobs(now) and not throughput.has_ended and not search.page(Filter(), limit=1).jobs
+
+        def row(job: JobSummary) -> tuple[JobSummary, datetime | None, dict[str, Any] | None]:
+            started_at, stalled_sec = starts.get(job.job_id, job.started_at), now.stalled_sec.get(job.job_id)
+            return job, started_at, progress_summary(job.progress, started_at, stalled_sec=stalled_sec)
+
+        alive = [worker for worker in now.workers if worker.alive]
+        open_count = count_open(problems)
+        return pages.render(
+            "overview.html",
+            is_new=is_new,
+            problems=problems[:open_count],
+            handled=problems[open_count:],
+            max_problems=_MAX_PROBLEMS_SHOWN,
+            problem_count=lambda: open_count,
+            alert_count=len(now.alerts),
+            running=[row(job) for job in shown],
+            running_count=sum(status.running for status in now.queues),
+            queues=sorted(now.queues, key=_attention, reverse=True)[:_MAX_QUEUES_SHOWN],
+            all_queues=now.queues,
+            threads=sum(worker.threads for worker in alive),
+            workers=alive,
+            succeeded=sum(status.last_hour.succeeded for status in now.queues),
+            failed=sum(status.last_hour.failed + status.last_hour.lost for status in now.queues),
+            oldest_ready_sec=max((status.oldest_ready_sec or 0.0 for status in now.queues), default=0.0),
+            throughput=throughput,
+            due=due,
+            frequent=frequent,
+        )
+
+    return pages.blueprint
+
+
+def _split_due(editor: ScheduleEditor) -> tuple[list[Schedule], list[Schedule]]:
+    """The schedules that fire next, and those that fire hourly or more often, which would hide the others."""
+    rare: list[Schedule] = []
+    frequent: list[Schedule] = []
+    for schedule in editor.schedules.due_next(limit=_MAX_DUE_READ):
+        (frequent if editor.is_frequent(schedule) else rare).append(schedule)
+    return rare[:_MAX_DUE_SHOWN], frequent
+
+
+def _attention(status: QueueStatus) -> tuple[bool, int, int]:
+    """The queues with work and without a worker first, then the busy ones."""
+    return bool(status.ready) and status.workers == 0, status.running + status.ready, status.last_hour.finished
+
+
+def _has_jobs(now: Situation) -> bool:
+    return any(status.running or status.ready or status.scheduled or status.blocked for status in now.queues)

@@ -1,0 +1,79 @@
+"""Queues, worker processes and charts over HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from dataloader.app.acts.known_names import NameCheck
+from dataloader.app.acts.web import ActRunner, add_routes
+from dataloader.app.db.statements import Executor
+from dataloader.app.features.queues.acts import change_queue_settings, drain_worker, undrain_worker
+from dataloader.app.features.statistics.rows import Chart, Period, Statistics
+from dataloader.app.features.why.explain import JobExplainer, QueueExplanation
+from dataloader.app.http.auth.api_keys import Scope
+from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
+from dataloader.app.http.routing import ANY_KEY, ApiBlueprint
+from dataloader.app.http.schemas import QueryModel
+from dataloader.app.queue.queues import Queues, QueueStatus, WorkerStatus
+from dataloader.pipelines.contract import Pipelines
+
+
+class QueuesQuery(QueryModel):
+    queue: Annotated[str | None, Field(min_length=1, description="Only this queue.")] = None
+
+
+class ChartsQuery(QueryModel):
+    period: Annotated[Period, Field(description="The period; its buckets are a minute, 15 minutes or an hour.")] = "1h"
+    queue: Annotated[str | None, Field(description="Only jobs of this queue.")] = None
+    task: Annotated[str | None, Field(description="Only jobs of this task.")] = None
+
+
+@dataclass(frozen=True)
+class QueueList:
+    queues: list[QueueStatus]
+
+
+@dataclass(frozen=True)
+class WorkerList:
+    workers: list[WorkerStatus]
+
+
+def create_queues_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
+    blueprint = ApiBlueprint("queues", "/api/v1", problems=DATABASE_PROBLEMS)
+    queues, statistics, names = Queues(executor), Statistics(executor), NameCheck(executor, pipelines)
+    explainer = JobExplainer(executor)
+
+    @blueprint.get("/queues", query=QueuesQuery, response=QueueList, scope=ANY_KEY)
+    def list_queues(query: QueuesQuery) -> QueueList:
+        """List queues with their settings, the number of their jobs, and the statistics of the last hour.
+
+        A key limited to certain queues sees only these.
+        """
+        caller = current_actor()
+        statuses = queues.statuses(queue=query.queue)
+        return QueueList([status for status in statuses if caller.can_see_queue(status.queue)])
+
+    @blueprint.get(
+        "/queues/<path:queue>/why", response=QueueExplanation, problems=(ProblemCode.NAME_NOT_FOUND,), scope=Scope.READ
+    )
+    def explain_queue(queue: str) -> QueueExplanation:
+        """Explain what keeps jobs of a queue from starting: that it is paused, a limit, a breaker, or no worker."""
+        names.warnings(queue=queue, strict=True)
+        return explainer.explain_queue(queue)
+
+    @blueprint.get("/workers", response=WorkerList, scope=Scope.READ)
+    def list_workers() -> WorkerList:
+        """List worker processes and their running jobs, live processes first."""
+        return WorkerList(queues.workers())
+
+    @blueprint.get("/charts", query=ChartsQuery, response=Chart, scope=Scope.READ, standby=True)
+    def get_charts(query: ChartsQuery) -> Chart:
+        """Get statistics of an hour, a day or a week: job counts, wait times, run times, failures and queue depths."""
+        return statistics.chart(query.period, queue=query.queue, task=query.task)
+
+    add_routes(blueprint, (change_queue_settings, drain_worker, undrain_worker), ActRunner(executor, pipelines))
+    return blueprint

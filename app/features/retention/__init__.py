@@ -1,0 +1,1 @@
+"""Retention: finished jobs and records are removed after a period."""

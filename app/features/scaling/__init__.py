@@ -1,0 +1,1 @@
+"""Numbers by which an autoscaler chooses how many workers run."""

@@ -1,0 +1,1 @@
+"""Schedules: jobs that start at times, or when datasets are updated."""

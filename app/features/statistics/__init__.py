@@ -1,0 +1,1 @@
+"""Statistics of finished jobs: counts, durations, failures, charts."""

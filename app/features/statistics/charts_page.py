@@ -1,0 +1,131 @@
+"""The charts page: statistics over time, whose cost does not depend on the number of jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from operator import attrgetter
+from typing import Any, Literal
+
+from flask import Response
+from pydantic import Field
+
+from dataloader.app.db.statements import Executor
+from dataloader.app.features.statistics.rows import Chart, PeriodStatistics, Statistics
+from dataloader.app.http.options import WebOptions
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.ui.base import FormModel, FormText, PageRenderer
+
+_NO_JOBS = PeriodStatistics()
+_PER_MINUTE = "jobs per minute"
+_CHARTS = (  # title, unit, and the attribute of the statistics for each line
+    ("Throughput", _PER_MINUTE, {"queued": "queued", "succeeded": "succeeded"}),
+    ("Failures", "jobs", {"failed": "failed", "lost": "lost", "retries": "retried", "canceled": "canceled"}),
+    ("Queue time", "seconds", {"p50": "wait_time.p50", "p95": "wait_time.p95"}),
+    ("Duration", "seconds", {"p50": "run_time.p50", "p95": "run_time.p95"}),
+)
+_DEPTH_LINES = {
+    "ready": "ready",
+    "scheduled": "scheduled",
+    "blocked": "blocked",
+    "limited": "limited",
+    "waiting": "waiting",
+    "running": "running",
+}
+
+
+class ChartsPageQuery(FormModel):
+    period: Literal["1h", "24h", "7d"] = Field("1h", description="How far back.")
+    queue: FormText = Field("", description="Only this queue.")
+    task: FormText = Field("", description="Only this task.")
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """One chart: its times and a line for each name."""
+
+    title: str
+    unit: str
+    names: tuple[str, ...]
+    timestamps: list[int]  # seconds since 1970
+    values: list[list[float | None]]
+    is_evenly_spaced: bool = False  # one point after the other, however much time lies between them
+
+    @property
+    def as_json(self) -> str:
+        chart: dict[str, Any] = {"unit": self.unit, "names": self.names, "data": [self.timestamps, *self.values]}
+        if self.is_evenly_spaced:
+            chart |= {"times": self.timestamps, "data": [list(range(len(self.timestamps))), *self.values]}
+        return json.dumps(chart)
+
+    @property
+    def figures(self) -> list[tuple[str, float | None, float | None]]:
+        """Of each line its name, its last value and its largest one."""
+        known = [[value for value in line if value is not None] for line in self.values]
+        return [
+            (name, line[-1] if line else None, max(line, default=None))
+            for name, line in zip(self.names, known, strict=True)
+        ]
+
+    @property
+    def has_data(self) -> bool:
+        return any(any(line) for line in self.values)
+
+    @property
+    def rows(self) -> list[tuple[int, list[float | None]]]:
+        """The buckets that hold data as rows of a table, the newest first."""
+        rows = zip(self.timestamps, map(list, zip(*self.values, strict=True)), strict=True)
+        return [(at, values) for at, values in rows if any(values)][::-1]
+
+
+def create_charts_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("charts_page", options)
+    statistics = Statistics(source)
+
+    @pages.page("/charts", query=ChartsPageQuery)
+    def show_charts(query: ChartsPageQuery) -> Response:
+        """Show throughput, failures, times and queue depth of the last hour, day or week."""
+        chart = statistics.chart(query.period, queue=query.queue or None, task=query.task or None)
+        return pages.render(
+            "charts.html",
+            query=query,
+            charts=_line_charts(chart),
+            bucket=chart.bucket_sec,
+            from_timestamp=lambda timestamp: datetime.fromtimestamp(timestamp, UTC),
+        )
+
+    return pages.blueprint
+
+
+def _line_charts(chart: Chart) -> list[LineChart]:
+    starts = list(_bucket_starts(chart))
+    timestamps = [int(start.timestamp()) for start in starts]
+    by_start = {point.at: point.statistics for point in chart.points}
+    buckets = [by_start.get(start, _NO_JOBS) for start in starts]
+    # The last bucket is not over: a rate over its full length would always seem to fall.
+    last_sec = max(60.0, chart.until.timestamp() - timestamps[-1]) if timestamps else 60.0
+    minutes = [chart.bucket_sec / 60] * (len(timestamps) - 1) + [min(chart.bucket_sec, last_sec) / 60]
+    charts = []
+    for title, unit, attributes in _CHARTS:
+        values = [[attrgetter(attribute)(bucket) for bucket in buckets] for attribute in attributes.values()]
+        if unit == _PER_MINUTE:
+            values = [[count / length for count, length in zip(line, minutes, strict=True)] for line in values]
+        charts.append(LineChart(title, unit, tuple(attributes), timestamps, values))
+    if chart.depths:
+        depths = {depth.at: depth for depth in chart.depths}
+        rows = [depths.get(start) for start in starts]
+        values = [[getattr(depth, attribute, None) for depth in rows] for attribute in _DEPTH_LINES.values()]
+        charts.append(LineChart("Queue depth", "jobs", tuple(_DEPTH_LINES), timestamps, values))
+    return charts
+
+
+def _bucket_starts(chart: Chart) -> Iterator[datetime]:
+    """Yield the starts of all buckets, also of those without data."""
+    size = chart.bucket_sec
+    # The statistics hold only the second half of the bucket in which the period starts: it is left out.
+    start = datetime.fromtimestamp(-(-chart.since.timestamp() // size) * size, chart.since.tzinfo)
+    while start <= chart.until:
+        yield start
+        start += timedelta(seconds=size)

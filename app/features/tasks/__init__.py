@@ -1,0 +1,1 @@
+"""The page of tasks, and the API of their numbers."""

@@ -1,0 +1,298 @@
+"""The pages of tasks: what each did, what is wrong with it, and a form that starts a job of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from flask import Response, g, request
+from pydantic import Field
+
+from dataloader.app.acts.known_names import NameCheck
+from dataloader.app.acts.web import ActRunner, Choice, add_form
+from dataloader.app.errors import BreakerNotFound
+from dataloader.app.features.backfills.changes import BackfillEditor
+from dataloader.app.features.backfills.slices_page import GridFields, make_grid
+from dataloader.app.features.jobs.start_form import StartForm, StartForms
+from dataloader.app.features.jobs.trigger_request import TriggerRequest
+from dataloader.app.features.jobs.visible_jobs import enqueue_visible, require_visible_parents
+from dataloader.app.features.limits.acts import delete_breaker, set_breaker
+from dataloader.app.features.limits.breakers import Breakers, BreakerStatus
+from dataloader.app.features.quality.pages import check_chart, dataset_path
+from dataloader.app.features.quality.rows import CheckHistory, DataQuality
+from dataloader.app.features.schedules.changes import ScheduleDetail, ScheduleEditor
+from dataloader.app.features.schedules.pages import shown_as
+from dataloader.app.features.schedules.rows import Firing, Schedule
+from dataloader.app.features.statistics.charts_page import LineChart
+from dataloader.app.features.statistics.rows import (
+    MAX_RECENT_RUNS,
+    JobCounts,
+    PeriodStatistics,
+    Statistics,
+    TaskFailureGroup,
+    WaitingCounts,
+)
+from dataloader.app.features.statistics.run_chart import make_run_chart
+from dataloader.app.features.tasks.routes import TaskInfo
+from dataloader.app.http.auth.api_keys import Scope
+from dataloader.app.http.auth.guard import CSRF_FIELD, current_actor
+from dataloader.app.http.caches import RefreshingValue
+from dataloader.app.http.links import quote_name
+from dataloader.app.http.middleware import audit_action
+from dataloader.app.http.options import WebOptions
+from dataloader.app.http.problems import ProblemCode
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.schemas import InvalidJobId, parse_job_id
+from dataloader.app.http.standby_reads import allowing_standby
+from dataloader.app.queue.job import Job
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.queues import LiveWorker, Queues, QueueState
+from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, redirect_to
+from dataloader.pipelines.contract import Pipelines
+
+_CHECK_RESULTS = 60  # of each data check
+_MAX_CHECK_CHARTS = 6
+_MAX_SCHEDULES_SHOWN = 5
+_SLICES_SHOWN = 366
+_FAILURES_PERIOD_SEC = 7 * 86_400
+_COUNT_REFRESH_AFTER_SEC, _COUNT_MAX_AGE_SEC, _COUNT_TIMEOUT_SEC = 10.0, 300.0, 3.0
+
+
+class TasksQuery(FormModel):
+    q: FormText = Field("", description="Only tasks with this text in name, queue or description.")
+
+
+class TaskQuery(FormModel):
+    from_job: FormText = Field("", alias="from", description="Fill in the form with the values of this job.")
+    args: FormText = Field("", description="json: write the args as JSON.")
+
+
+_BREAKER_CHOICES = {
+    "breaker": Choice(set_breaker),
+    "pause": Choice(set_breaker, {"state": "open"}),
+    "resume": Choice(set_breaker, {"state": "closed"}),
+    "delete_breaker": Choice(delete_breaker),
+}
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A task in the list."""
+
+    name: str
+    info: TaskInfo | None
+    queue: str
+    schedules: list[Schedule]
+    breaker: BreakerStatus | None
+
+    def matches(self, text: str) -> bool:
+        texts = (self.name, self.queue, self.info.description if self.info else "")
+        return any(text.casefold() in found.casefold() for found in texts)
+
+
+@dataclass(frozen=True)
+class _TaskCounts:
+    """Queued jobs by task, and the statistics of each task."""
+
+    waiting: WaitingCounts
+    last_week: dict[str, PeriodStatistics]
+
+
+class _TaskReader:
+    """Reads what the pages of tasks show."""
+
+    def __init__(self, queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> None:
+        self.statistics, self.quality = Statistics(queue.executor), DataQuality(queue.executor)
+        self.breakers, self.queues = Breakers(queue.executor), Queues(queue.executor)
+        self.schedules = ScheduleEditor(queue.executor, pipelines, options)
+        self.backfills = BackfillEditor(queue, pipelines, options)
+        self._pipelines, self.names = pipelines, NameCheck(queue.executor, pipelines)
+        job_counts = JobCounts(queue.executor)
+
+        def count() -> _TaskCounts:
+            with allowing_standby():
+                return _TaskCounts(job_counts.waiting_by_task(), self.statistics.by_task("7d"))
+
+        self._counts = RefreshingValue(
+            count, name="count-tasks", timeout_sec=_COUNT_TIMEOUT_SEC, retry_sec=_COUNT_TIMEOUT_SEC
+        )
+
+    def counts(self) -> _TaskCounts | None:
+        """Recent counts, which all requests share; None: the database does not answer in time."""
+        return self._counts.get_recent(refresh_after_sec=_COUNT_REFRESH_AFTER_SEC, max_age_sec=_COUNT_MAX_AGE_SEC)
+
+    def waiting(self) -> WaitingCounts | None:
+        counts = self.counts()
+        return None if counts is None else counts.waiting
+
+    def info(self, name: str) -> TaskInfo | None:
+        task = self._pipelines.get(name)
+        return None if task is None else TaskInfo.from_task(task)
+
+    def breaker(self, name: str) -> BreakerStatus | None:
+        with suppress(BreakerNotFound):
+            return self.breakers.status(name)
+        return None
+
+    def rows(self, text: str) -> dict[str, Any]:
+        counts, runs = self.counts(), self.statistics.recent_runs()
+        by_task = counts.last_week if counts else {}
+        breakers = {status.task: status for status in self.breakers.statuses()}
+        schedules: dict[str, list[Schedule]] = {}
+        for schedule in self.schedules.schedules.list_by_name():
+            schedules.setdefault(schedule.task, []).append(schedule)
+        names = sorted({*self._pipelines.names, *by_task, *runs, *schedules, *breakers})
+        rows = [
+            TaskRow(name, self.info(name), self.queue(name, runs), schedules.get(name, []), breakers.get(name))
+            for name in names
+            if current_actor().can_see_task(name)
+        ]
+        shown = [row for row in rows if row.matches(text)]
+        return {
+            "rows": shown,
+            "total": len(rows),
+            "statistics": by_task,
+            "runs": runs,
+            "waiting": counts and counts.waiting,
+        }
+
+    def queue(self, name: str, runs: Mapping[str, Any]) -> str:
+        """The task's own queue, or else that of its last run."""
+        task = self._pipelines.get(name)
+        if task is not None and task.options.queue:
+            return task.options.queue
+        return str(runs[name][0].queue) if runs.get(name) else ""
+
+    def known_to(self, name: str) -> int:
+        workers: list[LiveWorker] = self.queues.live_workers()
+        return sum(name in worker.tasks for worker in workers)
+
+    def schedules_of(self, name: str) -> list[tuple[ScheduleDetail, Firing | None]]:
+        found = self.schedules.list_details(task=name)[:_MAX_SCHEDULES_SHOWN]
+        return [(schedule, next(iter(self.schedules.schedules.firings(schedule, limit=1)), None)) for schedule in found]
+
+    def grid(self, name: str) -> Any:
+        partitions = self.backfills.partitions_of_task(name)
+        return None if partitions is None else make_grid(self.backfills, name, partitions, GridFields(), _SLICES_SHOWN)
+
+
+def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("tasks_page", options)
+    reader, forms = _TaskReader(queue, pipelines, options), StartForms(pipelines, options)
+
+    @pages.page("/tasks", query=TasksQuery)
+    def show_tasks(query: TasksQuery) -> Response:
+        """Show all tasks with their last runs, times and schedules."""
+        return pages.render("tasks.html", query=query, **reader.rows(query.q.strip()))
+
+    def render_task(name: str, *, query: TaskQuery | None = None) -> Response:
+        info = reader.info(name)
+        by_task = reader.statistics.by_task("7d", task=name)
+        runs = reader.statistics.recent_runs(task=name, limit=MAX_RECENT_RUNS)
+        schedules = reader.schedules_of(name)
+        if info is None and name not in runs and name not in by_task and not schedules:
+            reason = f"No worker has run a task {name!r}, and this process does not know it."
+            return pages.render("action_failed.html", status=HTTPStatus.NOT_FOUND, reason=reason, back_url="/tasks")
+        last_runs = runs.get(name, [])
+        failures = reader.statistics.failures_of_task(name, period_sec=_FAILURES_PERIOD_SEC)
+        return pages.render(
+            "task.html",
+            name=name,
+            url_name=quote_name(name),  # one segment of the path, also for a name with slashes
+            task=info,
+            queue=reader.queue(name, runs),
+            known_to=reader.known_to(name),
+            statistics=by_task.get(name),
+            waiting=reader.waiting(),
+            runs=last_runs,
+            chart=make_run_chart(last_runs, time_limit_sec=info.options.time_limit_sec if info else None),
+            failures=failures,
+            failure_rows=[(group, _jobs_query(name, group)) for group in failures.groups],
+            schedules=schedules,
+            shown_as=shown_as,
+            breaker=reader.breaker(name),
+            grid=reader.grid(name),
+            checks=_with_charts(reader.quality.checks_of_task(name, limit=_CHECK_RESULTS).checks),
+            datasets=reader.statistics.datasets_of_runs(last_runs),
+            dataset_path=dataset_path,
+            start=_start_inputs(name, query, reader.queue(name, runs)),
+            queue_names=sorted(reader.queues.settings().keys() | set(options.queues)),
+            can_trigger=Scope.TRIGGER in current_actor().scopes,
+        )
+
+    def _start_inputs(name: str, query: TaskQuery | None, queue_name: str) -> Any:
+        refused = g.get("refused_form")
+        as_json = (query is not None and query.args == "json") or (refused is not None and "args" in refused.values)
+        job = _visible_job(queue, name, "" if query is None else query.from_job)
+        known_queue = queue_name or next(iter(options.queues), "")
+        return forms.inputs(name, zone=pages.formatter.zone, queue=known_queue, job=job, as_json=as_json)
+
+    @pages.page("/tasks/<path:name>", query=TaskQuery, problems=(ProblemCode.NOT_FOUND,))
+    def show_task(query: TaskQuery, name: str) -> Response:
+        """Show a task: its last runs, failures, slices, schedules and checks, and the form that starts a job of it."""
+        return render_task(name, query=query)
+
+    @pages.action(
+        "/tasks/<path:name>",
+        form=StartForm,
+        page_url="/tasks/{name}",
+        page=render_task,
+        problems=(ProblemCode.NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS),
+        scope=Scope.TRIGGER,
+    )
+    def submit_task_start(form: StartForm, name: str) -> Response:
+        """Start a task with the args of the form."""
+        values = {field: value for field, value in request.form.items() if field != CSRF_FIELD}
+        original = _visible_job(queue, name, form.from_job)
+        trigger = forms.parse(name, values, None if original is None else original.args, zone=pages.formatter.zone)
+        _require_start(queue, trigger)
+        setting = reader.queues.settings().get(trigger.queue)
+        if setting is not None and setting.state is QueueState.DRAINING:
+            raise InvalidForm.at_field("queue", "is draining and takes no new jobs")
+        made = enqueue_visible(queue, current_actor(), trigger.to_new_job())
+        audit_action(
+            "job.triggered", job_id=made.job_id, queue=trigger.queue, task=name, created=made.created,
+            producer=trigger.producer,
+        )  # fmt: skip
+        return redirect_to(f"/jobs/{made.job_id}")
+
+    add_form(
+        pages, "/breakers/<path:task>", "act_on_task", _BREAKER_CHOICES, ActRunner(queue.executor, pipelines),
+        page_url="/tasks/{task}", page=lambda task: render_task(name=task),
+    )  # fmt: skip
+    return pages.blueprint
+
+
+def _require_start(queue: JobQueue, trigger: TriggerRequest) -> None:
+    """Raises RequestRejected and InvalidJob."""
+    actor = current_actor()
+    actor.require_trigger(trigger.task, trigger.queue)
+    require_visible_parents(queue.executor, actor, trigger.after)
+
+
+def _visible_job(queue: JobQueue, task: str, raw_id: str) -> Job | None:
+    """The job of this task whose values the form has, if the caller may read it."""
+    job_id: UUID | None = None
+    with suppress(InvalidJobId):
+        job_id = parse_job_id(raw_id)
+    job = None if job_id is None else queue.get(job_id)
+    actor = current_actor()
+    can_read = job is not None and actor.has_scope((Scope.READ,)) and actor.can_see(job.task, job.queue)
+    return job if job is not None and can_read and job.task == task else None
+
+
+def _jobs_query(task: str, group: TaskFailureGroup) -> str:
+    """The filter of the group's jobs, as in the address of the list of jobs."""
+    fields = {"status": "failed,lost", "task": task, "fingerprint": group.fingerprint}
+    return urlencode({name: value for name, value in fields.items() if value})
+
+
+def _with_charts(checks: Iterable[CheckHistory]) -> list[tuple[CheckHistory, LineChart | None]]:
+    """The checks, what did not pass first; the first ones with a chart."""
+    ordered = sorted(checks, key=lambda check: check.results[0].outcome == "passed")
+    return [(check, check_chart(check) if n < _MAX_CHECK_CHARTS else None) for n, check in enumerate(ordered)]

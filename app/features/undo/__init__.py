@@ -1,0 +1,1 @@
+"""The message after an act on a page, and its undo."""

@@ -1,0 +1,1 @@
+"""Why a job waits, runs, or ended as it did."""

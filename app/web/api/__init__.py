@@ -1,1 +1,0 @@
-"""The HTTP API, one module a subject."""

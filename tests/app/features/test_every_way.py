@@ -1,0 +1,265 @@
+"""Each act by each way: the request, the form and the command do the same, and refuse the same.
+
+By each way an act is performed in a database of the same rows. Compared are the rows that it changes, the changes in
+the audit table, and the line in the audit file; of a request that is refused, that nothing changes and the message.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import pytest
+import requests
+from click.testing import CliRunner
+
+from dataloader.app.acts.act import Act
+from dataloader.app.cli.command import cli
+from dataloader.app.features.graphs import acts as graph_acts
+from dataloader.app.features.jobs import acts as job_acts
+from dataloader.app.features.limits import acts as limit_acts
+from dataloader.app.features.queues import acts as queue_acts
+from tests.support.api_server import serving
+from tests.support.databases import execute_sql
+from tests.support.real_service import query_rows
+
+ACTS = (graph_acts, job_acts, limit_acts, queue_acts)
+OK, REFUSED_BY_PAGE = 303, (404, 409, 422)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An act with values, by each way."""
+
+    act: str
+    request: tuple[str, str, Mapping[str, Any] | None]  # method, path, body
+    form: tuple[str, Mapping[str, str]]
+    command: Sequence[str]
+    table: str
+    before: str = ""  # SQL
+    refused: str = ""  # the message; empty: it is done
+    audit: Mapping[str, Any] = field(default_factory=dict)
+
+
+LIMIT = "INSERT INTO dl_limits (name, concurrency) VALUES ('api', 1);"
+BREAKER = "INSERT INTO dl_breakers (task, failures) VALUES ('load', 3);"
+TABLES = "dl_limits, dl_breakers, dl_workers, dl_queues, dl_jobs, dl_graphs, dl_audit"
+JOB, GRAPH, WORKER = (f"01900000-0000-7000-8000-00000000000{n}" for n in (1, 2, 3))
+QUEUED = f"INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES ('{JOB}', 'etl', 'load', 'k');"
+FAILED = QUEUED.replace("lock_key)", "lock_key, status, finished_at)").replace("'k')", "'k', 'failed', now())")
+OF_GRAPH = f"INSERT INTO dl_graphs (graph_id, name) VALUES ('{GRAPH}', 'g');" + QUEUED.replace(
+    "lock_key)", "lock_key, graph_id, graph_key)"
+).replace("'k')", f"'k', '{GRAPH}', 'a')")
+KNOWN = (
+    "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)"
+    f" VALUES ('{WORKER}', 'w', '1', '{{etl}}', '{{load}}', 1, 10);"
+)
+CASES = {
+    "limit set": Case(
+        "limit.set", ("PUT", "/limits/api", {"concurrency": 4, "rate": 10, "per_sec": 60, "burst": 2, "note": "n"}),
+        ("/limits", {"name": "api", "concurrency": "4", "rate": "10", "per_sec": "1m", "burst": "2", "note": "n"}),
+        ["limits", "set", "api", "--concurrency", "4", "--rate", "10/1m", "--burst", "2", "--note", "n"],
+        "dl_limits", audit={"name": "api", "concurrency": 4, "rate": 10, "per_sec": 60, "burst": 2},
+    ),
+    "limit replaced": Case(
+        "limit.set", ("PUT", "/limits/api", {"rate": 5}), ("/limits", {"name": "api", "rate": "5"}),
+        ["limits", "set", "api", "--rate", "5/s"], "dl_limits", before=LIMIT, audit={"name": "api", "rate": 5},
+    ),
+    "limit of nothing": Case(
+        "limit.set", ("PUT", "/limits/api", {}), ("/limits", {"name": "api"}), ["limits", "set", "api"],
+        "dl_limits", refused="limits nothing",
+    ),
+    "limit with a name that none has": Case(
+        "limit.set", ("PUT", "/limits/a*", {"concurrency": 1}), ("/limits", {"name": "a*", "concurrency": "1"}),
+        ["limits", "set", "a*", "--concurrency", "1"], "dl_limits", refused="which only a prefix may precede",
+    ),
+    "limit deleted": Case(
+        "limit.deleted", ("DELETE", "/limits/api", None), ("/limits", {"name": "api", "action": "delete"}),
+        ["limits", "delete", "api"], "dl_limits", before=LIMIT, audit={"name": "api"},
+    ),
+    "limit that is none deleted": Case(
+        "limit.deleted", ("DELETE", "/limits/api", None), ("/limits", {"name": "api", "action": "delete"}),
+        ["limits", "delete", "api"], "dl_limits", refused="'api'",
+    ),
+    "breaker set": Case(
+        "breaker.set", ("PUT", "/tasks/load/breaker", {"failures": 5, "window_sec": 3600, "resume_sec": 60}),
+        ("/breakers", {"task": "load", "action": "set", "failures": "5", "window_sec": "1h", "resume_sec": "1m"}),
+        ["breakers", "set", "load", "--failures", "5", "--window", "1h", "--resume", "60"], "dl_breakers",
+        before=KNOWN, audit={"task": "load", "failures": 5, "window_sec": 3600, "resume_sec": 60},
+    ),
+    "task paused": Case(
+        "breaker.set", ("PUT", "/tasks/load/breaker", {"state": "open", "reason": "moving"}),
+        ("/breakers", {"task": "load", "action": "pause", "reason": "moving"}),
+        ["breakers", "pause", "load", "--note", "moving"], "dl_breakers", before=KNOWN,
+        audit={"task": "load", "state": "open"},
+    ),
+    "task resumed": Case(
+        "breaker.set", ("PUT", "/tasks/load/breaker", {"state": "closed"}),
+        ("/breakers", {"task": "load", "action": "resume"}), ["breakers", "resume", "load"], "dl_breakers",
+        before=KNOWN + BREAKER, audit={"task": "load", "state": "closed"},
+    ),
+    "unknown task": Case(
+        "breaker.set", ("PUT", "/tasks/laod/breaker?strict=true", {"state": "open"}),
+        ("/breakers", {"task": "laod", "action": "pause"}), ["breakers", "pause", "laod"], "dl_breakers",
+        before=KNOWN, refused="there is no task 'laod'",
+    ),
+    "period without failures": Case(
+        "breaker.set", ("PUT", "/tasks/load/breaker", {"window_sec": 60}),
+        ("/breakers", {"task": "load", "action": "set", "window_sec": "60"}),
+        ["breakers", "set", "load", "--window", "60"], "dl_breakers", before=KNOWN, refused="belongs to failures",
+    ),
+    "breaker deleted": Case(
+        "breaker.deleted", ("DELETE", "/tasks/load/breaker", None),
+        ("/breakers", {"task": "load", "action": "delete"}), ["breakers", "delete", "load"], "dl_breakers",
+        before=BREAKER, audit={"task": "load"},
+    ),
+    "breaker that is none deleted": Case(
+        "breaker.deleted", ("DELETE", "/tasks/load/breaker", None),
+        ("/breakers", {"task": "load", "action": "delete"}), ["breakers", "delete", "load"], "dl_breakers",
+        refused="'load'",
+    ),
+    "job canceled": Case(
+        "job.canceled", ("POST", f"/jobs/{JOB}/cancel", None), (f"/jobs/{JOB}/cancel", {}), ["cancel", JOB], "dl_jobs",
+        before=QUEUED, audit={"queue": "etl", "task": "load", "status": "canceled"},
+    ),
+    "job that is none canceled": Case(
+        "job.canceled", ("POST", f"/jobs/{JOB}/cancel", None), (f"/jobs/{JOB}/cancel", {}), ["cancel", JOB], "dl_jobs",
+        refused="job",
+    ),
+    "job cloned": Case(
+        "job.cloned", ("POST", f"/jobs/{JOB}/clone", {"priority": 7}), (f"/jobs/{JOB}/clone", {"priority": "7"}),
+        ["clone", JOB, "--priority", "7"], "dl_jobs", before=FAILED,
+        audit={"cloned_from": JOB, "queue": "etl", "task": "load"},
+    ),
+    "job cloned into a queue that is drained": Case(
+        "job.cloned", ("POST", f"/jobs/{JOB}/clone", {}), (f"/jobs/{JOB}/clone", {"queue": ""}), ["clone", JOB],
+        "dl_jobs", before=FAILED + "INSERT INTO dl_queues (queue, state) VALUES ('etl', 'draining');",
+        refused="is being drained and takes no new jobs",
+    ),
+    "job retried": Case(
+        "job.retried", ("POST", f"/jobs/{JOB}/retry", None), (f"/jobs/{JOB}/retry", {}), ["retry", JOB], "dl_jobs",
+        before=FAILED, audit={"queue": "etl", "task": "load"},
+    ),
+    "job that is queued retried": Case(
+        "job.retried", ("POST", f"/jobs/{JOB}/retry", None), (f"/jobs/{JOB}/retry", {}), ["retry", JOB], "dl_jobs",
+        before=QUEUED, refused="queued",
+    ),
+    "job deleted": Case(
+        "job.deleted", ("DELETE", f"/jobs/{JOB}", None), (f"/jobs/{JOB}/delete", {}), ["delete", JOB], "dl_jobs",
+        before=FAILED, audit={"job_id": JOB},
+    ),
+    "job that is queued deleted": Case(
+        "job.deleted", ("DELETE", f"/jobs/{JOB}", None), (f"/jobs/{JOB}/delete", {}), ["delete", JOB], "dl_jobs",
+        before=QUEUED, refused="queued",
+    ),
+    "graph canceled": Case(
+        "graph.canceled", ("POST", f"/graphs/{GRAPH}/cancel", None), (f"/graphs/{GRAPH}/cancel", {}),
+        ["graphs", "cancel", GRAPH], "dl_jobs", before=OF_GRAPH, audit={"graph_id": GRAPH, "jobs": 1},
+    ),
+    "graph retried": Case(
+        "graph.retried", ("POST", f"/graphs/{GRAPH}/retry", None), (f"/graphs/{GRAPH}/retry", {}),
+        ["graphs", "retry", GRAPH], "dl_jobs",
+        before=OF_GRAPH + "UPDATE dl_jobs SET status = 'failed', finished_at = now(); DELETE FROM dl_graph_work;",
+        audit={"graph_id": GRAPH, "jobs": 1},
+    ),
+    "queue paused": Case(
+        "queue.settings_changed", ("PATCH", "/queues", {"queue": "etl", "state": "paused", "note": "moving"}),
+        ("/queues", {"queue": "etl", "state": "paused", "note": "moving"}),
+        ["queue", "etl", "--pause", "--note", "moving"], "dl_queues", before=KNOWN,
+        audit={"queue": "etl", "state": "paused"},
+    ),
+    "unknown queue": Case(
+        "queue.settings_changed", ("PATCH", "/queues?strict=true", {"queue": "elt", "state": "paused"}),
+        ("/queues", {"queue": "elt", "state": "paused"}), ["queue", "elt", "--pause"], "dl_queues",
+        before=KNOWN, refused="there is no queue 'elt'",
+    ),
+    "worker drained": Case(
+        "worker.draining", ("POST", f"/workers/{WORKER}/drain", None), (f"/workers/{WORKER}", {"draining": "yes"}),
+        ["workers", "--drain", WORKER], "dl_workers", before=KNOWN, audit={"worker_id": WORKER},
+    ),
+    "worker that is none drained": Case(
+        "worker.draining", ("POST", f"/workers/{WORKER}/drain", None), (f"/workers/{WORKER}", {"draining": "yes"}),
+        ["workers", "--drain", WORKER], "dl_workers", refused="worker",
+    ),
+    "worker resumed": Case(
+        "worker.resumed", ("POST", f"/workers/{WORKER}/undrain", None), (f"/workers/{WORKER}", {"draining": "no"}),
+        ["workers", "--undrain", WORKER], "dl_workers", before=KNOWN, audit={"worker_id": WORKER},
+    ),
+}  # fmt: skip
+
+
+def by_request(url: str, case: Case) -> tuple[bool, str]:
+    method, path, body = case.request
+    response = requests.request(method, f"{url}/api/v1{path}", json=body, timeout=30)
+    return response.ok, str(response.json().get("detail", ""))
+
+
+def by_form(url: str, case: Case) -> tuple[bool, str]:
+    path, fields = case.form
+    response = requests.post(url + path, data=fields, allow_redirects=False, timeout=30)
+    assert response.status_code in (OK, *REFUSED_BY_PAGE), response.text
+    text = html.unescape(re.sub(r"<[^>]+>", " ", response.text))
+    return response.status_code == OK, " ".join(text.split())
+
+
+def by_command(url: str, case: Case) -> tuple[bool, str]:
+    result = CliRunner().invoke(cli, [*case.command, "--url", url])
+    return result.exit_code == 0, " ".join(result.output.split())
+
+
+WAYS: Mapping[str, Callable[[str, Case], tuple[bool, str]]] = {
+    "request": by_request, "form": by_form, "command": by_command,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def url(shared_dsn: str) -> Iterator[str]:
+    with serving(shared_dsn) as address:
+        yield address
+
+
+def comparable(value: Any) -> Any:
+    """Ids as texts."""
+    return str(value) if isinstance(value, UUID) else value
+
+
+def rows_of(dsn: str, table: str) -> list[Any]:
+    times_and_actors = ["changed_at", "opened_at", "failed_at", "created_at", "changed_by"]
+    times_and_actors += ["finished_at", "available_at", "started_at", "seen_at", "job_id"]
+    return query_rows(dsn, f"SELECT to_jsonb(t) - %s::text[] FROM {table} t", times_and_actors)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_way_does_the_same(case: Case, url: str, shared_dsn: str, captured: pytest.LogCaptureFixture):
+    outcomes = {}
+    for way, perform in WAYS.items():
+        execute_sql(shared_dsn, f"TRUNCATE {TABLES} CASCADE; {case.before}")
+        rows_before = rows_of(shared_dsn, case.table)
+        captured.clear()
+        done, text = perform(url, case)
+        lines = [
+            (record.getMessage(), {name: comparable(vars(record).get("fields", {}).get(name)) for name in case.audit})
+            for record in captured.records
+            if record.name == "dataloader.audit" and record.getMessage() == case.act
+        ]
+        rows = rows_of(shared_dsn, case.table)
+        changes = query_rows(shared_dsn, "SELECT subject, subject_id, before, after FROM dl_audit ORDER BY audit_id")
+        outcomes[way] = (done, rows, lines, len(changes))
+        assert done is not bool(case.refused), f"{way}: {text}"
+        if case.refused:
+            assert case.refused in text, way
+            assert (rows, changes) == (rows_before, []), way
+
+    expected_lines = [] if case.refused else [(case.act, dict(case.audit))]
+    assert outcomes["request"][2] == expected_lines
+    assert outcomes == dict.fromkeys(WAYS, outcomes["request"])
+
+
+def test_every_act_has_a_case():
+    names = {value.name for module in ACTS for value in vars(module).values() if isinstance(value, Act)}
+
+    assert names == {case.act for case in CASES.values()}

@@ -1,0 +1,45 @@
+"""Times and retry policies as people read them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from dataloader.app.ui.formatter import Formatter
+from dataloader.pipelines.contract import show_policy
+from dataloader.pipelines.retry import Exponential, Fixed, Linear, Policy, Table
+
+
+class OwnPolicy:
+    def pause(self, attempt: int) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("age", "expected"),
+    [
+        (timedelta(milliseconds=241), "now"),
+        (timedelta(seconds=1.2), "1 s ago"),
+        (timedelta(minutes=3, seconds=20.1), "3 min 20 s ago"),
+        (timedelta(milliseconds=-200), "now"),
+        (timedelta(hours=-2), "in 2 h"),
+    ],
+)
+def test_time_ago_has_whole_seconds(age: timedelta, expected: str):
+    assert Formatter("UTC").time_ago(datetime.now(UTC) - age) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (Fixed(5), "5 s after each attempt"),
+        (Linear(), "30 s more after each attempt, at most 7 d"),
+        (Exponential(10), "10 s, then × 2 after each attempt, at most 1 h, ± 10 %"),
+        (Exponential(0.5, factor=1.5, jitter=0), "500 ms, then × 1.5 after each attempt, at most 1 h"),
+        (Table((60, 300, 1800)), "1 min, 5 min, 30 min, the last one repeated"),
+        (OwnPolicy(), "as OwnPolicy in the code decides"),
+    ],
+)
+def test_retry_policy_is_a_sentence(policy: Policy, expected: str):
+    assert Formatter("UTC").retry_policy(show_policy(policy)) == expected
