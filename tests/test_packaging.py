@@ -140,7 +140,10 @@ def test_the_wheel_brings_everything_that_is_no_python(wheel):
 def test_an_installed_wheel_runs_without_the_checkout(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    code = "import dataloader.app.cli; from dataloader.app.db.schema import schema_text; print(dataloader.app.cli.__file__, len(schema_text()))"
+    code = (
+        "from dataloader.app import cli; from dataloader.app.db.schema import schema_text; "
+        "print(cli.__file__, len(schema_text()))"
+    )
     env = {**clean_environment(), "PYTHONPATH": str(tmp_path / "site")}
 
     def result(*argv: str) -> str:

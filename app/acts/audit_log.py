@@ -7,8 +7,8 @@ Inside the block every statement of this thread carries the context, and trigger
 write an entry for each changed row, with the columns that differ, in the transaction of the change. Of args and results
 only the names are recorded. Claims, heartbeats and settlements have no context, and write nothing.
 
-`app/http/routing.py` does so around each request that may change something. To audit another table, give it a trigger like
-that of dl_api_keys. `AuditLog.record` is for what changes no row, such as a login.
+`app/http/routing.py` does so around each request that may change something. To audit another table, give it a trigger
+like that of dl_api_keys. `AuditLog.record` is for what changes no row, such as a login.
 """
 
 from __future__ import annotations

@@ -103,6 +103,9 @@ def test_another_interpreter_sends_numbers_of_numpy_as_numbers():
 
 
 def test_nothing_of_ours_imports_numpy():
-    code = "import sys, dataloader.app.__main__, dataloader.workers.isolation.child_main, dataloader.app.db.encoding; sys.exit('numpy' in sys.modules)"
+    code = (
+        "import sys, dataloader.app.__main__, dataloader.workers.isolation.child_main, dataloader.app.db.encoding; "
+        "sys.exit('numpy' in sys.modules)"
+    )
 
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

@@ -32,7 +32,9 @@ def test_packages_of_all_tasks_are_watched():
     tasks = '{"a": "acme.loads:rates", "b": {"call": "legacy:f", "python": "/x"}, "c": {"call": "more:f"}}'
     tasks = tasks[:-1] + ', "d": {"command": ["x"]}}'
 
-    assert watched_packages(load_settings({"DL_PIPELINES": "dataloader.pipelines.noop,acme", "DL_TASKS": tasks}, dotenv=None)) == [
+    settings = {"DL_PIPELINES": "dataloader.pipelines.noop,acme", "DL_TASKS": tasks}
+
+    assert watched_packages(load_settings(settings, dotenv=None)) == [
         "pipelines", "acme", "more",
     ]  # fmt: skip
 

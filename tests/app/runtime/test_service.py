@@ -59,7 +59,8 @@ def test_building_it_connects_to_nothing(made: Made, run_folder: Path):
 
 def test_drivers_are_left_as_they_are_by_a_setting():
     code = (
-        "import psycopg2; from dataloader.app.config import load_settings; from dataloader.app.runtime.service import Service;"
+        "import psycopg2; from dataloader.app.config import load_settings;"
+        " from dataloader.app.runtime.service import Service;"
         " settings = {'DL_PIPELINES': 'dataloader.pipelines.noop', 'DL_WRAP_DRIVERS': 'false'};"
         " Service(load_settings(settings, dotenv=None)).pipeline_failures;"
         " print(hasattr(psycopg2.connect, '__wrapped__'))"

@@ -18,8 +18,8 @@ NOT_RUN = {
     "warning transaction_timeout": "a setting of PostgreSQL 17; its remedy has the form of idle_session_timeout",
     "warning alerts": "an alert ends with its cause, not by a statement",
     "info listeners": "needs dozens of worker processes on one host; its remedy is a setting of theirs",
-    "error no_reaper": "its remedy is a setting of worker processes; tests/app/features/doctor/test_examine.py has the finding",
-    "error engine": "its remedy is a setting or a package of the workers; tests/app/features/doctor/test_engines.py has it",
+    "error no_reaper": "its remedy is a setting of worker processes; test_examine.py has the finding",
+    "error engine": "its remedy is a setting or a package of the workers; test_engines.py has it",
     "info retention": "tests/system/test_held_retention.py does it",
     "error wraparound": "the same finding as the warning, later",
 }
