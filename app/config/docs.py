@@ -94,4 +94,4 @@ def _quote_dotenv_value(text: str) -> str:
 
 
 if __name__ == "__main__":
-    write_docs(Path(__file__).parents[2])
+    write_docs(Path(__file__).resolve().parents[2])  # not of dataloader/, which leads here

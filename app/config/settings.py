@@ -286,7 +286,7 @@ class Settings(BaseSettings):
     )
     log_path: Path | None = setting("LOG_PATH", None, "The folder of the log file; without it, none.", "a folder")
     log_file_name: values.FileName = setting(
-        "LOG_FILE_NAME", "dataloader.app.log", "The name of that file.", "a file name without a folder"
+        "LOG_FILE_NAME", "app.log", "The name of that file.", "a file name without a folder"
     )
     log_rotation: values.LogRotation = setting(
         "LOG_ROTATION", values.parse_rotation("10 MB"),

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
+import dataloader
 from dataloader.app.config import Settings
 from dataloader.app.config.loading import inherited_environment
 from dataloader.app.errors import ConfigError
@@ -23,7 +24,7 @@ from dataloader.app.runtime.database import Database
 _POLL_INTERVAL_SEC = 0.5
 _SETTLE_SEC = 0.2  # without a further change: an editor or a checkout writes several files
 _SUFFIXES = (".py", ".sql", ".json", ".toml")
-_ROOT = str(Path(__file__).parents[2])
+_ROOT = str(Path(dataloader.__file__).parents[1])
 _DOTENV = Path(".env")
 # Jobs that run are asked to stop at once. Bytecode files do not distinguish two edits of the same size within a second.
 _SERVE_VARIABLES = {"PYTHONDONTWRITEBYTECODE": "1"}
@@ -66,13 +67,18 @@ def develop(load: Callable[[], Settings], arguments: Sequence[str], *, report: C
 
 
 def watched_packages(settings: Settings) -> list[str]:
-    """Return the top-level packages and modules of the tasks, without those of tasks with an interpreter of their own:
-    these are imported for each job."""
+    """Return the top-level packages and modules of the tasks, and `dataloader.pipelines`. Tasks with an interpreter of
+    their own have none: it imports their modules for each job."""
     names = list(settings.pipelines)
     for task in settings.tasks.values():
         path = task if isinstance(task, str) else "" if "python" in task else str(task.get("call", ""))
         names.append(path.partition(":")[0])
-    return list(dict.fromkeys(name.partition(".")[0] for name in names if name))
+    return list(dict.fromkeys(_package_of(name) for name in names if name))
+
+
+def _package_of(module: str) -> str:
+    top, *below = module.split(".")
+    return f"{top}.{below[0]}" if top == "dataloader" and below else top
 
 
 def scan(settings: Settings) -> dict[Path, tuple[int, int]]:

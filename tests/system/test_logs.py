@@ -19,7 +19,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def test_log_files_hold_json_with_ids_and_no_secrets(run: ServiceStarter, jobs: ServiceJobs, dsn: str, tmp_path: Path):
-    files = {name: tmp_path / "logs" / name for name in ("dataloader.app.log", "metrics.log", "audit.log")}
+    files = {name: tmp_path / "logs" / name for name in ("app.log", "metrics.log", "audit.log")}
     running = run(
         "serve",
         DL_DB_DSN=make_dsn(dsn, password=SECRET),
@@ -53,4 +53,4 @@ def test_log_files_hold_json_with_ids_and_no_secrets(run: ServiceStarter, jobs: 
     asked = [line for line in lines["audit.log"] if line.get("path", "").endswith(f"{good}/status")]
     assert asked
     assert all(line["request_id"] for line in asked)
-    assert [line["event"] for line in lines["dataloader.app.log"]].count("pool.started") == 1
+    assert [line["event"] for line in lines["app.log"]].count("pool.started") == 1

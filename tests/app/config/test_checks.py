@@ -107,7 +107,7 @@ def test_two_logs_do_not_share_a_file(tmp_path):
     folder = str(tmp_path)
 
     with pytest.raises(ConfigError, match=r"AUDIT_LOG_FILE_NAME: found 'app\.log', the file that LOG_FILE_NAME names"):
-        load(LOG_PATH=folder, AUDIT_LOG_PATH=f"{folder}/.", AUDIT_LOG_FILE_NAME="dataloader.app.log")
+        load(LOG_PATH=folder, AUDIT_LOG_PATH=f"{folder}/.", AUDIT_LOG_FILE_NAME="app.log")
     load(LOG_PATH=folder, METRIC_PATH=folder, AUDIT_LOG_PATH=folder)
     load(LOG_FILE_NAME="same.log", METRIC_FILE_NAME="same.log")
 

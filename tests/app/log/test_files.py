@@ -29,7 +29,7 @@ def file(tmp_path):
     """Makes files that are closed at the end."""
     made: list[RotatingFileHandler] = []
 
-    def make(path: Path = tmp_path / "dataloader.app.log", **options: Any) -> RotatingFileHandler:
+    def make(path: Path = tmp_path / "app.log", **options: Any) -> RotatingFileHandler:
         given = {"max_bytes": None, "every_sec": None, "zone": MOSCOW, **options}
         made.append(RotatingFileHandler(path, **given))
         return made[-1]
@@ -74,7 +74,7 @@ def test_a_line_longer_than_a_file_is_written_all_the_same(tmp_path, file):
 
 
 def test_the_oldest_are_dropped_and_nothing_else(tmp_path, file):
-    others = ["dataloader.app.log.bak", "dataloader.app.log.20260101-000000.gz", "other.log.20260101-000000"]
+    others = ["app.log.bak", "app.log.20260101-000000.gz", "other.log.20260101-000000"]
     for name in others:
         (tmp_path / name).touch()
     log = file(max_bytes=1)
@@ -102,41 +102,39 @@ def test_the_oldest_are_dropped_and_nothing_else(tmp_path, file):
 def test_a_period_ends_by_the_clock_of_the_zone(tmp_path, file, every_sec, last, now, due):
     log = file(every_sec=every_sec)
     say(log, "before")
-    written_at(tmp_path / "dataloader.app.log", last)
+    written_at(tmp_path / "app.log", last)
 
     say(log, "after", at=now)
 
-    aside = f"dataloader.app.log.{last.astimezone(MOSCOW):%Y%m%d-%H%M%S}"
-    expected = (
-        {"dataloader.app.log": "after\n", aside: "before\n"} if due else {"dataloader.app.log": "before\nafter\n"}
-    )
+    aside = f"app.log.{last.astimezone(MOSCOW):%Y%m%d-%H%M%S}"
+    expected = {"app.log": "after\n", aside: "before\n"} if due else {"app.log": "before\nafter\n"}
     assert texts(tmp_path) == expected
 
 
 def test_a_new_process_knows_the_age_of_an_old_file(tmp_path, file):
-    (tmp_path / "dataloader.app.log").write_text("yesterday\n")
-    written_at(tmp_path / "dataloader.app.log", datetime(2026, 5, 1, tzinfo=UTC))
+    (tmp_path / "app.log").write_text("yesterday\n")
+    written_at(tmp_path / "app.log", datetime(2026, 5, 1, tzinfo=UTC))
 
     say(file(every_sec=DAY), "today")
 
-    assert (tmp_path / "dataloader.app.log").read_text() == "today\n"
+    assert (tmp_path / "app.log").read_text() == "today\n"
 
 
 def test_a_file_that_another_moved_is_followed(tmp_path, file):
     log = file()
     say(log, "one")
-    (tmp_path / "dataloader.app.log").rename(tmp_path / "moved")
+    (tmp_path / "app.log").rename(tmp_path / "moved")
     say(log, "two")
-    (tmp_path / "dataloader.app.log").unlink()
+    (tmp_path / "app.log").unlink()
     say(log, "three")
 
-    assert texts(tmp_path) == {"moved": "one\n", "dataloader.app.log": "three\n"}
+    assert texts(tmp_path) == {"moved": "one\n", "app.log": "three\n"}
 
 
 def test_locked_rotation_is_not_waited_for(tmp_path, file):
     log = file(max_bytes=4)
     say(log, "one")
-    with (tmp_path / "dataloader.app.log").open() as held:
+    with (tmp_path / "app.log").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         say(log, "two")
     say(log, "three")
@@ -155,8 +153,7 @@ def test_many_processes_share_a_file_and_lose_no_line(tmp_path):
         "    log.handle(logging.LogRecord('x', 20, '', 1, f'{sys.argv[2]} {n}', (), None))\n"
     )
     running = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "dataloader.app.log"), name], cwd=ROOT)
-        for name in "abcd"
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "app.log"), name], cwd=ROOT) for name in "abcd"
     ]
     assert [process.wait(timeout=60) for process in running] == [0, 0, 0, 0]
 
@@ -181,9 +178,9 @@ def test_a_forked_child_has_a_descriptor_of_its_own(tmp_path):
         "    os._exit(0)\n"
         "os.waitpid(child, 0)\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "dataloader.app.log")], check=True, cwd=ROOT, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "app.log")], check=True, cwd=ROOT, timeout=60)
 
-    assert texts(tmp_path) == {"dataloader.app.log": "parent\nchild\n"}
+    assert texts(tmp_path) == {"app.log": "parent\nchild\n"}
 
 
 def test_log_file_stays_after_chdir(tmp_path, file, monkeypatch):
@@ -199,12 +196,12 @@ def test_log_file_stays_after_chdir(tmp_path, file, monkeypatch):
 
 def test_full_disk_drops_lines_and_is_reported_once(tmp_path):
     out = io.StringIO()
-    (tmp_path / "dataloader.app.log").symlink_to("/dev/full")
-    set_up(LogOptions(stream=out, file=tmp_path / "dataloader.app.log", rotate_bytes=100_000, rotate_every_sec=DAY))
+    (tmp_path / "app.log").symlink_to("/dev/full")
+    set_up(LogOptions(stream=out, file=tmp_path / "app.log", rotate_bytes=100_000, rotate_every_sec=DAY))
     try:
         for number in range(5):
             get("x").info("said", number=number)
-        (tmp_path / "dataloader.app.log").unlink()
+        (tmp_path / "app.log").unlink()
         get("x").info("again")
     finally:
         tear_down()
@@ -215,13 +212,13 @@ def test_full_disk_drops_lines_and_is_reported_once(tmp_path):
     assert "cannot be written" in trouble
     assert "No space left on device" in trouble
     assert "is written again" in recovery
-    in_file = [json.loads(line)["event"] for line in (tmp_path / "dataloader.app.log").read_text().splitlines()]
+    in_file = [json.loads(line)["event"] for line in (tmp_path / "app.log").read_text().splitlines()]
     assert in_file == ["again", recovery]
 
 
 def test_a_folder_that_cannot_be_made_costs_lines_only(tmp_path, file):
     (tmp_path / "file").touch()
-    log = file(tmp_path / "file" / "dataloader.app.log")
+    log = file(tmp_path / "file" / "app.log")
 
     say(log, "said")
     say(log, "said")
@@ -232,11 +229,11 @@ def test_a_folder_that_cannot_be_made_costs_lines_only(tmp_path, file):
 def test_line_after_a_cut_line_starts_a_new_line(tmp_path, file):
     log = file()
     say(log, "first")
-    (tmp_path / "dataloader.app.log").write_text("fir")
+    (tmp_path / "app.log").write_text("fir")
     log.handleError(logging.LogRecord("x", logging.INFO, __file__, 1, "first", (), None))
     say(log, "second")
 
-    assert (tmp_path / "dataloader.app.log").read_text().splitlines() == ["fir", "second"]
+    assert (tmp_path / "app.log").read_text().splitlines() == ["fir", "second"]
 
 
 def test_a_closed_file_is_opened_by_the_next_line(tmp_path, file):
@@ -246,4 +243,4 @@ def test_a_closed_file_is_opened_by_the_next_line(tmp_path, file):
     log.close()
     say(log, "two")
 
-    assert (tmp_path / "dataloader.app.log").read_text() == "one\ntwo\n"
+    assert (tmp_path / "app.log").read_text() == "one\ntwo\n"

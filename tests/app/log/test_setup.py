@@ -29,7 +29,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_each_file_has_its_own_lines(tmp_path):
     out = io.StringIO()
-    app, metrics, audits = tmp_path / "a" / "dataloader.app.log", tmp_path / "metric.log", tmp_path / "audit.log"
+    app, metrics, audits = tmp_path / "a" / "app.log", tmp_path / "metric.log", tmp_path / "audit.log"
     set_up(LogOptions(stream=out, file=app, metric_file=metrics, audit_file=audits))
 
     get("x").info("said")
@@ -56,11 +56,11 @@ def test_without_path_metrics_and_audit_are_not_written(tmp_path):
 
 
 def test_a_file_is_made_by_its_first_line(tmp_path):
-    set_up(LogOptions(stream=io.StringIO(), file=tmp_path / "dataloader.app.log", audit_file=tmp_path / "audit.log"))
+    set_up(LogOptions(stream=io.StringIO(), file=tmp_path / "app.log", audit_file=tmp_path / "audit.log"))
     assert list(tmp_path.iterdir()) == []
 
     get("x").info("said")
-    assert [path.name for path in tmp_path.iterdir()] == ["dataloader.app.log"]
+    assert [path.name for path in tmp_path.iterdir()] == ["app.log"]
 
 
 def test_the_file_is_json_unless_text_was_asked_for(tmp_path):

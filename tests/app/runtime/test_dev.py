@@ -35,8 +35,15 @@ def test_packages_of_all_tasks_are_watched():
     settings = {"DL_PIPELINES": "dataloader.pipelines.noop,acme", "DL_TASKS": tasks}
 
     assert watched_packages(load_settings(settings, dotenv=None)) == [
-        "pipelines", "acme", "more",
+        "dataloader.pipelines", "acme", "more",
     ]  # fmt: skip
+
+
+def test_edit_of_a_shipped_pipeline_is_seen():
+    watched = scan(load_settings({"DL_PIPELINES": "dataloader.pipelines"}, dotenv=None))
+
+    assert {"noop.py", "cbr_rates.py"} <= {path.name for path in watched}
+    assert "settings.py" not in {path.name for path in watched}
 
 
 def test_changes_of_files_are_seen(package: Path):
