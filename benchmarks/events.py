@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from benchmarks.place import benchmark_server, cpu_sec_of, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_table, make_parser, median
 from dataloader.app.db.connection import Session
+from dataloader.app.features.statistics.duty import AGGREGATE_BATCH, INTERVAL_SEC, rest_sec
 from dataloader.app.features.statistics.rows import Statistics
-from dataloader.workers.maintenance import AGGREGATE_BATCH, IDLE_INTERVAL_SEC, rest_sec
 
 _FILL = """
 WITH jobs AS (
@@ -67,7 +67,7 @@ def aggregate_all(dsn: str, *, has_pauses: bool) -> float:
             if statistics.aggregate(AGGREGATE_BATCH) is None:
                 return time.perf_counter() - began
             if has_pauses:
-                time.sleep(min(IDLE_INTERVAL_SEC, rest_sec(time.perf_counter() - batch_began, 0.0)))
+                time.sleep(min(INTERVAL_SEC, rest_sec(time.perf_counter() - batch_began, 0.0)))
     finally:
         session.close()
 

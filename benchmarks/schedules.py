@@ -51,15 +51,14 @@ from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.features.alerts.rows import Alerts, RuleKind
 from dataloader.app.features.backfills.duty import BackfillsDuty
 from dataloader.app.features.backfills.rows import Backfills
-from dataloader.app.features.schedules.duty import SchedulesDuty
+from dataloader.app.features.schedules.duty import SchedulesDuty, schedules_duty
 from dataloader.app.features.schedules.rows import Schedules
 from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.schedule_definition import definition_from
-from dataloader.workers.maintenance import MaintenanceOptions, schedules_duty
-from dataloader.workers.metrics import PoolCounters
+from dataloader.workers.duties import DutyContext, MaintenanceOptions
 from dataloader.workers.pool import WorkerPool
 from dataloader.workers.pool_options import PoolOptions
 
@@ -191,7 +190,7 @@ def run_until_idle(run: Callable[[], float | None]) -> None:
 
 
 def make_duty(session: Session) -> SchedulesDuty:
-    return schedules_duty(session, MaintenanceOptions(), Pipelines(), PoolCounters())
+    return schedules_duty(DutyContext(executor=session, options=MaintenanceOptions(), tasks=Pipelines()))
 
 
 def milliseconds(run: Callable[[], object]) -> float:

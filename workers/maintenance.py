@@ -1,96 +1,35 @@
-"""Runs the periodic duties that one worker process does for all: bulk operations, statistics, retention, alert checks.
+"""Runs the periodic duties that one worker process does for all: those of the queue here, those of features.
 
-A new duty is an entry in `duties()`: a name, an interval and a function that does one bounded slice of the work.
+A duty has a name, an interval and a function that does one bounded slice of the work.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from dataloader.app import log
+from dataloader.app.acts.feature import Feature, load_all
 from dataloader.app.db.connection import Session
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DatabaseUnavailable, DataloaderError
-from dataloader.app.features.alerts.rows import Alerts
-from dataloader.app.features.backfills.duty import BackfillsDuty
-from dataloader.app.features.bulk.rows import BulkOperations
-from dataloader.app.features.graphs.rows import Graphs
-from dataloader.app.features.limits.breakers import Breakers
-from dataloader.app.features.limits.rows import Limits
-from dataloader.app.features.lineage.duty import LineageDuty, LineageOptions
-from dataloader.app.features.quality.rows import DataQuality
-from dataloader.app.features.retention.rows import PrunedBatch, Retention, RetentionPeriods
-from dataloader.app.features.schedules.duty import LATE_SEC, SchedulesDuty
-from dataloader.app.features.schedules.rows import ORPHAN_AFTER_SEC, Schedules
-from dataloader.app.features.statistics.rows import Statistics
-from dataloader.app.features.webhooks.rows import Webhooks
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.offloads import Offloads
 from dataloader.app.queue.queues import Queues
-from dataloader.app.queue.workers import HeartbeatResult, notify_waiting_queues, prune_notify_state
-from dataloader.pipelines.contract import Pipelines
-from dataloader.pipelines.executors import Engines
-from dataloader.workers.metrics import PoolCounters
+from dataloader.app.queue.workers import HeartbeatResult, notify_waiting_queues
+from dataloader.workers.duties import HOURLY_SEC, LATE_SEC, Duty, DutyContext
 from dataloader.workers.offloads.pruning import prune_offloads
 from dataloader.workers.threads import BackgroundThread, Backoff, clock
 
 _log = log.get(__name__)
 _FOLLOW_INTERVAL_SEC = 30.0  # between two checks of a process that does not lead, if its heartbeats do not answer them
-_LATE_SCHEDULES_INTERVAL_SEC = 5.0
 _FOLLOWER_REPAIR_SEC = 30.0
-IDLE_INTERVAL_SEC = 2.0  # between two checks for bulk operations or new events
 _NOTIFY_INTERVAL_SEC = 1.0
 _REPAIR_INTERVAL_SEC = 1.0
 _REPAIR_COOLDOWN_SEC = 30.0  # a repaired key is left to be claimed for so long
 _REPAIR_BATCH = 500
-_LIMITS_INTERVAL_SEC = 1.0
-_GRAPHS_INTERVAL_SEC = 1.0
 _EXPIRY_INTERVAL_SEC = 1.0
-_SCHEDULES_INTERVAL_SEC = 30.0  # at the latest; a step returns when the next time comes
-_SEEN_INTERVAL_SEC = 60.0
-_BACKFILLS_INTERVAL_SEC = 2.0
-_BREAKERS_INTERVAL_SEC = 1.0
-_MIN_RATE_INTERVAL_SEC = 0.005  # between two steps that wake jobs of rates
-_NEXT_LIMITS_SEC = 0.05  # between two parts of all limits that jobs wait for
-_RETENTION_INTERVAL_SEC = 60.0
-_HOURLY_SEC = 3600.0
-_PRUNE_INTERVAL_SEC = 600.0
-_DEPTHS_INTERVAL_SEC = 30.0  # recorded once a minute, and none may be left out
-_PRUNE_BATCH = 1000  # deliveries, data checks, dataset events
-_REST_FACTOR = 9  # statistics that are not late rest this many times as long as a batch took: jobs come first
-_MAX_STATISTICS_LAG_SEC = 60.0  # later statistics do not rest at all
-AGGREGATE_BATCH = 10_000  # events
-_DELETE_BATCH = 500  # jobs
-_MAX_DELETE_PAUSE_SEC = 5.0
-_KEEP_ALERTS_SEC = 90 * 86_400.0
-_KEEP_CHECKS_SEC = 90 * 86_400.0  # and dataset events
-
-
-@dataclass(frozen=True)
-class Duty:
-    """A periodic duty: `run` does one bounded slice and returns the seconds until the next one, None: the interval."""
-
-    name: str
-    interval_sec: float
-    run: Callable[[], float | None]
-    first_delay_sec: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaintenanceOptions:
-    """What the duties delete, and how often alert rules are checked."""
-
-    periods: RetentionPeriods = field(default_factory=RetentionPeriods)
-    deletion_enabled: bool = True
-    is_retention_requested: bool = False  # then also from tables that were upgraded from version 0
-    alert_interval_sec: float = 15.0
-    keep_deliveries_sec: float = 14 * 86_400.0
-    zone: str = "UTC"  # of schedules that name none
-    default_lease_sec: int = 60  # of their jobs
-    lineage: LineageOptions | None = None
 
 
 class Maintenance:
@@ -124,6 +63,9 @@ class Maintenance:
     @property
     def is_leader(self) -> bool:
         return self._session.connected and self._session.generation == self._leader_generation
+
+    def has(self, duty: str) -> bool:
+        return duty in self._duties
 
     def wake(self, duty: str) -> None:
         """Run this duty now, for example because a bulk operation was requested."""
@@ -199,81 +141,22 @@ class Maintenance:
         self._session.close()
 
 
-def duties(
-    session: Session,
-    options: MaintenanceOptions,
-    tasks: Pipelines,
-    counters: PoolCounters | None = None,
-    engines: Engines | None = None,
-) -> list[Duty]:
-    """All duties of the maintenance leader."""
-    bulk, statistics, retention = BulkOperations(session), Statistics(session), RetentionDuty(session, options)
-    alerts, webhooks, quality = Alerts(session), Webhooks(session), DataQuality(session)
-    half_a_minute = _RETENTION_INTERVAL_SEC / 2
-    schedules = Schedules(session)
-    backfills = BackfillsDuty(session, tasks, default_lease_sec=options.default_lease_sec)
-    lineage = options.lineage and LineageDuty(session, options.lineage)
-    return [
-        *([Duty("lineage", IDLE_INTERVAL_SEC, lineage.run)] if lineage else []),
-        Duty("bulk", IDLE_INTERVAL_SEC, lambda: 0.0 if bulk.run_batch() else bulk.next_step_in_sec()),
-        Duty("bulk-prune", _HOURLY_SEC, bulk.prune),
-        Duty("statistics", IDLE_INTERVAL_SEC, lambda: _aggregate(statistics)),
-        Duty("statistics-prune", _PRUNE_INTERVAL_SEC, statistics.prune),
-        Duty("queue-depths", _DEPTHS_INTERVAL_SEC, statistics.record_depths),
+def duties(context: DutyContext, features: Sequence[Feature] = FEATURES) -> list[Duty]:
+    """All duties of the maintenance leader: those of the queue, then those of the features."""
+    session, queue = context.executor, JobQueue(context.executor)
+    of_queue = [
         Duty("notify-waiting", _NOTIFY_INTERVAL_SEC, lambda: notify_waiting_queues(session)),
-        Duty("blocked", _REPAIR_INTERVAL_SEC, BlockedJobsDuty(JobQueue(session)).run),
-        Duty("limits", _LIMITS_INTERVAL_SEC, LimitsDuty(Limits(session)).run),
-        Duty("breakers", _BREAKERS_INTERVAL_SEC, lambda: _probe_breakers(Breakers(session))),
-        Duty("graphs", _GRAPHS_INTERVAL_SEC, lambda: _decide_left(Graphs(session))),
-        Duty("expiry", _EXPIRY_INTERVAL_SEC, lambda: _expire(JobQueue(session))),
-        Duty("schedules", _SCHEDULES_INTERVAL_SEC, schedules_duty(session, options, tasks, counters).run),
-        Duty("backfills", _BACKFILLS_INTERVAL_SEC, backfills.run),
-        Duty("schedules-seen", _SEEN_INTERVAL_SEC, lambda: _see_schedules(schedules), first_delay_sec=ORPHAN_AFTER_SEC),
-        Duty("firings-prune", _PRUNE_INTERVAL_SEC, lambda: _prune_firings(schedules, options)),
-        Duty("limits-prune", _HOURLY_SEC, Limits(session).prune),
-        Duty("retention", _RETENTION_INTERVAL_SEC, retention.run, first_delay_sec=half_a_minute),
-        Duty("alerts", options.alert_interval_sec, lambda: _check_alerts(alerts, options.alert_interval_sec)),
-        Duty("alerts-prune", _HOURLY_SEC, lambda: alerts.prune(keep_sec=_KEEP_ALERTS_SEC)),
-        Duty("checks-prune", _HOURLY_SEC, lambda: _prune_checks(quality)),
-        Duty("offloads-prune", _HOURLY_SEC, lambda: prune_offloads(Offloads(session.execute), engines or Engines())),
-        Duty("deliveries-prune", _PRUNE_INTERVAL_SEC, lambda: _prune_deliveries(webhooks, options.keep_deliveries_sec)),
+        Duty("blocked", _REPAIR_INTERVAL_SEC, BlockedJobsDuty(queue).run),
+        Duty("expiry", _EXPIRY_INTERVAL_SEC, lambda: _expire(queue)),
+        Duty("offloads-prune", HOURLY_SEC, lambda: prune_offloads(Offloads(session.execute), context.engines)),
     ]
+    return [*of_queue, *(duty for create in load_all(features, "duties") for duty in create(context))]
 
 
-def follower_duties(
-    session: Executor, options: MaintenanceOptions, tasks: Pipelines, counters: PoolCounters | None = None
-) -> list[Duty]:
+def follower_duties(context: DutyContext, features: Sequence[Feature] = FEATURES) -> list[Duty]:
     """What every process does while another one leads, at longer intervals."""
-    schedules = schedules_duty(session, options, tasks, counters)
-    return [
-        Duty("late-schedules", _LATE_SCHEDULES_INTERVAL_SEC, lambda: schedules.run(late_by_sec=LATE_SEC)),
-        Duty("blocked", _FOLLOWER_REPAIR_SEC, BlockedJobsDuty(JobQueue(session)).run),
-    ]
-
-
-def _aggregate(statistics: Statistics) -> float | None:
-    started_at = clock()
-    lag_sec = statistics.aggregate(AGGREGATE_BATCH)
-    return None if lag_sec is None else rest_sec(clock() - started_at, lag_sec)
-
-
-def rest_sec(batch_sec: float, lag_sec: float) -> float:
-    """Return how long statistics rest after a batch: the later they are, the shorter."""
-    return _REST_FACTOR * batch_sec * max(0.0, 1 - lag_sec / _MAX_STATISTICS_LAG_SEC)
-
-
-def _decide_left(graphs: Graphs) -> float | None:
-    decided, found = graphs.decide_left()
-    if decided:
-        _log.info("waiting_jobs.decided", jobs=decided)
-    return 0.0 if decided and found else None
-
-
-def _probe_breakers(breakers: Breakers) -> float | None:
-    result = breakers.probe()
-    for task in result.tasks:
-        _log.info("breaker.half_open", task=task)
-    return None if result.next_probe_in_sec is None else max(0.05, result.next_probe_in_sec)
+    blocked = Duty("blocked", _FOLLOWER_REPAIR_SEC, BlockedJobsDuty(JobQueue(context.executor)).run)
+    return [*(duty for create in load_all(features, "follower_duties") for duty in create(context)), blocked]
 
 
 def _expire(queue: JobQueue) -> float | None:
@@ -281,45 +164,6 @@ def _expire(queue: JobQueue) -> float | None:
     if expired:
         _log.info("jobs.expired", jobs=expired)
     return 0.0 if expired else None
-
-
-def schedules_duty(
-    session: Executor, options: MaintenanceOptions, tasks: Pipelines, counters: PoolCounters | None
-) -> SchedulesDuty:
-    return SchedulesDuty(
-        session,
-        tasks,
-        zone=options.zone,
-        default_lease_sec=options.default_lease_sec,
-        record_firing=(counters or PoolCounters()).record_firing,
-    )
-
-
-def _see_schedules(schedules: Schedules) -> None:
-    for name in schedules.see():
-        _log.warning("schedule.orphaned", schedule=name)
-
-
-def _prune_firings(schedules: Schedules, options: MaintenanceOptions) -> float | None:
-    if not options.deletion_enabled:
-        return None
-    pruned = schedules.prune(keep_sec=options.periods.succeeded, limit=_PRUNE_BATCH)
-    return 1.0 if pruned >= _PRUNE_BATCH else None
-
-
-def _check_alerts(alerts: Alerts, interval_sec: float) -> None:
-    result = alerts.check(interval_sec=interval_sec)
-    if result.fired or result.resolved:
-        write = _log.warning if result.fired else _log.info
-        write("alerts.changed", started=result.fired, resolved=result.resolved)
-
-
-def _prune_deliveries(webhooks: Webhooks, keep_sec: float) -> float | None:
-    return 1.0 if webhooks.prune(keep_sec=keep_sec, limit=_PRUNE_BATCH) >= _PRUNE_BATCH else None
-
-
-def _prune_checks(quality: DataQuality) -> float | None:
-    return 1.0 if quality.prune(keep_sec=_KEEP_CHECKS_SEC, limit=_PRUNE_BATCH) >= _PRUNE_BATCH else None
 
 
 class BlockedJobsDuty:
@@ -342,65 +186,3 @@ class BlockedJobsDuty:
         self._recently_repaired.update((key, now) for key in repaired.unblocked)
         if repaired.unblocked:
             _log.info("blocked_jobs.repaired", keys=len(repaired.unblocked))
-
-
-class LimitsDuty:
-    """Wakes jobs whose rate lets them start now, and those that wait for a limit that has room."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._cursor = ""
-
-    def run(self) -> float | None:
-        result = self._limits.wake(after=self._cursor)
-        self._cursor = result.cursor
-        if result.repaired:  # the end of a run should have done it
-            _log.info("limited_jobs.repaired", jobs=result.repaired)
-        if result.cursor:
-            return _NEXT_LIMITS_SEC
-        return None if result.next_start_in_sec is None else max(_MIN_RATE_INTERVAL_SEC, result.next_start_in_sec)
-
-
-class RetentionDuty:
-    """Deletes old jobs in batches and creates and drops partitions of events and logs."""
-
-    def __init__(self, session: Session, options: MaintenanceOptions) -> None:
-        self._session, self._options = session, options
-        self._retention = Retention(session, options.periods)
-        self._is_hold_logged = False
-        self._unlogged_deletions: Counter[tuple[str, str]] = Counter()  # (status, task) → jobs
-
-    def run(self) -> float | None:
-        """Delete one batch of jobs. While batches are full, pause as long as each took."""
-        started_at = clock()
-        for partition in self._retention.create_partitions():
-            _log.info("partition.created", partition=partition)
-        if not self._options.deletion_enabled or self._is_on_hold():
-            return None
-        pruned = self._retention.prune(limit=_DELETE_BATCH)
-        self._log_deletions(pruned)
-        for partition in self._retention.drop_partitions():
-            _log.info("partition.dropped", partition=partition)
-        self._retention.prune_audit()
-        prune_notify_state(self._session)
-        return min(_MAX_DELETE_PAUSE_SEC, max(0.05, clock() - started_at)) if pruned.has_more else None
-
-    def _is_on_hold(self) -> bool:
-        if self._options.is_retention_requested or not self._retention.is_paused:
-            return False
-        if not self._is_hold_logged:
-            self._is_hold_logged = True
-            _log.warning(
-                "retention.on_hold",
-                detail="the tables were upgraded from version 0, so nothing is deleted; DL_RETENTION_ENABLED=true "
-                "deletes what is older than DL_KEEP_…, DL_RETENTION_ENABLED=false keeps everything; "
-                "`dataloader prune --dry-run` lists it",
-            )
-        return True
-
-    def _log_deletions(self, pruned: PrunedBatch) -> None:
-        self._unlogged_deletions.update(pruned.jobs)
-        if not pruned.has_more:
-            for (status, task), jobs in sorted(self._unlogged_deletions.items()):
-                _log.info("jobs.deleted", status=status, task=task, jobs=jobs)
-            self._unlogged_deletions.clear()

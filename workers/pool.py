@@ -7,15 +7,16 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
 from dataloader.app import log
+from dataloader.app.acts.feature import Feature, load_all
 from dataloader.app.db.connection import Session
-from dataloader.app.features.webhooks.duty import WebhookSender
-from dataloader.app.features.webhooks.rows import Webhooks
+from dataloader.app.db.statements import Executor
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.offloads import Offloads
 from dataloader.app.queue.queues import Queues
@@ -25,8 +26,9 @@ from dataloader.workers.attempt import RunningAttempts, may_have_child
 from dataloader.workers.claim_timers import default_poll
 from dataloader.workers.claimer import Claimer, KeyLocks, NotifyState, UnwantedNotifications
 from dataloader.workers.death_watch import DeathWatch, NameClaim, Registration
-from dataloader.workers.declarations import describe_worker, write_declarations
+from dataloader.workers.declarations import describe_worker
 from dataloader.workers.dispatcher import Dispatcher
+from dataloader.workers.duties import Declaration, DutyContext, FeatureThread, ThreadContext
 from dataloader.workers.heartbeat import Heartbeat
 from dataloader.workers.isolation.run import run_isolated
 from dataloader.workers.listener import Listener, ListenerLike, ListenMode, NoListener
@@ -65,7 +67,9 @@ class WorkerPool:
         *,
         on_crash: Callable[[str], None] = exit_on_crash,
         echo: LogSink | None = None,  # receives captured output at once
+        features: Sequence[Feature] = FEATURES,
     ) -> None:
+        self._features = features
         self.id = uuid4()
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._pipelines, self._options, self._crash_callback = pipelines, options, on_crash
@@ -119,11 +123,11 @@ class WorkerPool:
             self._heartbeat,
             self._reaper,
             self._stopper,
-            self._webhooks,
             self._worker_control,
             self._maintenance,
         )
-        self._background_threads = [*(owner.thread for owner in owners), *self._offloads.threads]
+        threads = [owner.thread for owner in owners] + [owner.thread for owner in self._feature_threads]
+        self._background_threads = [*threads, *self._offloads.threads]
         self._worker_stopper = WorkerStopper(
             self._workers, self._running_attempts, self._settler, self._key_locks, stop_wait_sec=options.stop_wait_sec
         )
@@ -185,7 +189,7 @@ class WorkerPool:
             interval_sec=options.heartbeat_sec,
             info=info,
             register=self._send_heartbeat,
-            declare=lambda: write_declarations(self._pipelines, queue["renew"].executor, self.id, options),
+            declare=lambda: self._declare(queue["renew"].executor),
             listen=self._dispatcher.listen_while_busy,
             on_crash=self._on_crash,
             counters=self.counters,
@@ -220,21 +224,33 @@ class WorkerPool:
             takes_from_others=options.reaps,
         )
 
+    def _declare(self, executor: Executor) -> None:
+        options = self._options.maintenance
+        declaration = Declaration(executor=executor, pipelines=self._pipelines, worker_id=self.id, options=options)
+        for declare in load_all(self._features, "declare"):
+            declare(declaration)
+
     def _send_heartbeat(self) -> None:
         heartbeat = self._dispatcher.poll_by_heartbeat(self._registration.send_heartbeat)
-        for owner in (self._death_watch, self._reaper, self._maintenance, self._webhooks, self._worker_control):
+        for owner in (self._death_watch, self._reaper, self._maintenance, self._worker_control):
             owner.on_heartbeat(heartbeat)
+        for thread in self._feature_threads:
+            thread.on_heartbeat(heartbeat)
 
     def _build_database_threads(self) -> None:
-        """Make the threads that serve operators and webhook receivers, and the maintenance duties."""
+        """Make the threads that serve operators, those of features, and the maintenance duties."""
         options, session = self._options, self._sessions.settle
-        self._webhooks = WebhookSender(
-            Webhooks(session),
-            options.webhooks,
-            on_crash=self._on_crash,
-            counters=self.counters,
-            is_notified=lambda: self._listener.state.is_receiving,
-        )
+        self._feature_threads: list[FeatureThread] = []
+        for feature in self._features:
+            if feature.threads is not None:
+                thread_context = ThreadContext(
+                    executor=session,
+                    options=options.maintenance.features.get(feature.name),
+                    on_crash=self._on_crash,
+                    counters=self.counters,
+                    is_notified=lambda: self._listener.state.is_receiving,
+                )
+                self._feature_threads.append(feature.load(feature.threads)(thread_context))
         self._worker_control = WorkerControl(
             Queues(session),
             self._dispatcher,
@@ -248,12 +264,19 @@ class WorkerPool:
             on_crash=self._on_crash,
         )
         maintenance_session = self._sessions.make("maintenance")
+        context = DutyContext(
+            executor=maintenance_session,
+            options=options.maintenance,
+            tasks=self._pipelines,
+            counters=self.counters,
+            engines=options.engines,
+        )
         self._maintenance = Maintenance(
             maintenance_session,
             session,
-            duties(maintenance_session, options.maintenance, self._pipelines, self.counters, options.engines),
+            duties(context, self._features),
             on_crash=self._on_crash,
-            follower_duties=follower_duties(session, options.maintenance, self._pipelines, self.counters),
+            follower_duties=follower_duties(replace(context, executor=session), self._features),
         )
 
     def _on_superseded(self) -> None:
@@ -370,7 +393,8 @@ class WorkerPool:
         for thread in self._background_threads:
             thread.join(5.0)
         self._offloads.release_polls()
-        self._webhooks.drain(min(self._worker_stopper.timeout_sec, self._options.webhooks.timeout_sec))
+        for owner in self._feature_threads:
+            owner.drain(self._worker_stopper.timeout_sec)
         self._settler.abandon_rest()
         self._heartbeat.deregister()
         self._maintenance.close()
@@ -421,11 +445,9 @@ class WorkerPool:
 
     def _on_control(self, command: str) -> None:
         verb, _, argument = command.partition(" ")
-        if verb == "deliver":
-            self._webhooks.send_now()
-        elif verb in ("queue", "drain", "undrain"):
+        if verb in ("queue", "drain", "undrain"):
             self._worker_control.sync_now()
-        elif verb in ("bulk", "limits", "graphs", "schedules", "backfills"):
+        elif self._maintenance.has(verb):
             self._maintenance.wake(verb)
         elif verb == "cancel":
             attempt = self._running_attempts.get(argument)
@@ -433,6 +455,9 @@ class WorkerPool:
                 attempt.stop(StopReason.CANCEL)
         elif self._registration.is_heartbeat_requested(verb, argument):
             self._heartbeat.send_now()
+        for owner in self._feature_threads:
+            if owner.control == verb:
+                owner.wake()
 
     def _on_crash(self, thread: str) -> None:
         self._crashed_threads.append(thread)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dataloader.app.db.statements import Executor
-from dataloader.app.features.webhooks.duty import WebhookOptions
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
 from dataloader.app.queue.jobs import JobLimits
 from dataloader.app.queue.labels import Labels
@@ -14,9 +13,9 @@ from dataloader.app.tracing import Tracer
 from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.retry import Policy
 from dataloader.workers.attempt import AttemptSettings
+from dataloader.workers.duties import MaintenanceOptions
 from dataloader.workers.listener import ListenMode
 from dataloader.workers.logs.writer import JobLogLimits
-from dataloader.workers.maintenance import MaintenanceOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,6 @@ class PoolOptions:
     attempts: AttemptSettings = field(default_factory=AttemptSettings)  # the pool adds what it makes itself
     log_limits: JobLogLimits = field(default_factory=JobLogLimits)  # of captured output
     maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
-    webhooks: WebhookOptions = field(default_factory=WebhookOptions)
     tracer: Tracer | None = None
     executor: Executor | None = None  # for statements that need no session of their own, instead of a connection
     engines: Engines = field(default_factory=Engines)

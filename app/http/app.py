@@ -1,45 +1,21 @@
-"""Builds the Flask app from its blueprints and the middleware around them."""
+"""Builds the Flask app from the blueprints of the core and of the features, and the middleware around them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from flask import Flask, request
 from jinja2 import FileSystemLoader
-from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from dataloader.app import ui
 from dataloader.app.acts.audit_log import AuditLog
+from dataloader.app.acts.feature import Feature, load_all
+from dataloader.app.acts.web import ActRunner
 from dataloader.app.db.pool import Pool
-from dataloader.app.features.alerts.routes import create_alerts_blueprint
-from dataloader.app.features.audit.routes import create_audit_blueprint
-from dataloader.app.features.backfills.changes import BackfillEditor
-from dataloader.app.features.backfills.routes import create_backfills_blueprint
-from dataloader.app.features.bulk.routes import create_bulk_blueprint
-from dataloader.app.features.graphs.routes import create_graphs_blueprint
-from dataloader.app.features.jobs.batch_routes import create_batch_blueprint
-from dataloader.app.features.jobs.edit_routes import create_edits_blueprint
-from dataloader.app.features.jobs.event_routes import create_events_blueprint
-from dataloader.app.features.jobs.list_routes import create_job_list_blueprint
-from dataloader.app.features.jobs.log_routes import create_job_logs_blueprint
-from dataloader.app.features.jobs.routes import JobIdConverter, JobWatcher, create_jobs_blueprint
-from dataloader.app.features.jobs.trigger_request import trigger_request_model
-from dataloader.app.features.limits.routes import create_breakers_blueprint, create_limits_blueprint
-from dataloader.app.features.metrics.routes import QueueCollector, create_metrics_blueprint
-from dataloader.app.features.overview.routes import create_overview_blueprint
-from dataloader.app.features.overview.service_counts import ProblemCounter
-from dataloader.app.features.quality.routes import DatasetConverter, create_data_quality_blueprint
-from dataloader.app.features.queues.routes import create_queues_blueprint
-from dataloader.app.features.scaling.routes import CachedScaling, ScalingCollector, create_scaling_blueprint
-from dataloader.app.features.schedules.routes import create_schedules_blueprint
-from dataloader.app.features.statistics.failure_routes import create_failures_blueprint
-from dataloader.app.features.tasks.routes import create_task_stats_blueprint
-from dataloader.app.features.undo.pages import ActHistory, create_undo_page, describe_act
-from dataloader.app.features.webhooks.routes import create_webhooks_blueprint
-from dataloader.app.http.all_pages import create_pages
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.http.auth.api_keys import ApiKeys
 from dataloader.app.http.auth.guard import ACTOR, Authenticator, csrf_token, parse_networks
 from dataloader.app.http.auth.login import create_login_blueprint
@@ -47,16 +23,21 @@ from dataloader.app.http.auth.sessions import Sessions
 from dataloader.app.http.caches import KeyCache, QueueSettingsCache
 from dataloader.app.http.docs import create_docs_blueprint
 from dataloader.app.http.feedback import create_feedback_blueprint
-from dataloader.app.http.health import Probe, ReadinessCheck, create_health_blueprint
+from dataloader.app.http.health import Probe, create_health_blueprint
+from dataloader.app.http.jobs.routes import JobIdConverter, create_jobs_blueprint
+from dataloader.app.http.jobs.watcher import JobWatcher
 from dataloader.app.http.links import NameConverter, quote_in_template
 from dataloader.app.http.middleware import RequestMetrics, RequestMiddleware, handle_error
 from dataloader.app.http.options import WebOptions
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.http.standby_reads import MAX_LAG_KEY
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.labels import split_tasks
 from dataloader.app.queue.queues import LiveWorker, Queues
 from dataloader.app.tracing import Tracer
 from dataloader.app.ui.shell import shell_values
+from dataloader.app.ui.zone import create_zone_page
 from dataloader.pipelines.contract import Pipelines
 
 OPERATIONS = "dataloader.operations"  # the key of all operations in the app's extensions
@@ -67,6 +48,7 @@ def create_app(
     pipelines: Pipelines,
     options: WebOptions,
     *,
+    features: Sequence[Feature] = FEATURES,
     probe: Probe | None = None,
     pool: Pool | None = None,
     keys: ApiKeys | None = None,
@@ -83,68 +65,60 @@ def create_app(
     `tracer` creates a span for each triggered job; None: tracing is off.
     `closing` ends waiting requests and streams once it is set.
     """
-    app = Flask(ui.__name__)
-    here = Path(__file__).parents[1]
-    folders = [here / "ui", *sorted((here / "features").glob("*"))]
-    app.jinja_loader = FileSystemLoader([folder / "templates" for folder in folders])
-    app.config["MAX_CONTENT_LENGTH"] = options.max_body_bytes
-    app.config[MAX_LAG_KEY] = options.max_data_age_sec
-    app.url_map.converters |= {"job": JobIdConverter, "dataset": DatasetConverter, "path": NameConverter}
-    app.url_map.merge_slashes = False  # no redirects from other spellings of a path
-    app.context_processor(lambda: {"actor": request.environ.get(ACTOR), "csrf_token": csrf_token()})
-    counter = ProblemCounter(queue.executor)
-    app.context_processor(lambda: shell_values(options, counter))
-    history = ActHistory(queue, pipelines, options)
-    app.context_processor(lambda: {"last_act": history.shown_act, "describe_act": describe_act})
-    app.jinja_env.filters["urlencode"] = quote_in_template
-    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-
-    registry = CollectorRegistry()
-    request_metrics, authenticator = RequestMetrics(registry), _make_authenticator(keys, options)
-    scaling = CachedScaling(queue.executor, options)
-    for collector in (QueueCollector(queue, options), ScalingCollector(scaling, options.queues), *collectors):
-        registry.register(collector)
-    app.register_error_handler(Exception, handle_error)
-    app.wsgi_app = RequestMiddleware(app.wsgi_app, request_metrics, authenticator)  # type: ignore[method-assign]
-
-    executor, closing = queue.executor, closing or threading.Event()
+    closing = closing or threading.Event()
     own_worker = None if probe is None else _own_worker(options, pipelines)
-    trigger_model = trigger_request_model(options, pipelines)
-    queue_settings = QueueSettingsCache(Queues(executor), own_worker)
-    watcher, check_readiness = JobWatcher(options.max_waiters, closing), ReadinessCheck(queue, options, probe, pool)
-    blueprints = [
-        create_jobs_blueprint(queue, pipelines, trigger_model, tracer, watcher, queue_settings),
-        create_batch_blueprint(executor, pipelines, options, queue_settings),
-        create_graphs_blueprint(queue, pipelines, options, queue_settings),
-        create_job_list_blueprint(executor, pipelines),
-        create_edits_blueprint(queue, pipelines, options),
-        create_bulk_blueprint(executor, pipelines),
-        create_failures_blueprint(executor),
-        create_queues_blueprint(executor, pipelines),
-        create_overview_blueprint(executor, options, counter.get),
-        create_scaling_blueprint(scaling),
-        create_limits_blueprint(executor, pipelines),
-        create_breakers_blueprint(executor, pipelines),
-        create_schedules_blueprint(executor, pipelines, options),
-        create_backfills_blueprint(BackfillEditor(queue, pipelines, options)),
-        create_data_quality_blueprint(executor),
-        create_task_stats_blueprint(executor, pipelines),
-        create_events_blueprint(executor, options, closing),
-        create_job_logs_blueprint(queue, watcher),
-        create_webhooks_blueprint(executor, pipelines, options),
-        create_alerts_blueprint(executor, pipelines),
-        create_health_blueprint(check_readiness, probe, options),
-        create_metrics_blueprint(registry),
+    site = Site(
+        queue=queue,
+        pipelines=pipelines,
+        options=options,
+        features=features,
+        queue_settings=QueueSettingsCache(Queues(queue.executor), own_worker),
+        watcher=JobWatcher(options.max_waiters, closing),
+        runner=ActRunner(queue.executor, pipelines),
+        closing=closing,
+        pool=pool,
+        probe=probe,
+        tracer=tracer,
+    )
+    app = _create_flask(site)
+    request_metrics, authenticator = RequestMetrics(site.registry), _make_authenticator(keys, options)
+    for collector in (*(create(site) for create in load_all(features, "collectors")), *collectors):
+        site.registry.register(collector)
+    app.wsgi_app = RequestMiddleware(app.wsgi_app, request_metrics, authenticator)  # type: ignore[method-assign]
+    blueprints: list[ApiBlueprint] = [
+        create_jobs_blueprint(site),
+        *(create(site) for create in load_all(features, "blueprints")),
+        create_health_blueprint(site),
         create_feedback_blueprint(request_metrics),
-        *create_pages(queue, pipelines, options),
-        create_undo_page(history, options),
-        create_audit_blueprint(executor),
-        create_login_blueprint(authenticator, AuditLog(executor)),
+        create_zone_page(site),
+        create_login_blueprint(authenticator, AuditLog(queue.executor)),
     ]
     app.extensions[OPERATIONS] = []
     for blueprint in (*blueprints, create_docs_blueprint(blueprints)):
         app.register_blueprint(blueprint.blueprint)
         app.extensions[OPERATIONS] += blueprint.operations
+    return app
+
+
+def _create_flask(site: Site) -> Flask:
+    """Create the app without routes: converters of paths, templates and what all of them may use."""
+    app = Flask(ui.__name__)
+    here = Path(__file__).parents[1]
+    folders = [here / "ui", *(here / "features" / feature.name for feature in site.features)]
+    app.jinja_loader = FileSystemLoader([folder / "templates" for folder in folders])
+    app.config["MAX_CONTENT_LENGTH"] = site.options.max_body_bytes
+    app.config[MAX_LAG_KEY] = site.options.max_data_age_sec
+    app.url_map.converters |= {"job": JobIdConverter, "path": NameConverter}
+    for feature in site.features:
+        app.url_map.converters |= {name: feature.load(path) for name, path in feature.converters.items()}
+    app.url_map.merge_slashes = False  # no redirects from other spellings of a path
+    app.context_processor(lambda: {"actor": request.environ.get(ACTOR), "csrf_token": csrf_token()})
+    app.context_processor(lambda: shell_values(site.options, site.navigation))
+    for page_values in load_all(site.features, "page_values"):
+        app.context_processor(page_values(site))
+    app.jinja_env.filters["urlencode"] = quote_in_template
+    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    app.register_error_handler(Exception, handle_error)
     return app
 
 

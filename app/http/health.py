@@ -15,6 +15,7 @@ from dataloader.app.http.caches import RefreshingValue, RefreshTimeout
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode, RequestRejected
 from dataloader.app.http.routing import ANY_KEY, OPEN, ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.queue.jobs import JobQueue
 
 Probe = Callable[[], Mapping[str, Any]]
@@ -138,7 +139,9 @@ class Probes:
         return str(state.get("detail") or "the dispatcher has not completed a claim in time")
 
 
-def create_health_blueprint(check_readiness: ReadinessCheck, probe: Probe | None, options: WebOptions) -> ApiBlueprint:
+def create_health_blueprint(site: Site) -> ApiBlueprint:
+    probe, options = site.probe, site.options
+    check_readiness = ReadinessCheck(site.queue, options, probe, site.pool)
     blueprint = ApiBlueprint("status", "")
     probes = Probes(lambda: _why_not_ready(check_readiness()), probe)
     info = Info("dataloader", options.version, options.environment)

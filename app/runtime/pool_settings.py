@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 from dataloader.app.config import Settings
 from dataloader.app.config.values import ExponentialPoll, FixedPoll, LinearPoll, QueuePoll, TablePoll
 from dataloader.app.db.statements import Executor
-from dataloader.app.features.lineage.duty import LineageOptions
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.retention.rows import DAY_SEC, RetentionPeriods
-from dataloader.app.features.webhooks.duty import WebhookOptions
-from dataloader.app.net import AllowedHosts
 from dataloader.app.runtime.startup import version
 from dataloader.app.tracing import Tracer
 from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.retry import Exponential, Fixed, Linear, Policy, Table
 from dataloader.workers.attempt import AttemptSettings
+from dataloader.workers.duties import MaintenanceOptions
 from dataloader.workers.listener import ListenMode
-from dataloader.workers.maintenance import MaintenanceOptions
 from dataloader.workers.pool_options import PoolOptions
 from dataloader.workers.secrets import SecretStore
 
@@ -67,11 +64,6 @@ def pool_options(
             tokens=tokens,
             secret_store=secret_store,
         ),
-        webhooks=WebhookOptions(
-            allowed_hosts=AllowedHosts.parse(settings.webhook_allowed_hosts),
-            secret=None if settings.webhook_secret is None else settings.webhook_secret.get_secret_value(),
-            version=version(),
-        ),
         tracer=tracer,
         executor=executor,
         engines=Engines(settings.executors, read_secret=secret_store.read),
@@ -81,20 +73,13 @@ def pool_options(
             is_retention_requested=settings.is_retention_requested,
             zone=settings.timezone,
             default_lease_sec=settings.default_lease_ttl_sec,
-            lineage=_lineage_options(settings, secret_store),
+            features={
+                feature.name: feature.load(feature.options)(settings, secret_store)
+                for feature in FEATURES
+                if feature.options is not None
+            },
         ),
     )
-
-
-def _lineage_options(settings: Settings, secret_store: SecretStore) -> LineageOptions | None:
-    match settings.lineage:
-        case None:
-            return None
-        case str(url):
-            return LineageOptions(url=url, version=version())
-        case receiver:
-            read_key = partial(secret_store.read, receiver["key"]["$secret"])
-            return LineageOptions(url=receiver["url"], read_key=read_key, version=version())
 
 
 def _poll_policy(poll: QueuePoll) -> Policy:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from flask import request
 
-from dataloader.app.features.overview.service_counts import COUNTED_PATHS, ProblemCounter
+from dataloader.app.acts.feature import NavLink
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import ACTOR, Actor
 from dataloader.app.http.links import current_url
@@ -20,64 +17,23 @@ from dataloader.app.ui.formatter import Formatter
 
 ZONE_COOKIE, UTC_CHOICE = "dl_zone", "utc"
 _UTC = "UTC"
+GROUPS = ("Work", "Definitions", "Capacity", "Watch", "Settings")  # of the navigation
 
 
-@dataclass(frozen=True)
-class NavLink:
-    """A page of the side navigation and of the command palette."""
-
-    group: str
-    title: str
-    path: str
-
-    def is_current(self, path: str) -> bool:
-        return path == self.path or (self.path != "/" and path.startswith(f"{self.path}/"))
-
-
-NAVIGATION = (
-    NavLink("Work", "Overview", "/"),
-    NavLink("Work", "Jobs", "/jobs"),
-    NavLink("Work", "Failures", "/failures"),
-    NavLink("Work", "Graphs", "/graphs"),
-    NavLink("Work", "Backfills", "/backfills"),
-    NavLink("Definitions", "Tasks", "/tasks"),
-    NavLink("Definitions", "Schedules", "/schedules"),
-    NavLink("Definitions", "Calendar", "/calendar"),
-    NavLink("Definitions", "Datasets", "/datasets"),
-    NavLink("Capacity", "Queues", "/queues"),
-    NavLink("Capacity", "Workers", "/workers"),
-    NavLink("Capacity", "Limits", "/limits"),
-    NavLink("Watch", "Alerts", "/alerts"),
-    NavLink("Watch", "Charts", "/charts"),
-    NavLink("Watch", "Audit", "/audit"),
-    NavLink("Settings", "Webhooks", "/webhooks"),
-    NavLink("Settings", "API keys", "/keys"),
-    NavLink("Settings", "Settings", "/settings"),
-    NavLink("Settings", "API", "/docs"),
-)
-
-
-def shell_values(options: WebOptions, counter: ProblemCounter) -> dict[str, Any]:
-    """Return what the layout shows on every page."""
+def shell_values(options: WebOptions, navigation: Iterable[NavLink]) -> dict[str, Any]:
+    """Return what the layout shows on every page. Features replace those that are empty here."""
     return {
         "current_url": current_url(),
-        "navigation": list(_groups()),
+        "navigation": list(_groups(navigation)),
         "options": options,
         "formatter": formatter_of_request(options),
-        "nav_counts": lambda: _shown_counts(counter),
-        "problem_count": lambda: counter.get() if _can_read() else None,
+        "nav_counts": dict,
+        "problem_count": lambda: None,
+        "last_act": lambda: None,
     }
 
 
-def _shown_counts(counter: ProblemCounter) -> dict[str, tuple[int | None, str]]:
-    """By the path of a page its number in the navigation, None while it is not known."""
-    if not _can_read():
-        return {}
-    counts = counter.counts()
-    return dict.fromkeys(COUNTED_PATHS, (None, "")) if counts is None else {**counts.by_path}
-
-
-def _can_read() -> bool:
+def can_read() -> bool:
     actor: Actor | None = request.environ.get(ACTOR)
     return actor is not None and actor.has_scope((Scope.READ,))
 
@@ -92,6 +48,8 @@ def _formatter(zone: str) -> Formatter:
     return Formatter(zone)
 
 
-def _groups() -> Iterator[tuple[str, list[NavLink]]]:
-    for group, members in groupby(NAVIGATION, key=attrgetter("group")):
-        yield group, list(members)
+def _groups(links: Iterable[NavLink]) -> Iterator[tuple[str, list[NavLink]]]:
+    by_group: dict[str, list[NavLink]] = {group: [] for group in GROUPS}
+    for link in links:
+        by_group[link.group].append(link)
+    return ((group, members) for group, members in by_group.items() if members)

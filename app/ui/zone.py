@@ -8,9 +8,9 @@ from flask import Response, request
 from pydantic import Field
 
 from dataloader.app.http.auth.guard import AUTHENTICATOR, Authenticator
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ANY_KEY, HTML, ApiBlueprint
 from dataloader.app.http.schemas import QueryModel
+from dataloader.app.http.site import Site
 from dataloader.app.ui.base import PageRenderer, redirect_to, safe_path
 from dataloader.app.ui.shell import UTC_CHOICE, ZONE_COOKIE
 
@@ -22,7 +22,8 @@ class ZoneQuery(QueryModel):
     next: Annotated[str, Field(max_length=2000, description="The path of this service to redirect to.")] = "/"
 
 
-def create_zone_page(options: WebOptions) -> ApiBlueprint:
+def create_zone_page(site: Site) -> ApiBlueprint:
+    options = site.options
     pages = PageRenderer("zone_page", options)
 
     @pages.blueprint.get(

@@ -8,7 +8,7 @@ from tests.chaos.mutant import FunctionEdit, Mutant, replace_attribute
 
 
 def _never_sweep_limits() -> None:
-    from dataloader.workers.maintenance import LimitsDuty
+    from dataloader.app.features.limits.duty import LimitsDuty
 
     replace_attribute(LimitsDuty, "run", lambda self: None)
 

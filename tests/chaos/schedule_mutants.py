@@ -42,7 +42,8 @@ def _fire_from_every_process() -> None:
         return made
 
     replace_attribute(maintenance, "_FOLLOW_INTERVAL_SEC", 0.0)
-    replace_attribute(maintenance, "_LATE_SCHEDULES_INTERVAL_SEC", 0.0)
+    replace_attribute(schedules, "_LATE_INTERVAL_SEC", 0.0)
+    replace_attribute(schedules, "LATE_SEC", 0.0)
     replace_attribute(maintenance, "LATE_SEC", 0.0)
     request = replace_attribute(schedules, "scheduled_job", without_key)
 

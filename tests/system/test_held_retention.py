@@ -26,8 +26,8 @@ INSERT INTO dl_job_events (job_id, queue, kind, ts) SELECT job_id, queue, 'done'
 """
 # A worker whose first look at retention comes at once, not half a minute after its start.
 WORKER = """
-from dataloader.workers import maintenance
-maintenance._RETENTION_INTERVAL_SEC = 0.2
+from dataloader.app.features.retention import duty
+duty._INTERVAL_SEC = 0.2
 from dataloader.app.features.retention.rows import Retention
 create_partitions = Retention.create_partitions
 def create_partitions_and_print(self):

@@ -13,7 +13,7 @@ from dataloader.app.features.lineage.duty import LineageDuty, LineageOptions, sp
 from dataloader.app.features.lineage.rows import LineageJob
 from dataloader.app.queue.job import Status
 from dataloader.pipelines.contract import Context
-from dataloader.workers.maintenance import MaintenanceOptions
+from dataloader.workers.duties import MaintenanceOptions
 from dataloader.workers.threads import clock
 from tests.support import eventually
 from tests.support.queue_fixture import QueueFixture
@@ -73,7 +73,7 @@ def test_pool_sends_start_and_complete_with_datasets(worker_pools: WorkerPoolFix
     worker_pools.pipelines.register("load")(load)
     url = f"http://127.0.0.1:{receiver.port}/base"
     options = LineageOptions(url=url, read_key=lambda: "key-of-lineage", version="1")
-    worker_pools.listening_pool(maintenance=MaintenanceOptions(lineage=options))
+    worker_pools.listening_pool(maintenance=MaintenanceOptions(features={"lineage": options}))
     eventually(lambda: worker_pools.queue_fixture.fetch_row("SELECT cursor IS NOT NULL FROM dl_lineage_state"))
 
     job_id = str(worker_pools.add_job("load"))
@@ -349,7 +349,7 @@ def test_receiver_that_hangs_delays_no_duty(queue_db, receiver):
 def test_jobs_run_while_the_receiver_hangs(worker_pools: WorkerPoolFixture, receiver: WebhookReceiver):
     receiver.set_behavior(hang)
     options = LineageOptions(url=f"http://127.0.0.1:{receiver.port}", timeout_sec=60.0)
-    worker_pools.listening_pool(maintenance=MaintenanceOptions(lineage=options))
+    worker_pools.listening_pool(maintenance=MaintenanceOptions(features={"lineage": options}))
     eventually(lambda: worker_pools.queue_fixture.fetch_row("SELECT cursor IS NOT NULL FROM dl_lineage_state"))
     worker_pools.add_job()
     receiver.wait_for(1)

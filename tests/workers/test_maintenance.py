@@ -10,19 +10,14 @@ import pytest
 from dataloader.app.errors import DatabaseUnavailable, SchemaOutdated
 from dataloader.app.features.bulk.rows import BulkAction, BulkOperations, BulkState
 from dataloader.app.features.jobs.job_search import Filter
+from dataloader.app.features.statistics.duty import rest_sec
 from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.queue.workers import HeartbeatResult
-from dataloader.pipelines.contract import Pipelines
 from dataloader.workers import maintenance
-from dataloader.workers.maintenance import (
-    Duty,
-    Maintenance,
-    MaintenanceOptions,
-    follower_duties,
-    rest_sec,
-)
+from dataloader.workers.duties import Duty
+from dataloader.workers.maintenance import Maintenance, follower_duties
 from dataloader.workers.threads import clock
-from tests.support.duties import duty
+from tests.support.duties import duty, duty_context
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
@@ -239,9 +234,7 @@ def test_next_leader_repairs_blocked_jobs_after_a_death(queue_db):
 def test_follower_repairs_blocked_jobs_of_frozen_leader(queue_db, monkeypatch):
     frozen = new_maintenance(queue_db, duty(queue_db, "blocked"))
     frozen.run_once()
-    follower = new_maintenance(
-        queue_db, followed=follower_duties(queue_db.new_session(), MaintenanceOptions(), Pipelines())
-    )
+    follower = new_maintenance(queue_db, followed=follower_duties(duty_context(queue_db.new_session())))
     earlier = add_forgotten_job(queue_db, "k")
     follower.run_once()
     assert queue_db.wait_state(earlier) == "ready"

@@ -8,17 +8,15 @@ from uuid import uuid4
 from dataloader.app.features.alerts.rows import Alerts, RuleKind
 from dataloader.app.features.bulk.rows import BulkAction, BulkOperations, BulkState, Redrive
 from dataloader.app.features.jobs.job_search import Filter
+from dataloader.app.features.retention import duty as retention_duty
+from dataloader.app.features.retention.duty import RetentionDuty
 from dataloader.app.features.retention.rows import DAY_SEC, RetentionPeriods
-from dataloader.app.features.webhooks.duty import WebhookOptions
 from dataloader.app.features.webhooks.rows import WebhookEvent, Webhooks
+from dataloader.app.features.webhooks.sender import WebhookOptions
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import Breaker, Pipelines
-from dataloader.workers import maintenance
-from dataloader.workers.maintenance import (
-    MaintenanceOptions,
-    RetentionDuty,
-)
+from dataloader.workers.duties import MaintenanceOptions
 from tests.support.duties import duty
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
@@ -90,7 +88,7 @@ def add_old_jobs(queue_db: QueueFixture, count: int) -> None:
 
 
 def test_retention_deletes_a_batch_a_slice(queue_db, monkeypatch, logged):
-    monkeypatch.setattr(maintenance, "_DELETE_BATCH", 2)
+    monkeypatch.setattr(retention_duty, "_DELETE_BATCH", 2)
     add_old_jobs(queue_db, 5)
     retention = new_retention(queue_db)
 
@@ -162,8 +160,9 @@ def test_unserved_queue_fires_an_alert_that_resolves(worker_pools: WorkerPoolFix
         webhooks.add(receiver.url, events=[WebhookEvent.ALERT_FIRING, WebhookEvent.ALERT_RESOLVED])
         alerts.add(name="old", kind=RuleKind.QUEUE_AGE, threshold=0.2, queue="other")
         options: dict[str, Any] = {
-            "webhooks": WebhookOptions(allowed_hosts=LOOPBACK),
-            "maintenance": MaintenanceOptions(alert_interval_sec=0.1),
+            "maintenance": MaintenanceOptions(
+                alert_interval_sec=0.1, features={"webhooks": WebhookOptions(allowed_hosts=LOOPBACK)}
+            ),
         }
         worker_pools.pool({"q": 1}, **options)
         job = worker_pools.add_job(queue="other")

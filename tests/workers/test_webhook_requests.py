@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dataloader.app.features.webhooks.duty import (
+from dataloader.app.features.webhooks.sender import (
     PostResult,
     WebhookOptions,
     send_post,

@@ -11,23 +11,28 @@ from uuid import uuid4
 import pytest
 
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.features.webhooks.duty import (
+from dataloader.app.features.webhooks.rows import DeliveryState, LeasedDelivery, WebhookEvent, Webhooks
+from dataloader.app.features.webhooks.sender import (
     RETRY_DELAYS_SEC,
     PostResult,
     WebhookOptions,
     WebhookSender,
     next_delivery_state,
 )
-from dataloader.app.features.webhooks.rows import DeliveryState, LeasedDelivery, WebhookEvent, Webhooks
 from dataloader.app.net import AllowedHosts
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.workers import HeartbeatResult
+from dataloader.workers.duties import MaintenanceOptions
 from dataloader.workers.metrics import PoolCounters
 from tests.support.waiting import eventually
 from tests.support.webhook_receiver import LOOPBACK, OK, WebhookReceiver, drop_connection, hang, respond_with
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 DOCS = Path(__file__).parents[2] / "docs" / "webhooks.md"
+
+
+def webhook_options(options: WebhookOptions) -> MaintenanceOptions:
+    return MaintenanceOptions(features={"webhooks": options})
 
 
 def options(**more: Any) -> WebhookOptions:
@@ -82,7 +87,7 @@ def test_heartbeat_without_due_deliveries_replaces_a_poll(hooks, monkeypatch):
     assert 15.0 < sender.run_once() <= 30.0
     assert len(polls) == 1
 
-    sender.send_now()
+    sender.wake()
     sender.run_once()
     assert len(polls) == 2
 
@@ -100,7 +105,7 @@ def test_request_during_an_outage_is_served_after_it(hooks, monkeypatch):
         return [], None
 
     monkeypatch.setattr(hooks, "lease", lease)
-    sender.send_now()
+    sender.wake()
     with pytest.raises(DatabaseUnavailable):
         sender.run_once()
     sender.run_once()
@@ -120,7 +125,7 @@ def test_sender_returns_when_a_pause_of_a_receiver_ends(worker_pools, hooks):
 
 
 def test_finished_job_is_delivered_signed(worker_pools, hooks, verify):
-    worker_pools.listening_pool(webhooks=options())
+    worker_pools.listening_pool(maintenance=webhook_options(options()))
     with WebhookReceiver() as receiver:
         _, secret = hooks.add(receiver.url)
         job = worker_pools.add_job()
@@ -142,7 +147,7 @@ def test_delivery_is_retried_with_the_same_id(worker_pools, hooks):
         respond_with(500, body="not yet"), drop_connection, respond_with(302, "Location: /"), OK
     ) as receiver:
         hook, _ = hooks.add(receiver.url)
-        worker_pools.pool(webhooks=options())
+        worker_pools.pool(maintenance=webhook_options(options()))
         worker_pools.add_job()
 
         def hurried() -> bool:
@@ -162,7 +167,7 @@ def test_hanging_receiver_delays_no_other(worker_pools, hooks):
     with WebhookReceiver(hang) as slow, WebhookReceiver() as quick:
         hooks.add(slow.url)
         hooks.add(quick.url)
-        worker_pools.listening_pool(webhooks=options(timeout_sec=60))
+        worker_pools.listening_pool(maintenance=webhook_options(options(timeout_sec=60)))
         worker_pools.wait_for_all([worker_pools.add_job() for _ in range(6)])
 
         quick.wait_for(6)
@@ -173,7 +178,7 @@ def test_hanging_receiver_delays_no_other(worker_pools, hooks):
 def test_private_address_is_refused_and_logged(worker_pools, hooks):
     with WebhookReceiver() as receiver:
         hooks.add(receiver.url)
-        worker_pools.pool(webhooks=options(allowed_hosts=AllowedHosts(), retry_delays_sec=()))
+        worker_pools.pool(maintenance=webhook_options(options(allowed_hosts=AllowedHosts(), retry_delays_sec=())))
         worker_pools.add_job()
         until(hooks, DeliveryState.FAILED)
 
@@ -185,7 +190,7 @@ def test_private_address_is_refused_and_logged(worker_pools, hooks):
 def test_webhook_of_a_job_is_signed_with_the_service_secret(worker_pools, hooks, verify):
     secret = "whsec_c2VjcmV0LW9mLXRoZS1zZXJ2aWNl"
     with WebhookReceiver() as receiver:
-        worker_pools.pool(webhooks=options(secret=secret))
+        worker_pools.pool(maintenance=webhook_options(options(secret=secret)))
         worker_pools.add_job(webhook={"url": receiver.url})
         (result,) = receiver.wait_for(1)
 
@@ -194,7 +199,7 @@ def test_webhook_of_a_job_is_signed_with_the_service_secret(worker_pools, hooks,
 
 def test_webhook_of_a_job_waits_without_a_service_secret(worker_pools, hooks):
     with WebhookReceiver() as receiver:
-        worker_pools.pool(webhooks=options(retry_delays_sec=RETRY_DELAYS_SEC))
+        worker_pools.pool(maintenance=webhook_options(options(retry_delays_sec=RETRY_DELAYS_SEC)))
         worker_pools.add_job(webhook={"url": receiver.url})
         eventually(lambda: hooks.deliveries() and hooks.deliveries()[0].error, message="a try")
 
@@ -205,7 +210,7 @@ def test_webhook_of_a_job_waits_without_a_service_secret(worker_pools, hooks):
 def test_webhook_answering_410_is_disabled(worker_pools, hooks, logged):
     with WebhookReceiver(respond_with(410)) as receiver:
         hook, _ = hooks.add(receiver.url)
-        worker_pools.pool(webhooks=options())
+        worker_pools.pool(maintenance=webhook_options(options()))
         worker_pools.add_job()
         eventually(lambda: hooks.get(hook.webhook_id).disabled_at is not None, message="switched off")
 
@@ -216,7 +221,7 @@ def test_webhook_answering_410_is_disabled(worker_pools, hooks, logged):
 def test_request_in_flight_at_shutdown_is_saved(worker_pools, hooks):
     with WebhookReceiver(hang) as receiver:
         hooks.add(receiver.url)
-        pool = worker_pools.listening_pool(webhooks=options(timeout_sec=30))
+        pool = worker_pools.listening_pool(maintenance=webhook_options(options(timeout_sec=30)))
         worker_pools.wait_for_status(worker_pools.add_job(), Status.SUCCEEDED)
         receiver.wait_for(1)
         receiver.is_closed.set()  # it lets go, without an answer

@@ -9,7 +9,6 @@ from flask import Response, request
 from pydantic import BaseModel, ConfigDict, Field
 
 from dataloader.app.acts.known_names import NameCheck
-from dataloader.app.db.statements import Executor
 from dataloader.app.errors import AlertNotFound
 from dataloader.app.features.alerts.routes import AlertMute, AlertRuleEdit, NewAlertRule
 from dataloader.app.features.alerts.rows import AlertRule, Alerts, FiredAlert, RuleKind
@@ -17,9 +16,9 @@ from dataloader.app.features.overview.problems import ALERT_FIELD
 from dataloader.app.features.webhooks.rows import WebhookEvent, Webhooks
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.links import quote_name
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to, safe_path
 from dataloader.app.ui.formatter import Formatter
 from dataloader.app.ui.forms import (
@@ -30,7 +29,6 @@ from dataloader.app.ui.forms import (
     validate_fields,
     validate_form,
 )
-from dataloader.pipelines.contract import Pipelines
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _MAX_FIRING = 500
@@ -92,7 +90,8 @@ class RuleActionForm(FormModel):
     mute_sec: FormText = Field("", description="How long it is muted, such as 8h.")
 
 
-def create_alerts_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_alerts_page(site: Site) -> ApiBlueprint:
+    source, pipelines, options = site.executor, site.pipelines, site.options
     pages = PageRenderer("alerts_page", options)
     alerts, webhooks, names = Alerts(source), Webhooks(source), NameCheck(source, pipelines)
 

@@ -10,7 +10,6 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from dataloader.app.acts.known_names import NameCheck
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.alerts.rows import AlertRule, Alerts, FiredAlert, RuleKind
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
@@ -26,7 +25,7 @@ from dataloader.app.http.schemas import (
     require_change,
     require_one_field,
 )
-from dataloader.pipelines.contract import Pipelines
+from dataloader.app.http.site import Site
 from dataloader.pipelines.reports import MAX_DATASET_BYTES
 from dataloader.pipelines.zone_clock import find_zone
 
@@ -153,7 +152,8 @@ class AlertList:
     alerts: list[FiredAlert]
 
 
-def create_alerts_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
+def create_alerts_blueprint(site: Site) -> ApiBlueprint:
+    executor, pipelines = site.executor, site.pipelines
     blueprint = ApiBlueprint("alerts", "/api/v1/alerts", problems=DATABASE_PROBLEMS)
     alerts, names = Alerts(executor), NameCheck(executor, pipelines)
     rule_problems = (ProblemCode.RULE_NOT_FOUND,)

@@ -15,13 +15,12 @@ from flask import Response
 from pydantic import Field
 
 from dataloader.app.acts.audit_log import AuditEntry, AuditLog, Triggers
-from dataloader.app.db.statements import Executor
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.links import quote_name
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import InvalidRequest
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_time
 
 PAGE_SIZE = 100
@@ -49,7 +48,8 @@ class AuditPageQuery(FormModel):
     before: Annotated[int | None, Field(ge=1, le=2**63 - 1, description="Only entries older than this one.")] = None
 
 
-def create_audit_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+def create_audit_page(site: Site) -> ApiBlueprint:
+    source, options = site.executor, site.options
     pages = PageRenderer("audit_page", options)
     audit = AuditLog(source)
 

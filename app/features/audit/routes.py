@@ -7,11 +7,11 @@ from typing import Annotated
 from pydantic import Field
 
 from dataloader.app.acts.audit_log import AuditLog, AuditPage, Triggers
-from dataloader.app.db.statements import Executor
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.problems import DATABASE_PROBLEMS
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import MAX_PAGE_SIZE, QueryModel, Timestamp
+from dataloader.app.http.site import Site
 
 _INT8_MAX = 2**63 - 1
 Text = Annotated[str | None, Field(max_length=1000)]
@@ -42,7 +42,8 @@ class AuditQuery(QueryModel):
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, description="The maximum number of entries.")] = 100
 
 
-def create_audit_blueprint(executor: Executor) -> ApiBlueprint:
+def create_audit_blueprint(site: Site) -> ApiBlueprint:
+    executor = site.executor
     blueprint = ApiBlueprint("audit", "/api/v1", problems=DATABASE_PROBLEMS)
     audit_log = AuditLog(executor)
 

@@ -6,15 +6,17 @@ from itertools import islice
 from typing import Any
 
 from dataloader.app import log
-from dataloader.app.db.connection import Session
+from dataloader.app.db.statements import Executor
 from dataloader.app.errors import BackfillEnded
 from dataloader.app.features.backfills.rows import Backfill, Backfills, BackfillState, is_selected, limit_of
 from dataloader.app.queue.job import Status
 from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.partitions import Slice, partitions_from_json
 from dataloader.pipelines.schedule_definition import ScheduleDefinition, fill_job, slice_live_key, times_of_listed
+from dataloader.workers.duties import Duty, DutyContext
 
 _log = log.get(__name__)
+_INTERVAL_SEC = 2.0
 _STEP, _MAX_AHEAD, _LOOK_AHEAD = 500, 1_000, 5_000  # jobs; jobs that have not ended; slices
 _LIVE = frozenset({Status.QUEUED.value, Status.RUNNING.value})
 
@@ -22,8 +24,8 @@ _LIVE = frozenset({Status.QUEUED.value, Status.RUNNING.value})
 class BackfillsDuty:
     """One step of each open backfill in turn."""
 
-    def __init__(self, session: Session, tasks: Pipelines, *, default_lease_sec: int) -> None:
-        self._backfills, self._tasks, self._default_lease_sec = Backfills(session), tasks, default_lease_sec
+    def __init__(self, executor: Executor, tasks: Pipelines, *, default_lease_sec: int) -> None:
+        self._backfills, self._tasks, self._default_lease_sec = Backfills(executor), tasks, default_lease_sec
 
     def run(self) -> float | None:
         """Return 0.0 if there is more to make at once."""
@@ -120,3 +122,8 @@ def backfill_job(
         "producer": f"backfill:{backfill.backfill_id}",
         "limits": {**(job.get("limits") or {}), limit_of(backfill.backfill_id): 1},
     }
+
+
+def create_duties(context: DutyContext) -> list[Duty]:
+    backfills = BackfillsDuty(context.executor, context.tasks, default_lease_sec=context.options.default_lease_sec)
+    return [Duty("backfills", _INTERVAL_SEC, backfills.run)]

@@ -23,14 +23,12 @@ from dataloader.app.features.backfills.rows import Backfill, BackfillState, Slic
 from dataloader.app.features.backfills.slices_page import GridFields, grid_or_problem
 from dataloader.app.features.why.explain import JobExplainer, JobExplanation
 from dataloader.app.http.links import quote_name
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.log.masking import mask_secret_fields
 from dataloader.app.queue.job import Status
-from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, can_operate, redirect_to
-from dataloader.pipelines.contract import Pipelines
 
 _BACKFILLS_SHOWN = 50
 _SLICES_LISTED = 24
@@ -67,7 +65,8 @@ class Pace:
     until: datetime | None
 
 
-def create_backfills_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_backfills_page(site: Site) -> ApiBlueprint:
+    queue, pipelines, options = site.queue, site.pipelines, site.options
     pages = PageRenderer("backfills_page", options)
     editor, explainer = BackfillEditor(queue, pipelines, options), JobExplainer(queue.executor)
 

@@ -21,6 +21,7 @@ from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import BodyModel, QueryModel, Timestamp, require_change
+from dataloader.app.http.site import Site
 from dataloader.app.queue.job import Status
 
 MAX_SLICES_RUN = 5_000
@@ -73,7 +74,8 @@ class SliceList:
     slices: list[SliceState]
 
 
-def create_backfills_blueprint(editor: BackfillEditor) -> ApiBlueprint:
+def create_backfills_blueprint(site: Site) -> ApiBlueprint:
+    editor = BackfillEditor(site.queue, site.pipelines, site.options)
     blueprint = ApiBlueprint("backfills", "/api/v1", problems=DATABASE_PROBLEMS)
     unknown = (ProblemCode.BACKFILL_NOT_FOUND,)
     ended = (ProblemCode.BACKFILL_NOT_FOUND, ProblemCode.BACKFILL_ENDED)

@@ -16,12 +16,10 @@ from pydantic import Field
 from dataloader.app.features.backfills.changes import BackfillEditor
 from dataloader.app.features.backfills.forms import ended_count, extent, parse_concurrency, shown_errors
 from dataloader.app.http.links import quote_name
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
-from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, redirect_to
-from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.partitions import Listed, Partitions, Slice, is_listed_key
 
 CELLS_SHOWN = 750  # two years of days, a month of hours
@@ -73,7 +71,8 @@ class Grid:
     later: str | None  # the key after which there are more
 
 
-def create_slices_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_slices_page(site: Site) -> ApiBlueprint:
+    queue, pipelines, options = site.queue, site.pipelines, site.options
     pages = PageRenderer("slices_page", options)
     editor = BackfillEditor(queue, pipelines, options)
 

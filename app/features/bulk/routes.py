@@ -11,18 +11,18 @@ from uuid import UUID
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.bulk.rows import MAX_PER_MINUTE, BulkAction, BulkOperation, BulkOperations, Redrive
 from dataloader.app.features.jobs.job_search import Filter, MatchCount
 from dataloader.app.features.jobs.list_routes import JobFilter
-from dataloader.app.features.jobs.trigger_request import validate_args
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.jobs.trigger_request import validate_args
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.middleware import audit_action
 from dataloader.app.http.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import INT4_MAX, QueryModel
+from dataloader.app.http.site import Site
 from dataloader.app.log import mask_secret_fields
 from dataloader.pipelines.contract import Pipelines
 
@@ -107,7 +107,8 @@ class BulkOperationList:
     operations: list[BulkOperation]
 
 
-def create_bulk_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
+def create_bulk_blueprint(site: Site) -> ApiBlueprint:
+    executor, pipelines = site.executor, site.pipelines
     blueprint = ApiBlueprint("bulk", "/api/v1", problems=DATABASE_PROBLEMS)
     operations = BulkOperations(executor)
     bulk_problems = (ProblemCode.BULK_NOT_FOUND,)

@@ -13,15 +13,14 @@ from uuid import UUID
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.acts.web import ActRunner, add_button
-from dataloader.app.db.statements import Executor
+from dataloader.app.acts.web import add_button
 from dataloader.app.features.graphs.acts import cancel_graph, retry_graph
 from dataloader.app.features.graphs.rows import Graph, GraphEdge, GraphJob, Graphs, critical_path, layers
 from dataloader.app.features.jobs.job_history import short_id
 from dataloader.app.http.json_io import FieldError
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import InvalidRequest, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
 from dataloader.app.ui.formatter import Formatter
 
@@ -38,7 +37,8 @@ class GraphsQuery(FormModel):
     before: FormText = Field("", description="Only older ones, from the link of the page before.")
 
 
-def create_graph_page(source: Executor, runner: ActRunner, options: WebOptions) -> ApiBlueprint:
+def create_graph_page(site: Site) -> ApiBlueprint:
+    source, runner, options = site.executor, site.runner, site.options
     pages = PageRenderer("graph_page", options)
     graphs = Graphs(source)
     unknown = (ProblemCode.GRAPH_NOT_FOUND,)

@@ -11,24 +11,21 @@ from pydantic import AfterValidator, Field, ValidationError
 from dataloader.app.acts.web import ActRunner, add_routes
 from dataloader.app.features.graphs.acts import cancel_graph, retry_graph
 from dataloader.app.features.graphs.rows import MAX_EDGES, MAX_JOBS, Graph, GraphPage, Graphs, NewGraphJob
-from dataloader.app.features.jobs.trigger_request import (
+from dataloader.app.http.auth.api_keys import Scope
+from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.jobs.trigger_request import (
     MAX_PARENTS,
     ParentEnd,
     TriggerRequest,
     trigger_request_model,
     validate_args,
 )
-from dataloader.app.http.auth.api_keys import Scope
-from dataloader.app.http.auth.guard import current_actor
-from dataloader.app.http.caches import QueueSettingsCache
 from dataloader.app.http.json_io import MAX_JSON_DEPTH, FieldError
 from dataloader.app.http.middleware import audit_action
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import BodyModel, Name, QueryModel, field_errors, parse_name
-from dataloader.app.queue.jobs import JobQueue
-from dataloader.pipelines.contract import Pipelines
+from dataloader.app.http.site import Site
 
 _MAX_KEY_LENGTH = 200
 _OWN_FIELDS = ("key", "after", "need")
@@ -99,9 +96,8 @@ class GraphResponse:
     jobs: dict[str, UUID]
 
 
-def create_graphs_blueprint(
-    queue: JobQueue, pipelines: Pipelines, options: WebOptions, queue_settings: QueueSettingsCache
-) -> ApiBlueprint:
+def create_graphs_blueprint(site: Site) -> ApiBlueprint:
+    queue, pipelines, options, queue_settings = site.queue, site.pipelines, site.options, site.queue_settings
     blueprint = ApiBlueprint("graphs", "/api/v1", MAX_JSON_DEPTH + 2, problems=DATABASE_PROBLEMS)
     model, graphs = trigger_request_model(options, pipelines, has_live_keys=False), Graphs(queue.executor)
 

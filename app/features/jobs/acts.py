@@ -12,11 +12,11 @@ from dataloader.app.acts.act import Call, act
 from dataloader.app.errors import QueueDraining
 from dataloader.app.features.jobs.edits import CLONED_FIELDS, JobEditor
 from dataloader.app.features.jobs.job_detail import JobReader
-from dataloader.app.features.jobs.trigger_request import TriggerResponse, validate_args
-from dataloader.app.features.jobs.visible_jobs import enqueue_visible
 from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.jobs.trigger_request import TriggerResponse, validate_args
+from dataloader.app.http.jobs.visible_jobs import enqueue_visible
 from dataloader.app.http.problems import InvalidRequest, ProblemCode
-from dataloader.app.http.schemas import BodyModel, JobState, Name, PositiveInt, Priority, Timestamp, parse_job_id
+from dataloader.app.http.schemas import BodyModel, Name, PositiveInt, Priority, Timestamp, parse_job_id
 from dataloader.app.log.masking import unmask
 from dataloader.app.queue.job import NewJob
 from dataloader.app.queue.jobs import JobQueue
@@ -79,31 +79,6 @@ def clone_job(call: Call, job_id: str, body: JobClone) -> TriggerResponse:
     clone = enqueue_visible(JobQueue(call.executor), actor, new_job)
     call.audit(job_id=clone.job_id, cloned_from=original.id, queue=new_job.queue, task=new_job.task)
     return TriggerResponse(clone.job_id, clone.status)
-
-
-@act("job.canceled", "POST", "/jobs/<job:job_id>/cancel", problems=(ProblemCode.JOB_NOT_FOUND,))
-def cancel_job(call: Call, job_id: str) -> JobState:
-    """Cancel a job.
-
-    A queued job is canceled at once. A running one is canceled at its next safe point. A finished job
-    does not change.
-    """
-    job = JobQueue(call.executor).cancel(parse_job_id(job_id))
-    call.audit(job_id=job.id, queue=job.queue, task=job.task, status=job.status)
-    return JobState.from_job(job)
-
-
-@act(
-    "job.retried",
-    "POST",
-    "/jobs/<job:job_id>/retry",
-    problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.NOT_RETRYABLE),
-)
-def retry_job(call: Call, job_id: str) -> JobState:
-    """Queue a failed, canceled or lost job again, with all its attempts."""
-    job = JobQueue(call.executor).retry(parse_job_id(job_id))
-    call.audit(job_id=job.id, queue=job.queue, task=job.task)
-    return JobState.from_job(job)
 
 
 @act(

@@ -10,16 +10,13 @@ from uuid import UUID
 
 from pydantic import Field, ValidationError
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DataloaderError, IdempotencyConflict
-from dataloader.app.features.jobs.trigger_request import TriggerRequest, trigger_request_model
-from dataloader.app.features.jobs.visible_jobs import hide_foreign, parent_problem
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
-from dataloader.app.http.caches import QueueSettingsCache
+from dataloader.app.http.jobs.trigger_request import TriggerRequest, trigger_request_model
+from dataloader.app.http.jobs.visible_jobs import hide_foreign, parent_problem
 from dataloader.app.http.json_io import MAX_JSON_DEPTH, FieldError
 from dataloader.app.http.middleware import audit_action
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import (
     DATABASE_PROBLEMS,
     InvalidRequest,
@@ -30,9 +27,9 @@ from dataloader.app.http.problems import (
 )
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import BodyModel, field_errors
+from dataloader.app.http.site import Site
 from dataloader.app.queue.batch import BatchOutcome, Outcome, enqueue_batch
 from dataloader.app.queue.job import NewJob, Status
-from dataloader.pipelines.contract import Pipelines
 
 MAX_JOBS = 10_000
 _MAX_ERRORS_SHOWN = 20  # per item
@@ -79,9 +76,8 @@ class BatchResponse:
     warnings: list[str]
 
 
-def create_batch_blueprint(
-    source: Executor, pipelines: Pipelines, options: WebOptions, queue_settings: QueueSettingsCache
-) -> ApiBlueprint:
+def create_batch_blueprint(site: Site) -> ApiBlueprint:
+    source, pipelines, options, queue_settings = site.executor, site.pipelines, site.options, site.queue_settings
     blueprint = ApiBlueprint("batch", "/api/v1", MAX_JSON_DEPTH + 2, problems=DATABASE_PROBLEMS)
     model = trigger_request_model(options, pipelines)
 

@@ -13,8 +13,8 @@ from dataloader.app.features.jobs.acts import clone_job, delete_job
 from dataloader.app.features.jobs.edits import JobEditor
 from dataloader.app.features.jobs.job_detail import JobDetail, JobReader
 from dataloader.app.features.jobs.list_routes import detail_response
-from dataloader.app.features.jobs.trigger_request import short_lease_message, validate_args
 from dataloader.app.http.auth.api_keys import Scope
+from dataloader.app.http.jobs.trigger_request import short_lease_message, validate_args
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.middleware import audit_action
 from dataloader.app.http.options import WebOptions
@@ -30,9 +30,9 @@ from dataloader.app.http.schemas import (
     parse_job_id,
     require_one_field,
 )
+from dataloader.app.http.site import Site
 from dataloader.app.log.masking import unmask
 from dataloader.app.queue.job import Job
-from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import Pipelines
 
 
@@ -58,7 +58,8 @@ class JobEditRequest(BodyModel):
         return self
 
 
-def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_edits_blueprint(site: Site) -> ApiBlueprint:
+    queue, pipelines, options = site.queue, site.pipelines, site.options
     blueprint = ApiBlueprint("job_edits", "/api/v1", problems=DATABASE_PROBLEMS)
     editor, reader = JobEditor(queue.executor), JobReader(queue.executor)
 

@@ -12,15 +12,14 @@ from typing import Annotated
 from flask import Response, request
 from pydantic import Field
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import revalidator
 from dataloader.app.http.json_io import FieldError, dump_json
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, RequestRejected
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import QueryModel
+from dataloader.app.http.site import Site
 from dataloader.app.log import mask_secret_fields
 from dataloader.app.queue.events import EventReader
 from dataloader.app.queue.job import JobEvent
@@ -50,7 +49,8 @@ class StreamQuery(QueryModel):
     ] = _MAX_STREAM_SEC
 
 
-def create_events_blueprint(source: Executor, options: WebOptions, closing: threading.Event) -> ApiBlueprint:
+def create_events_blueprint(site: Site) -> ApiBlueprint:
+    source, options, closing = site.executor, site.options, site.closing
     blueprint = ApiBlueprint("events", "/api/v1", problems=DATABASE_PROBLEMS)
     slots = threading.BoundedSemaphore(options.max_streams)
 

@@ -10,10 +10,9 @@ from urllib.parse import urlencode
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.acts.web import ActRunner, add_button
-from dataloader.app.db.statements import Executor
+from dataloader.app.acts.web import add_button
 from dataloader.app.features.graphs.rows import Graphs
-from dataloader.app.features.jobs.acts import JobClone, cancel_job, clone_job, delete_job, retry_job
+from dataloader.app.features.jobs.acts import JobClone, clone_job, delete_job
 from dataloader.app.features.jobs.edits import JobEditor
 from dataloader.app.features.jobs.job_attempts import attempt_cards
 from dataloader.app.features.jobs.job_detail import AttemptRecord, JobDetail, JobReader, run_at
@@ -24,16 +23,16 @@ from dataloader.app.features.why.explain import JobExplainer, JobExplanation
 from dataloader.app.features.why.reasons import ExplanationReason, ReasonCode
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.jobs.acts import cancel_job, retry_job
 from dataloader.app.http.json_io import MAX_JSON_DEPTH
 from dataloader.app.http.middleware import audit_action
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import parse_job_id
+from dataloader.app.http.site import Site
 from dataloader.app.log.masking import mask_secret_fields, unmask
 from dataloader.app.queue.job import JobLogLine, Status
 from dataloader.app.queue.job_logs import JobLogSearch, LogFilter
-from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.ui.base import (
     FormModel,
     FormText,
@@ -94,7 +93,8 @@ class LogPageQuery(FormModel):
     before: Annotated[_LineId, Field(description="Lines before this one, likewise.")] = None
 
 
-def create_job_page(queue: JobQueue, runner: ActRunner, options: WebOptions) -> ApiBlueprint:
+def create_job_page(site: Site) -> ApiBlueprint:
+    queue, runner, options = site.queue, site.runner, site.options
     pages = PageRenderer("job_page", options)
     reader, explainer, editor = JobReader(queue.executor), JobExplainer(queue.executor), JobEditor(queue.executor)
     log_search, graphs = JobLogSearch(queue.executor), Graphs(queue.executor)
@@ -160,7 +160,8 @@ def create_job_page(queue: JobQueue, runner: ActRunner, options: WebOptions) -> 
     return pages.blueprint
 
 
-def create_job_forms(queue: JobQueue, runner: ActRunner, options: WebOptions) -> ApiBlueprint:
+def create_job_forms(site: Site) -> ApiBlueprint:
+    queue, runner, options = site.queue, site.runner, site.options
     pages = PageRenderer("job_forms", options)
     reader, editor = JobReader(queue.executor), JobEditor(queue.executor)
 
@@ -215,7 +216,8 @@ def create_job_forms(queue: JobQueue, runner: ActRunner, options: WebOptions) ->
     return pages.blueprint
 
 
-def create_log_page(executor: Executor, options: WebOptions) -> ApiBlueprint:
+def create_log_page(site: Site) -> ApiBlueprint:
+    executor, options = site.executor, site.options
     pages = PageRenderer("log_page", options)
     reader, log_search = JobReader(executor), JobLogSearch(executor)
 

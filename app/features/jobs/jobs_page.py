@@ -34,9 +34,9 @@ from dataloader.app.features.jobs.job_search import (
 from dataloader.app.features.jobs.list_routes import decode_cursor, encode_cursor
 from dataloader.app.features.jobs.state_counts import StateCounter
 from dataloader.app.http.auth.guard import current_actor
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.log import mask_secret_fields
 from dataloader.app.queue.job import WAIT_STATES, Status
 from dataloader.app.queue.jobs import JobQueue
@@ -51,7 +51,6 @@ from dataloader.app.ui.base import (
     parse_time,
     redirect_to,
 )
-from dataloader.pipelines.contract import Pipelines
 
 PAGE_SIZE = 50
 _SEARCH_BUDGET_SEC = 0.02  # of a page, which also counts
@@ -122,7 +121,8 @@ class BulkForm(FormModel):
     expected: FormText = Field("", description="The count of the preview; empty: show the preview.")
 
 
-def create_jobs_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_jobs_page(site: Site) -> ApiBlueprint:
+    queue, pipelines, options = site.queue, site.pipelines, site.options
     pages = PageRenderer("jobs_page", options)
     source = queue.executor
     search, rows, bulk, queues = JobSearch(source), JobRows(source), BulkOperations(source), Queues(source)

@@ -13,7 +13,6 @@ from uuid import UUID
 from pydantic import AfterValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.jobs.job_detail import JobDetail, JobReader, RelatedJob
 from dataloader.app.features.jobs.job_lookup import JobLookup
 from dataloader.app.features.jobs.job_rows import JobRows
@@ -35,10 +34,10 @@ from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint, VersionedResponse
 from dataloader.app.http.schemas import MAX_PAGE_SIZE, JobEvents, QueryModel, Timestamp, parse_job_id
+from dataloader.app.http.site import Site
 from dataloader.app.log import mask_secret_fields
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.task import DEFAULT_QUEUE
 
 _MAX_SEARCH_LENGTH = 200
@@ -188,7 +187,8 @@ class JobList:
     count: MatchCount | None
 
 
-def create_job_list_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
+def create_job_list_blueprint(site: Site) -> ApiBlueprint:
+    executor, pipelines = site.executor, site.pipelines
     blueprint = ApiBlueprint("job_list", "/api/v1", problems=DATABASE_PROBLEMS)
     search, reader, rows = JobSearch(executor), JobReader(executor), JobRows(executor)
     explainer, queue, lookup = JobExplainer(executor), JobQueue(executor), JobLookup(executor)

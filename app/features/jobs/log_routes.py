@@ -15,14 +15,13 @@ from pydantic import Field
 
 from dataloader.app.errors import DatabaseUnavailable, JobNotFound
 from dataloader.app.features.jobs.job_detail import AttemptRecord, JobReader, run_at
-from dataloader.app.features.jobs.routes import JobWatcher
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode, RequestRejected
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import INT4_MAX, MAX_PAGE_SIZE, QueryModel, parse_job_id
+from dataloader.app.http.site import Site
 from dataloader.app.queue.job import JobLogLine, LogPage
 from dataloader.app.queue.job_logs import JobLogSearch, LogFilter
-from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.wording import format_attempt
 
 TEXT = "text/plain"
@@ -90,7 +89,8 @@ def levels_from(level: str | None) -> tuple[str, ...] | None:
     return LEVELS[LEVELS.index(level) :] if level else None
 
 
-def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher) -> ApiBlueprint:
+def create_job_logs_blueprint(site: Site) -> ApiBlueprint:
+    queue, watcher = site.queue, site.watcher
     blueprint = ApiBlueprint("job_logs", "/api/v1", problems=DATABASE_PROBLEMS)
     search, reader = JobLogSearch(queue.executor), JobReader(queue.executor)
     downloads = threading.BoundedSemaphore(MAX_DOWNLOADS)

@@ -11,13 +11,13 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from dataloader.app.features.jobs.args_form import ArgInput, ArgsForm, at_inputs
-from dataloader.app.features.jobs.trigger_request import (
+from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.jobs.trigger_request import (
     TriggerRequest,
     apply_task_defaults,
     trigger_request_model,
     validate_args,
 )
-from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.json_io import MAX_JSON_DEPTH, FieldError
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.schemas import field_errors

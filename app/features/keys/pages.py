@@ -5,12 +5,11 @@ from __future__ import annotations
 from flask import Response, request
 from pydantic import ConfigDict, Field
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.errors import InvalidApiKey, NoOperatorKey
 from dataloader.app.http.auth.api_keys import ApiKey, ApiKeys, NewApiKey, Scope
 from dataloader.app.http.auth.guard import current_actor
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer
 from dataloader.app.ui.forms import parse_duration
 
@@ -40,7 +39,8 @@ class RevokeForm(FormModel):
     key_id: FormText = Field(min_length=1, description="The id of the key.")
 
 
-def create_keys_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+def create_keys_page(site: Site) -> ApiBlueprint:
+    source, options = site.executor, site.options
     pages = PageRenderer("keys_page", options)
     keys = ApiKeys(source)
 

@@ -6,15 +6,13 @@ from flask import Response
 from pydantic import Field
 
 from dataloader.app.acts.web import ActRunner, Choice, add_form
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.limits.acts import delete_breaker, delete_limit, set_breaker, set_limit
 from dataloader.app.features.limits.breakers import Breakers, BreakerState, BreakerStatus
 from dataloader.app.features.limits.rows import Limits
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
 from dataloader.app.ui.forms import format_duration
-from dataloader.pipelines.contract import Pipelines
 
 _MAX_HOLDERS_SHOWN = 4
 _LIMIT_CHOICES = {"set": Choice(set_limit), "delete": Choice(delete_limit)}
@@ -30,7 +28,8 @@ class LimitsPageQuery(FormModel):
     edit: FormText = Field("", description="The limit that the form shows.")
 
 
-def create_limits_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_limits_page(site: Site) -> ApiBlueprint:
+    source, pipelines, options = site.executor, site.pipelines, site.options
     pages = PageRenderer("limits_page", options)
     limits, breakers, runner = Limits(source), Breakers(source), ActRunner(source, pipelines)
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dataloader.app.acts.web import ActRunner, add_routes
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.limits.acts import delete_breaker, delete_limit, set_breaker, set_limit
 from dataloader.app.features.limits.breakers import Breakers, BreakerStatus
 from dataloader.app.features.limits.rows import LimitHolder, Limits, LimitStatus
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
-from dataloader.pipelines.contract import Pipelines
+from dataloader.app.http.site import Site
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,8 @@ class BreakerList:
     breakers: list[BreakerStatus]
 
 
-def create_limits_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
+def create_limits_blueprint(site: Site) -> ApiBlueprint:
+    executor, pipelines = site.executor, site.pipelines
     blueprint = ApiBlueprint("limits", "/api/v1", problems=DATABASE_PROBLEMS)
     limits = Limits(executor)
 
@@ -55,7 +55,8 @@ def create_limits_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlue
     return blueprint
 
 
-def create_breakers_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
+def create_breakers_blueprint(site: Site) -> ApiBlueprint:
+    executor, pipelines = site.executor, site.pipelines
     blueprint = ApiBlueprint("breakers", "/api/v1", problems=DATABASE_PROBLEMS)
     breakers = Breakers(executor)
 

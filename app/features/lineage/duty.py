@@ -14,18 +14,20 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib import import_module
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from dataloader.app import log
 from dataloader.app.db.connection import Session
 from dataloader.app.features.lineage.rows import Lineage, LineageJob
 from dataloader.app.queue.events import MAX_EVENTS_PER_POLL, EventReader
 from dataloader.app.queue.job import JobEvent
+from dataloader.workers.duties import Duty, DutyContext
 from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _EVENT_TYPES = {"picked": "START", "done": "COMPLETE", "failed": "FAIL", "lost": "FAIL", "canceled": "ABORT"}
 _NAMESPACE = "default"
+_INTERVAL_SEC = 2.0
 _BATCH_SIZE = 50  # events
 _SENDING_CHECK_SEC = 0.1
 _MAX_RETRY_DELAY_SEC = 60.0
@@ -252,3 +254,9 @@ def split_dataset(name: str) -> tuple[str, str]:
     """The namespace and the name of a dataset: `s3://raw/orders` is `orders` in `s3://raw`."""
     match = _URL_DATASET.fullmatch(name)
     return (_NAMESPACE, name) if match is None else (match[1], match[2])
+
+
+def create_duties(context: DutyContext) -> list[Duty]:
+    options = context.options.features.get("lineage")
+    session = cast(Session, context.executor)  # of the maintenance leader
+    return [] if options is None else [Duty("lineage", _INTERVAL_SEC, LineageDuty(session, options).run)]

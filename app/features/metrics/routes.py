@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flask import Response
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
@@ -24,6 +24,7 @@ from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.caches import RefreshingValue, RefreshTimeout
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.http.standby_reads import allowing_standby, record_data_age
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.jobs import JobQueue
@@ -209,7 +210,12 @@ def _limit_metrics(limits: Sequence[LimitStatus], breakers: Sequence[BreakerStat
     yield _gauge("dataloader_breaker_open", about, is_open, label="task")
 
 
-def create_metrics_blueprint(registry: CollectorRegistry) -> ApiBlueprint:
+def create_queue_collector(site: Site) -> Collector:
+    return QueueCollector(site.queue, site.options)
+
+
+def create_metrics_blueprint(site: Site) -> ApiBlueprint:
+    registry = site.registry
     blueprint = ApiBlueprint("metrics", "")
 
     @blueprint.get("/metrics", response=str, media_type="text/plain", scope=Scope.READ, standby=True)

@@ -7,18 +7,16 @@ from typing import Any
 
 from flask import Response
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.jobs.job_search import Filter, JobSearch, JobSummary
 from dataloader.app.features.overview.problems import ProblemReader, Situation, count_open, find_problems
 from dataloader.app.features.schedules.changes import ScheduleEditor
 from dataloader.app.features.schedules.rows import Schedule
 from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.features.statistics.throughput import Throughput
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.queue.queues import QueueStatus
 from dataloader.app.ui.base import PageRenderer, progress_summary
-from dataloader.pipelines.contract import Pipelines
 
 MAX_RUNNING_SHOWN = 10
 _MAX_PROBLEMS_SHOWN = 5  # the rest is folded
@@ -27,7 +25,8 @@ _MAX_DUE_READ = 300
 _MAX_QUEUES_SHOWN = 10
 
 
-def create_overview_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_overview_page(site: Site) -> ApiBlueprint:
+    source, pipelines, options = site.executor, site.pipelines, site.options
     pages = PageRenderer("overview_page", options)
     reader, search, statistics = ProblemReader(source), JobSearch(source), Statistics(source)
     editor = ScheduleEditor(source, pipelines, options)

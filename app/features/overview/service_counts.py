@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.overview.problems import ProblemReader, Situation, count_open, find_problems
 from dataloader.app.http.caches import RefreshingValue
+from dataloader.app.http.site import Site
 from dataloader.app.http.standby_reads import allowing_standby
 from dataloader.app.queue.queues import QueueState
+from dataloader.app.ui.shell import can_read
 
 # The pages whose link in the navigation has a number.
 COUNTED_PATHS = ("/", "/jobs", "/failures", "/schedules", "/queues", "/workers", "/limits", "/alerts")
@@ -63,3 +67,21 @@ class ProblemCounter:
     def counts(self) -> ServiceCounts | None:
         """Return the counts, or None when they cannot be read now."""
         return self._count.get_recent(refresh_after_sec=_COUNT_REFRESH_AFTER_SEC, max_age_sec=_COUNT_MAX_AGE_SEC)
+
+
+def page_values(site: Site) -> Callable[[], dict[str, Any]]:
+    """What the header and the navigation of each page show."""
+    counter = ProblemCounter(site.executor)
+    paths = frozenset(link.path for link in site.navigation)
+    return lambda: {
+        "nav_counts": lambda: {path: count for path, count in _shown_counts(counter).items() if path in paths},
+        "problem_count": lambda: counter.get() if can_read() else None,
+    }
+
+
+def _shown_counts(counter: ProblemCounter) -> dict[str, tuple[int | None, str]]:
+    """By the path of a page its number in the navigation, None while it is not known."""
+    if not can_read():
+        return {}
+    counts = counter.counts()
+    return dict.fromkeys(COUNTED_PATHS, (None, "")) if counts is None else {**counts.by_path}

@@ -7,14 +7,13 @@ from http import HTTPStatus
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DatasetNotFound
 from dataloader.app.features.quality.rows import CheckHistory, DataQuality
 from dataloader.app.features.statistics.charts_page import LineChart
 from dataloader.app.http.links import quote_name
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
 
 _PAGE_SIZE = 100
@@ -25,7 +24,8 @@ class DatasetsPageQuery(FormModel):
     after: FormText = Field("", description="The last dataset of the page before.")
 
 
-def create_datasets_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+def create_datasets_page(site: Site) -> ApiBlueprint:
+    source, options = site.executor, site.options
     pages = PageRenderer("datasets_page", options)
     quality = DataQuality(source)
 

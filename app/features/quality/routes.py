@@ -7,12 +7,12 @@ from typing import Annotated
 from pydantic import Field
 from werkzeug.routing import BaseConverter
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.quality.rows import DataQuality, DatasetDetail, DatasetPage, TaskChecks
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import MAX_PAGE_SIZE, QueryModel
+from dataloader.app.http.site import Site
 
 _MAX_RESULTS = 365  # of each check
 
@@ -38,7 +38,8 @@ class DatasetQuery(QueryModel):
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, description="The maximum number of updates.")] = 50
 
 
-def create_data_quality_blueprint(executor: Executor) -> ApiBlueprint:
+def create_data_quality_blueprint(site: Site) -> ApiBlueprint:
+    executor = site.executor
     blueprint = ApiBlueprint("data_quality", "/api/v1", problems=DATABASE_PROBLEMS)
     quality = DataQuality(executor)
 

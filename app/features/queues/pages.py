@@ -11,15 +11,14 @@ from pydantic import Field
 from dataloader.app.acts.audit_log import AuditEntry, AuditLog
 from dataloader.app.acts.known_names import NameCheck
 from dataloader.app.acts.web import ActRunner
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.queues.acts import REMOVABLE, QueueSettingsEdit, change_queue_settings
 from dataloader.app.features.queues.charts import QueueChart
 from dataloader.app.features.statistics.rows import Period, RecentRun, Statistics
 from dataloader.app.http.links import quote_name
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode, RequestRejected
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.queue.queues import Queues, QueueState, WorkerStatus
 from dataloader.app.ui.base import (
     FormModel,
@@ -31,7 +30,6 @@ from dataloader.app.ui.base import (
     redirect_to,
 )
 from dataloader.app.ui.forms import NamingForm, validate_fields, validate_form
-from dataloader.pipelines.contract import Pipelines
 
 _MAX_CHANGES_SHOWN = 8
 
@@ -65,7 +63,8 @@ class QueuePageQuery(FormModel):
     period: Period = Field("24h", description="How far back the chart goes.")
 
 
-def create_queues_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_queues_page(site: Site) -> ApiBlueprint:
+    source, pipelines, options = site.executor, site.pipelines, site.options
     pages = PageRenderer("queues_page", options)
     runner = ActRunner(source, pipelines)
     queues, limits = Queues(source), Limits(source)

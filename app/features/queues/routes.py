@@ -9,7 +9,6 @@ from pydantic import Field
 
 from dataloader.app.acts.known_names import NameCheck
 from dataloader.app.acts.web import ActRunner, add_routes
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.queues.acts import change_queue_settings, drain_worker, undrain_worker
 from dataloader.app.features.statistics.rows import Chart, Period, Statistics
 from dataloader.app.features.why.explain import JobExplainer, QueueExplanation
@@ -18,8 +17,8 @@ from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
 from dataloader.app.http.routing import ANY_KEY, ApiBlueprint
 from dataloader.app.http.schemas import QueryModel
+from dataloader.app.http.site import Site
 from dataloader.app.queue.queues import Queues, QueueStatus, WorkerStatus
-from dataloader.pipelines.contract import Pipelines
 
 
 class QueuesQuery(QueryModel):
@@ -42,7 +41,8 @@ class WorkerList:
     workers: list[WorkerStatus]
 
 
-def create_queues_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
+def create_queues_blueprint(site: Site) -> ApiBlueprint:
+    executor, pipelines = site.executor, site.pipelines
     blueprint = ApiBlueprint("queues", "/api/v1", problems=DATABASE_PROBLEMS)
     queues, statistics, names = Queues(executor), Statistics(executor), NameCheck(executor, pipelines)
     explainer = JobExplainer(executor)

@@ -28,6 +28,7 @@ from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import DATABASE_PROBLEMS
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import QueryModel
+from dataloader.app.http.site import Site
 
 _LOG = log.get(__name__)
 _MAX_AGE_SEC = 2.0
@@ -107,7 +108,16 @@ def _gauge(name: str, meaning: str, values: Mapping[str, float], *, label: str) 
     return family
 
 
-def create_scaling_blueprint(scaling: CachedScaling) -> ApiBlueprint:
+def _create_scaling(site: Site) -> CachedScaling:
+    return CachedScaling(site.executor, site.options)
+
+
+def create_scaling_collector(site: Site) -> Collector:
+    return ScalingCollector(site.shared(_create_scaling), site.options.queues)
+
+
+def create_scaling_blueprint(site: Site) -> ApiBlueprint:
+    scaling = site.shared(_create_scaling)
     blueprint = ApiBlueprint("scaling", "/api/v1", problems=DATABASE_PROBLEMS)
 
     @blueprint.get("/scaling", query=ScalingQuery, response=Scaling, scope=Scope.READ)

@@ -13,14 +13,12 @@ from zoneinfo import ZoneInfo
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.errors import ScheduleNotFound
 from dataloader.app.features.schedules.changes import Calendar, ScheduleEditor
 from dataloader.app.features.schedules.pages import shown_as
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
-from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.schedule_times import FREQUENT_TIMES
 
 _DAYS_OF_WEEK = 7
@@ -64,7 +62,8 @@ class CalendarDay:
     more: int = 0
 
 
-def create_calendar_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_calendar_page(site: Site) -> ApiBlueprint:
+    source, pipelines, options = site.executor, site.pipelines, site.options
     pages = PageRenderer("calendar_page", options)
     editor = ScheduleEditor(source, pipelines, options)
 

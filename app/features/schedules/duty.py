@@ -12,20 +12,30 @@ from pydantic import ValidationError
 from dataloader.app import log
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DatabaseUnavailable, JobNotFound
-from dataloader.app.features.schedules.rows import FiredTime, FiringOutcome, Schedule, Schedules, Updates
+from dataloader.app.features.schedules.rows import (
+    ORPHAN_AFTER_SEC,
+    FiredTime,
+    FiringOutcome,
+    Schedule,
+    Schedules,
+    Updates,
+)
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.schedule_definition import ScheduleDefinition, definition_from, first_error, scheduled_job
 from dataloader.pipelines.schedule_plan import plan_firings
+from dataloader.workers.duties import LATE_SEC, PRUNE_BATCH, PRUNE_INTERVAL_SEC, Duty, DutyContext, MaintenanceOptions
 from dataloader.workers.threads import Backoff, clock
 
 _log = log.get(__name__)
+_INTERVAL_SEC = 30.0  # at the latest; a step returns when the next time comes
+_LATE_INTERVAL_SEC = 5.0
+_SEEN_INTERVAL_SEC = 60.0
 _BATCH = 50  # schedules
 _MAX_CLOCK_JUMP_SEC = 60.0
 _CLOCK_CHECK_SEC = 10.0  # a clock that has jumped ahead may jump back
 # A deadlock, a lock that was not had in time, a statement that was canceled.
 _CONTENTION_CODES = ("40", "55", "57014")
-LATE_SEC = 5.0  # other processes than the maintenance leader fire what is later than this
 
 
 class SchedulesDuty:
@@ -198,3 +208,40 @@ class SchedulesDuty:
                 job_id=time.job_id and str(time.job_id),
                 detail=time.detail,
             )
+
+
+def create_duties(context: DutyContext) -> list[Duty]:
+    schedules = Schedules(context.executor)
+    return [
+        Duty("schedules", _INTERVAL_SEC, schedules_duty(context).run),
+        Duty("schedules-seen", _SEEN_INTERVAL_SEC, lambda: _see_schedules(schedules), first_delay_sec=ORPHAN_AFTER_SEC),
+        Duty("firings-prune", PRUNE_INTERVAL_SEC, lambda: _prune_firings(schedules, context.options)),
+    ]
+
+
+def create_follower_duties(context: DutyContext) -> list[Duty]:
+    """Fire schedules that are late: the maintenance leader may be frozen."""
+    schedules = schedules_duty(context)
+    return [Duty("late-schedules", _LATE_INTERVAL_SEC, lambda: schedules.run(late_by_sec=LATE_SEC))]
+
+
+def schedules_duty(context: DutyContext) -> SchedulesDuty:
+    return SchedulesDuty(
+        context.executor,
+        context.tasks,
+        zone=context.options.zone,
+        default_lease_sec=context.options.default_lease_sec,
+        record_firing=context.counters.record_firing,
+    )
+
+
+def _see_schedules(schedules: Schedules) -> None:
+    for name in schedules.see():
+        _log.warning("schedule.orphaned", schedule=name)
+
+
+def _prune_firings(schedules: Schedules, options: MaintenanceOptions) -> float | None:
+    if not options.deletion_enabled:
+        return None
+    pruned = schedules.prune(keep_sec=options.periods.succeeded, limit=PRUNE_BATCH)
+    return 1.0 if pruned >= PRUNE_BATCH else None

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from flask import Response, g
 from pydantic import Field
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.errors import TimeHasFired
 from dataloader.app.features.schedules.changes import PreviewTime, ScheduleDetail, ScheduleEditor, explain, with_secrets
 from dataloader.app.features.schedules.clock_changes import AffectedSchedule, affected_schedules
@@ -24,11 +23,10 @@ from dataloader.app.features.schedules.form import (
 )
 from dataloader.app.features.schedules.rows import Firing, FiringOutcome, Schedule
 from dataloader.app.http.links import quote_name
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_time, redirect_to
-from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.schedule_definition import ScheduleDefinition
 
 T = TypeVar("T")
@@ -68,7 +66,8 @@ class ShownPreview:
     times: list[PreviewTime]
 
 
-def create_schedules_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_schedules_page(site: Site) -> ApiBlueprint:
+    source, pipelines, options = site.executor, site.pipelines, site.options
     pages = PageRenderer("schedules_page", options)
     editor = ScheduleEditor(source, pipelines, options)
 

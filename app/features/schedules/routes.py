@@ -11,16 +11,14 @@ from uuid import UUID
 from pydantic import Field, create_model
 
 from dataloader.app.acts.known_names import NameCheck
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.schedules.changes import Calendar, PreviewTime, ScheduleDetail, ScheduleEditor, explain
 from dataloader.app.features.schedules.rows import Firing, Schedule
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.json_io import FieldError
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint, VersionedResponse, if_match_version
 from dataloader.app.http.schemas import BodyModel, Deleted, QueryModel, Timestamp
-from dataloader.pipelines.contract import Pipelines
+from dataloader.app.http.site import Site
 from dataloader.pipelines.schedule_definition import ScheduleDefinition
 
 _MAX_CALENDAR_DAYS = 92
@@ -124,7 +122,8 @@ class ScheduleRun:
     created: bool
 
 
-def create_schedules_blueprint(executor: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_schedules_blueprint(site: Site) -> ApiBlueprint:
+    executor, pipelines, options = site.executor, site.pipelines, site.options
     blueprint = ApiBlueprint("schedules", "/api/v1", problems=DATABASE_PROBLEMS)
     editor, names = ScheduleEditor(executor, pipelines, options), NameCheck(executor, pipelines)
     unknown = (ProblemCode.SCHEDULE_NOT_FOUND,)

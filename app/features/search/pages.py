@@ -10,7 +10,6 @@ from urllib.parse import urlencode
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.features.jobs.job_lookup import JobLookup
 from dataloader.app.features.jobs.job_search import JobSearch
@@ -19,12 +18,10 @@ from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.json_io import dump_body
 from dataloader.app.http.links import quote_name
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import JSON, ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.queue.queues import Queues
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer, redirect_to
-from dataloader.app.ui.shell import NAVIGATION
-from dataloader.pipelines.contract import Pipelines
 
 _MAX_OF_A_KIND = 20
 _MAX_SCHEDULES = 500
@@ -66,7 +63,8 @@ class Names:
                     yield Match(kind, name, folder + quote_name(name), name == text)
 
 
-def create_search_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_search_page(site: Site) -> ApiBlueprint:
+    source, pipelines, options = site.executor, site.pipelines, site.options
     pages = PageRenderer("search_page", options)
     lookup, reader, search = JobLookup(source), JobReader(source), JobSearch(source)
     queues, statistics, schedules = Queues(source), Statistics(source), Schedules(source)
@@ -114,7 +112,7 @@ def create_search_page(source: Executor, pipelines: Pipelines, options: WebOptio
     def list_palette() -> Response:
         """List the pages, tasks, queues and schedules of the dashboard, for the command palette."""
         names = read_names()
-        entries = [_entry(link.group, link.title, link.path) for link in NAVIGATION]
+        entries = [_entry(link.group, link.title, link.path) for link in site.navigation]
         entries += [_entry(match.kind, match.title, match.path) for match in names.matches("")]
         return Response(dump_body({"entries": entries}), content_type=JSON)
 

@@ -9,13 +9,12 @@ from typing import Literal
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.retention.rows import Retention
 from dataloader.app.features.settings.server import server_facts
 from dataloader.app.http.auth.api_keys import Scope
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode, RequestRejected
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.log import redact_text
 from dataloader.app.ui.base import FormModel, PageRenderer
 
@@ -26,7 +25,8 @@ class SettingsPageQuery(FormModel):
     preview: Literal["", "retention"] = Field("", description="retention: count what it would delete now.")
 
 
-def create_settings_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+def create_settings_page(site: Site) -> ApiBlueprint:
+    source, options = site.executor, site.options
     pages = PageRenderer("settings_page", options)
 
     @pages.page("/settings", query=SettingsPageQuery, scope=Scope.ADMIN, standby=False)

@@ -12,10 +12,9 @@ from typing import Any, Literal
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.statistics.rows import Chart, PeriodStatistics, Statistics
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
 
 _NO_JOBS = PeriodStatistics()
@@ -80,7 +79,8 @@ class LineChart:
         return [(at, values) for at, values in rows if any(values)][::-1]
 
 
-def create_charts_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+def create_charts_page(site: Site) -> ApiBlueprint:
+    source, options = site.executor, site.options
     pages = PageRenderer("charts_page", options)
     statistics = Statistics(source)
 

@@ -19,8 +19,6 @@ from dataloader.app.errors import BreakerNotFound
 from dataloader.app.features.backfills.changes import BackfillEditor
 from dataloader.app.features.backfills.slices_page import GridFields, make_grid
 from dataloader.app.features.jobs.start_form import StartForm, StartForms
-from dataloader.app.features.jobs.trigger_request import TriggerRequest
-from dataloader.app.features.jobs.visible_jobs import enqueue_visible, require_visible_parents
 from dataloader.app.features.limits.acts import delete_breaker, set_breaker
 from dataloader.app.features.limits.breakers import Breakers, BreakerStatus
 from dataloader.app.features.quality.pages import check_chart, dataset_path
@@ -42,12 +40,15 @@ from dataloader.app.features.tasks.routes import TaskInfo
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import CSRF_FIELD, current_actor
 from dataloader.app.http.caches import RefreshingValue
+from dataloader.app.http.jobs.trigger_request import TriggerRequest
+from dataloader.app.http.jobs.visible_jobs import enqueue_visible, require_visible_parents
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.middleware import audit_action
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import InvalidJobId, parse_job_id
+from dataloader.app.http.site import Site
 from dataloader.app.http.standby_reads import allowing_standby
 from dataloader.app.queue.job import Job
 from dataloader.app.queue.jobs import JobQueue
@@ -181,7 +182,8 @@ class _TaskReader:
         return None if partitions is None else make_grid(self.backfills, name, partitions, GridFields(), _SLICES_SHOWN)
 
 
-def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_tasks_page(site: Site) -> ApiBlueprint:
+    queue, pipelines, options = site.queue, site.pipelines, site.options
     pages = PageRenderer("tasks_page", options)
     reader, forms = _TaskReader(queue, pipelines, options), StartForms(pipelines, options)
 

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.statistics.rows import Period, PeriodStatistics, RecentRun, Statistics
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.problems import DATABASE_PROBLEMS
 from dataloader.app.http.routing import ANY_KEY, ApiBlueprint
 from dataloader.app.http.schemas import QueryModel
-from dataloader.pipelines.contract import Pipelines, Task, TaskKind, show_policy
+from dataloader.app.http.site import Site
+from dataloader.pipelines.contract import Task, TaskKind, show_policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,8 @@ class TaskList:
     statistics: list[TaskStatistics]
 
 
-def create_task_stats_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
+def create_task_stats_blueprint(site: Site) -> ApiBlueprint:
+    executor, pipelines = site.executor, site.pipelines
     blueprint = ApiBlueprint("tasks", "/api/v1", problems=DATABASE_PROBLEMS)
     statistics = Statistics(executor)
 

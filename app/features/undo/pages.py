@@ -28,6 +28,7 @@ from dataloader.app.features.schedules.changes import ScheduleEditor
 from dataloader.app.http.auth.guard import ACTOR, current_actor
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.queue.job import Job, Status
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import Queues, QueueState
@@ -250,7 +251,19 @@ class _Undo:
         return edits[-1].payload["before"], edits[-1].payload["after"]
 
 
-def create_undo_page(history: ActHistory, options: WebOptions) -> ApiBlueprint:
+def _create_history(site: Site) -> ActHistory:
+    return ActHistory(site.queue, site.pipelines, site.options)
+
+
+def page_values(site: Site) -> Callable[[], dict[str, Any]]:
+    """The message after an act, on the page that is shown next."""
+    history = site.shared(_create_history)
+    return lambda: {"last_act": history.shown_act, "describe_act": describe_act}
+
+
+def create_undo_page(site: Site) -> ApiBlueprint:
+    history = site.shared(_create_history)
+    options = site.options
     pages = PageRenderer("undo_page", options)
 
     @pages.action("/undo", form=UndoForm, page_url="/")

@@ -9,7 +9,6 @@ from flask import Response, request
 from pydantic import ConfigDict, Field
 
 from dataloader.app.acts.known_names import NameCheck
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.webhooks.routes import (
     NewWebhook,
     SecretRotation,
@@ -22,13 +21,12 @@ from dataloader.app.features.webhooks.routes import (
 from dataloader.app.features.webhooks.rows import SUBSCRIBABLE_EVENTS, DeliveryState, Webhook, Webhooks
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.net import AllowedHosts
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer, parse_choice, redirect_to
 from dataloader.app.ui.forms import NamingForm, parse_duration, validate_form
-from dataloader.pipelines.contract import Pipelines
 
 PAGE_SIZE = 50
 _MAX_UNDELIVERED_SHOWN = 20
@@ -64,7 +62,8 @@ class RotationForm(FormModel):
     overlap_sec: FormText = Field("1d", description="How long deliveries also carry a signature of the old secret.")
 
 
-def create_webhooks_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_webhooks_page(site: Site) -> ApiBlueprint:
+    source, pipelines, options = site.executor, site.pipelines, site.options
     pages = PageRenderer("webhooks_page", options)
     webhooks, names = Webhooks(source), NameCheck(source, pipelines)
     allowed = AllowedHosts.parse(options.webhook_allowed_hosts)

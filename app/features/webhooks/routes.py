@@ -11,7 +11,6 @@ from uuid import UUID
 from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
 
 from dataloader.app.acts.known_names import NameCheck
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.webhooks.rows import (
     FINAL_EVENTS,
     SUBSCRIBABLE_EVENTS,
@@ -25,7 +24,6 @@ from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.json_io import dump_json
 from dataloader.app.http.middleware import audit_action
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import (
@@ -39,9 +37,9 @@ from dataloader.app.http.schemas import (
     validate_events,
     validate_url,
 )
+from dataloader.app.http.site import Site
 from dataloader.app.log import mask_secret_fields, redact_text
 from dataloader.app.net import MAX_URL_LENGTH, AllowedHosts
-from dataloader.pipelines.contract import Pipelines
 
 _MAX_OVERLAP_SEC = 30 * 86_400
 
@@ -155,7 +153,8 @@ class DeliveriesQueued:
     deliveries: int
 
 
-def create_webhooks_blueprint(executor: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_webhooks_blueprint(site: Site) -> ApiBlueprint:
+    executor, pipelines, options = site.executor, site.pipelines, site.options
     blueprint = ApiBlueprint("webhooks", "/api/v1", problems=DATABASE_PROBLEMS)
     webhooks, names = Webhooks(executor), NameCheck(executor, pipelines)
     allowed = AllowedHosts.parse(options.webhook_allowed_hosts)

@@ -11,11 +11,9 @@ from uuid import UUID
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.acts.web import ActRunner
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.queues.acts import drain_worker, undrain_worker
-from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.queue.queues import Queues, WorkerStatus
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
 
@@ -58,7 +56,8 @@ class WorkerForm(FormModel):
     draining: FormText = Field(description="yes: claim no more jobs; no: claim again.")
 
 
-def create_workers_page(source: Executor, runner: ActRunner, options: WebOptions) -> ApiBlueprint:
+def create_workers_page(site: Site) -> ApiBlueprint:
+    source, runner, options = site.executor, site.runner, site.options
     pages = PageRenderer("workers_page", options)
     queues = Queues(source)
 

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from dataloader.app.features.jobs.routes import JobWatcher
 from dataloader.app.http.app import create_app
+from dataloader.app.http.jobs.watcher import JobWatcher
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.job import new_run_ids
 from dataloader.app.queue.jobs import JobQueue

@@ -13,9 +13,9 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
-from dataloader.app.features.jobs.trigger_request import trigger_request_model
 from dataloader.app.http.__main__ import document_text
 from dataloader.app.http.app import OPERATIONS
+from dataloader.app.http.jobs.trigger_request import trigger_request_model
 from dataloader.app.http.openapi import route_template
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode

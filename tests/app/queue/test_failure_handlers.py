@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from dataloader.app.features.statistics.failures import Failures
+from dataloader.app.features.failures.rows import Failures
 from dataloader.app.queue.job import Job, Settlement, Status
 from dataloader.pipelines.contract import Pipelines
 

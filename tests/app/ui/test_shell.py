@@ -7,15 +7,17 @@ import re
 import pytest
 
 from dataloader.app.features.overview.problems import ProblemReader
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.ui.shell import NAVIGATION
 from tests.support import eventually
 
 
 def test_every_link_of_the_navigation_has_a_page(client):
-    assert [link.path for link in NAVIGATION if client.get(link.path).status_code != 200] == []
+    links = [link for feature in FEATURES for link in feature.navigation]
+
+    assert [link.path for link in links if client.get(link.path).status_code != 200] == []
 
 
 def test_navigation_marks_the_page_and_its_parent(client):

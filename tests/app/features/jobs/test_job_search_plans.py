@@ -12,11 +12,11 @@ import pytest
 
 from dataloader.app.acts.audit_log import AuditLog
 from dataloader.app.db.statements import statements
+from dataloader.app.features.failures.rows import Failures
 from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.features.jobs.job_rows import JobRows
 from dataloader.app.features.jobs.job_search import Cursor, Filter, JobSearch
 from dataloader.app.features.statistics import rows as module
-from dataloader.app.features.statistics.failures import Failures
 from dataloader.app.features.statistics.rows import JobCounts, Statistics
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.job import Status

@@ -10,9 +10,9 @@ import psycopg2
 import pytest
 
 from dataloader.app.features.graphs.rows import Graphs, NewGraphJob
-from dataloader.app.features.jobs.trigger_request import TriggerRequest
 from dataloader.app.http.app import OPERATIONS
 from dataloader.app.http.auth.api_keys import Scope
+from dataloader.app.http.jobs.trigger_request import TriggerRequest
 from dataloader.app.queue.job import NewJob
 
 TRIGGER, BATCH, GRAPHS, FORM = "/api/v1/jobs/trigger", "/api/v1/jobs/batch", "/api/v1/graphs", "/tasks/load"

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from dataloader.app.features.statistics import failures as module
-from dataloader.app.features.statistics.failures import Failures
+from dataloader.app.features.failures import rows as module
+from dataloader.app.features.failures.rows import Failures
 from dataloader.app.queue.job import ClaimedJob, Status
 
 

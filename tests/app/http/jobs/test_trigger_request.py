@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dataloader.app.features.jobs.trigger_request import trigger_request_model
+from dataloader.app.http.jobs.trigger_request import trigger_request_model
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.schemas import field_errors
 from dataloader.app.queue.job import NewJob

@@ -7,10 +7,9 @@ from urllib.parse import urlencode
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.db.statements import Executor
-from dataloader.app.features.statistics.failures import FailureGroup, Failures
-from dataloader.app.http.options import WebOptions
+from dataloader.app.features.failures.rows import FailureGroup, Failures
 from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
 
 _MAX_GROUPS = 200
@@ -23,7 +22,8 @@ class FailuresPageQuery(FormModel):
     queue: FormText = Field("", description="The queue.")
 
 
-def create_failures_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+def create_failures_page(site: Site) -> ApiBlueprint:
+    source, options = site.executor, site.options
     pages = PageRenderer("failures_page", options)
     failures = Failures(source)
 

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from flask import request
 from pydantic import BaseModel, ConfigDict, Field
 from werkzeug.routing import BaseConverter
 
-from dataloader.app.acts.web import ActRunner, add_routes
+from dataloader.app.acts.web import add_routes
 from dataloader.app.errors import JobNotFound
-from dataloader.app.features.jobs.acts import cancel_job, retry_job
-from dataloader.app.features.jobs.trigger_request import TriggerRequest, TriggerResponse
-from dataloader.app.features.jobs.visible_jobs import enqueue_visible, require_visible_parents
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
-from dataloader.app.http.caches import QueueSettingsCache
+from dataloader.app.http.jobs.acts import cancel_job, retry_job
+from dataloader.app.http.jobs.trigger_request import TriggerRequest, TriggerResponse, trigger_request_model
+from dataloader.app.http.jobs.visible_jobs import enqueue_visible, require_visible_parents
 from dataloader.app.http.json_io import dump_json
 from dataloader.app.http.middleware import audit_action
 from dataloader.app.http.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, RequestRejected
 from dataloader.app.http.routing import ANY_KEY, ApiBlueprint, etag_of
 from dataloader.app.http.schemas import JobState, parse_job_id
+from dataloader.app.http.site import Site
 from dataloader.app.queue.job import Enqueued, Job, Status
-from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.tracing import Tracer, parse_traceparent
-from dataloader.pipelines.contract import Pipelines
+from dataloader.app.tracing import parse_traceparent
 
 MAX_WAIT_SEC = 30
 _POLL_INTERVAL_SEC = 0.25
@@ -42,32 +37,6 @@ class JobIdConverter(BaseConverter):
     """
 
     regex = r"(?!(?:trigger|batch)\Z)[^/]+"
-
-
-class JobWatcher:
-    """Polls for requests that wait, each in its own thread. Their number is limited: they must not take up all threads
-    that answer requests. `closing` ends all waits."""
-
-    def __init__(self, max_waiters: int, closing: threading.Event) -> None:
-        self._slots = threading.BoundedSemaphore(max_waiters)
-        self._closing = closing
-
-    def wait(self, fetch: Callable[[], T], is_done: Callable[[T], bool], timeout_sec: float) -> T:
-        """Fetch until the value is done or the time is over, and return the last value. Raises RequestRejected."""
-        value = fetch()
-        if timeout_sec <= 0 or is_done(value):
-            return value
-        if not self._slots.acquire(blocking=False):
-            raise RequestRejected(ProblemCode.TOO_MANY_WAITING, headers={"Retry-After": "1"})
-        try:
-            deadline = time.monotonic() + timeout_sec
-            while not is_done(value) and (remaining_sec := deadline - time.monotonic()) > 0:
-                if self._closing.wait(min(_POLL_INTERVAL_SEC, remaining_sec)):
-                    break
-                value = fetch()
-            return value
-        finally:
-            self._slots.release()
 
 
 class StatusQuery(BaseModel):
@@ -86,14 +55,13 @@ class StrictQuery(BaseModel):
     ] = False
 
 
-def create_jobs_blueprint(
-    queue: JobQueue,
-    pipelines: Pipelines,
-    request_model: type[TriggerRequest],
-    tracer: Tracer | None,
-    watcher: JobWatcher,
-    queue_settings: QueueSettingsCache,
-) -> ApiBlueprint:
+def create_jobs_blueprint(site: Site) -> ApiBlueprint:
+    queue = site.queue
+    pipelines = site.pipelines
+    request_model = trigger_request_model(site.options, site.pipelines)
+    tracer = site.tracer
+    watcher = site.watcher
+    queue_settings = site.queue_settings
     blueprint = ApiBlueprint("jobs", "/api/v1", problems=DATABASE_PROBLEMS)
 
     @blueprint.post(
@@ -185,7 +153,7 @@ def create_jobs_blueprint(
             raise JobNotFound(job_id)
         return job
 
-    add_routes(blueprint, (cancel_job, retry_job), ActRunner(queue.executor, pipelines))
+    add_routes(blueprint, (cancel_job, retry_job), site.runner)
     return blueprint
 
 

@@ -12,8 +12,8 @@ from uuid import UUID
 
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import IdempotencyConflict, InvalidJob
-from dataloader.app.features.jobs.trigger_request import ParentReference
 from dataloader.app.http.auth.guard import Actor
+from dataloader.app.http.jobs.trigger_request import ParentReference
 from dataloader.app.queue.batch import BatchOutcome, Outcome
 from dataloader.app.queue.job import Enqueued, NewJob
 from dataloader.app.queue.jobs import JobQueue

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dataloader.app.db.statements import Executor
-from dataloader.app.features.statistics.failures import FailureGroups, Failures
+from dataloader.app.features.failures.rows import FailureGroups, Failures
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.problems import DATABASE_PROBLEMS
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import MAX_PAGE_SIZE, QueryModel
+from dataloader.app.http.site import Site
 
 
 class FailuresQuery(QueryModel):
@@ -20,7 +20,8 @@ class FailuresQuery(QueryModel):
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, description="The maximum number of entries.")] = 50
 
 
-def create_failures_blueprint(executor: Executor) -> ApiBlueprint:
+def create_failures_blueprint(site: Site) -> ApiBlueprint:
+    executor = site.executor
     blueprint = ApiBlueprint("failures", "/api/v1", problems=DATABASE_PROBLEMS)
     failures = Failures(executor)
 

@@ -1,0 +1,51 @@
+"""A feature: a capability in a folder of its own, and what it adds to the service.
+
+What it adds is named by module and function within its folder, and imported when it is needed: a worker process does
+not import pages. `app/features/registry.py` lists all features; without its line there a service does not have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class NavLink:
+    """A page of the side navigation and of the command palette."""
+
+    group: str
+    title: str
+    path: str
+
+    def is_current(self, path: str) -> bool:
+        return path == self.path or (self.path != "/" and path.startswith(f"{self.path}/"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    name: str  # of its folder
+    blueprints: tuple[str, ...] = ()  # functions of a Site: routes and pages
+    navigation: tuple[NavLink, ...] = ()
+    page_values: str | None = None  # a function of a Site: what the frame of each page shows of it, by name
+    collectors: tuple[str, ...] = ()  # functions of a Site: collectors of metrics
+    converters: dict[str, str] = field(default_factory=dict)  # of the parts of paths
+    duties: str | None = None  # a function of a DutyContext: what the maintenance leader does
+    threads: str | None = None  # a function of a ThreadContext: a thread that each worker process has
+    declare: str | None = None  # a function of a Declaration: what a worker process writes of its tasks when it starts
+    options: str | None = None  # a function of the settings and their secrets: the options of its duties and threads
+    follower_duties: str | None = None  # likewise: what each worker process does while another one leads
+
+    def load(self, name: str) -> Any:
+        """Import `module.attribute` of this feature's folder."""
+        module, _, attribute = name.partition(".")
+        return getattr(import_module(f"dataloader.app.features.{self.name}.{module}"), attribute)
+
+
+def load_all(features: Iterable[Feature], part: str) -> Iterator[Any]:
+    """Load what all features have of a part, such as `blueprints`."""
+    for feature in features:
+        named = getattr(feature, part)
+        yield from map(feature.load, (named,) if isinstance(named, str) else named or ())

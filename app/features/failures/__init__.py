@@ -1,0 +1,1 @@
+"""Failed and lost jobs, grouped by the fingerprint of the error."""

@@ -1,0 +1,11 @@
+from dataloader.app.acts.feature import Feature, NavLink
+
+FEATURE = Feature(
+    name="graphs",
+    blueprints=(
+        "routes.create_graphs_blueprint",
+        "pages.create_graph_page",
+    ),
+    navigation=(NavLink("Work", "Graphs", "/graphs"),),
+    duties="duty.create_duties",
+)

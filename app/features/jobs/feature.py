@@ -1,0 +1,17 @@
+from dataloader.app.acts.feature import Feature, NavLink
+
+FEATURE = Feature(
+    name="jobs",
+    blueprints=(
+        "batch_routes.create_batch_blueprint",
+        "list_routes.create_job_list_blueprint",
+        "edit_routes.create_edits_blueprint",
+        "event_routes.create_events_blueprint",
+        "log_routes.create_job_logs_blueprint",
+        "jobs_page.create_jobs_page",
+        "job_page.create_job_page",
+        "job_page.create_job_forms",
+        "job_page.create_log_page",
+    ),
+    navigation=(NavLink("Work", "Jobs", "/jobs"),),
+)

@@ -1,0 +1,7 @@
+from dataloader.app.acts.feature import Feature, NavLink
+
+FEATURE = Feature(
+    name="keys",
+    blueprints=("pages.create_keys_page",),
+    navigation=(NavLink("Settings", "API keys", "/keys"),),
+)

@@ -1,0 +1,13 @@
+from dataloader.app.acts.feature import Feature, NavLink
+
+FEATURE = Feature(
+    name="limits",
+    blueprints=(
+        "routes.create_limits_blueprint",
+        "routes.create_breakers_blueprint",
+        "pages.create_limits_page",
+    ),
+    navigation=(NavLink("Capacity", "Limits", "/limits"),),
+    duties="duty.create_duties",
+    declare="declare.declare",
+)

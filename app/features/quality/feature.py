@@ -1,0 +1,12 @@
+from dataloader.app.acts.feature import Feature, NavLink
+
+FEATURE = Feature(
+    name="quality",
+    blueprints=(
+        "routes.create_data_quality_blueprint",
+        "pages.create_datasets_page",
+    ),
+    navigation=(NavLink("Definitions", "Datasets", "/datasets"),),
+    converters={"dataset": "routes.DatasetConverter"},
+    duties="duty.create_duties",
+)

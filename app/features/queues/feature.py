@@ -1,0 +1,10 @@
+from dataloader.app.acts.feature import Feature, NavLink
+
+FEATURE = Feature(
+    name="queues",
+    blueprints=(
+        "routes.create_queues_blueprint",
+        "pages.create_queues_page",
+    ),
+    navigation=(NavLink("Capacity", "Queues", "/queues"),),
+)

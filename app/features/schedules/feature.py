@@ -1,0 +1,17 @@
+from dataloader.app.acts.feature import Feature, NavLink
+
+FEATURE = Feature(
+    name="schedules",
+    blueprints=(
+        "routes.create_schedules_blueprint",
+        "pages.create_schedules_page",
+        "calendar.create_calendar_page",
+    ),
+    navigation=(
+        NavLink("Definitions", "Schedules", "/schedules"),
+        NavLink("Definitions", "Calendar", "/calendar"),
+    ),
+    duties="duty.create_duties",
+    declare="declare.declare",
+    follower_duties="duty.create_follower_duties",
+)

@@ -1,0 +1,10 @@
+from dataloader.app.acts.feature import Feature, NavLink
+
+FEATURE = Feature(
+    name="tasks",
+    blueprints=(
+        "routes.create_task_stats_blueprint",
+        "pages.create_tasks_page",
+    ),
+    navigation=(NavLink("Definitions", "Tasks", "/tasks"),),
+)

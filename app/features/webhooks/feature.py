@@ -1,0 +1,13 @@
+from dataloader.app.acts.feature import Feature, NavLink
+
+FEATURE = Feature(
+    name="webhooks",
+    blueprints=(
+        "routes.create_webhooks_blueprint",
+        "pages.create_webhooks_page",
+    ),
+    navigation=(NavLink("Settings", "Webhooks", "/webhooks"),),
+    duties="duty.create_duties",
+    threads="sender.create_sender",
+    options="options.options_from",
+)
