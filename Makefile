@@ -13,6 +13,10 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-strip-extras --python-ver
 	--no-emit-find-links --no-emit-package dataloader --custom-compile-command 'make lock' \
 	pyproject.toml --group build
 
+# dataloader/ has links to the other folders. Git on some systems writes text files instead.
+REQUIRE_LINKS := test -d dataloader/app || { echo 'dataloader/app does not lead to the folder app: this checkout was made' \
+	'without symbolic links. Clone it with: git clone -c core.symlinks=true …' >&2; exit 1; }
+
 export PIP_ROOT_USER_ACTION := ignore
 
 .PHONY: engines field hostile help run test test-full coverage check lint format docs screenshots chaos chaos-short chaos-mutants planted-bugs lock clean
@@ -145,6 +149,7 @@ $(VENV)/.installed-dev: requirements-dev.lock pyproject.toml $(BIN)/python
 
 # A name on PATH may be a shim that only fails (pyenv), so each candidate must import what we need.
 $(BIN)/python:
+	@$(REQUIRE_LINKS)
 	@for python in $(PYTHON) $(PYTHONS); do \
 	  if "$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
 	    echo "Making $(VENV) with $$("$$python" --version)…"; \

@@ -8,7 +8,6 @@ tables, types and rows.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,11 +69,7 @@ class Migration:
 
 
 def schema_text() -> str:
-    here = Path(__file__).resolve()
-    for path in (here.parents[2] / "schema.sql", here.parent / "schema.sql"):
-        if os.path.exists(path):
-            return path.read_text(encoding="utf-8")
-    raise FileNotFoundError("schema.sql is missing from this installation")
+    return (Path(__file__).parents[2] / "schema.sql").read_text(encoding="utf-8")
 
 
 def migration_files(after: int) -> list[tuple[int, str]]:
