@@ -19,7 +19,7 @@ REQUIRE_LINKS := test -d dataloader/app || { echo 'dataloader/app does not lead 
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: engines field hostile help run test test-full coverage check lint format docs screenshots chaos chaos-short chaos-mutants planted-bugs lock clean
+.PHONY: engines field hostile help run test test-full coverage check lint format schema docs screenshots chaos chaos-short chaos-mutants planted-bugs lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo 'make engines the contract and the scenarios of offloads on two versions of Ray and Dask, which it installs (1.4 GB of memory)'
 	@echo 'make field   the first hour on each kind of database, account and host: make field PLACES="owner roles"'
 	@echo 'make lint    ruff and mypy only;  make format  ruff fixes what it can'
+	@echo 'make schema  write schema.sql of app/queue/schema.sql and app/features/*/schema.sql'
 	@echo 'make docs    the documentation as a site, in build/site; fails on a dead link'
 	@echo 'make screenshots  pictures of each page by a browser, in test-results; renews those of docs/images, which show the loads of a small company'
 	@echo 'make chaos   ten minutes of faults against a service under load, from a seed: make chaos SEED=1'
@@ -69,6 +70,9 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+schema: $(VENV)/.installed
+	@$(BIN)/python -m dataloader.app.db.make_schema
 
 docs: $(VENV)/.installed-dev
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --builder html docs build/site
