@@ -21,6 +21,7 @@ from dataloader.app.features.graphs.rows import Graphs
 from dataloader.app.features.limits.breakers import Breakers
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.lineage.duty import LineageDuty, LineageOptions
+from dataloader.app.features.offload.rows import Offloads
 from dataloader.app.features.quality.rows import DataQuality
 from dataloader.app.features.retention.rows import PrunedBatch, Retention, RetentionPeriods
 from dataloader.app.features.schedules.duty import LATE_SEC, SchedulesDuty
@@ -28,8 +29,7 @@ from dataloader.app.features.schedules.rows import ORPHAN_AFTER_SEC, Schedules
 from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.features.webhooks.rows import Webhooks
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.offloads import Offloads
-from dataloader.app.queue.queues import Queues
+from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import HeartbeatResult, notify_waiting_queues, prune_notify_state
 from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.executors import Engines
@@ -114,7 +114,7 @@ class Maintenance:
         self._follower_duties = follower_duties
         self._next_follow_at = {duty.name: 0.0 for duty in follower_duties}
         self._session, self._duties = session, {duty.name: duty for duty in duties}
-        self._lock, self._lock_check = Queues(session), Queues(follower_session)
+        self._lock, self._lock_check = QueueControl(session), QueueControl(follower_session)
         self._leader_generation = -1  # of the connection that holds the lock
         self._answered_at = self._followed_at = -math.inf  # the last heartbeat with nothing to do; the last check
         self._backoffs: dict[str, Backoff] = {}  # of duties that fail

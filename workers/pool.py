@@ -14,17 +14,16 @@ from uuid import uuid4
 
 from dataloader.app import log
 from dataloader.app.db.connection import Session
+from dataloader.app.features.offload.rows import Offloads
 from dataloader.app.features.webhooks.duty import WebhookSender
 from dataloader.app.features.webhooks.rows import Webhooks
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.offloads import Offloads
-from dataloader.app.queue.queues import Queues
+from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import Pipelines, StopReason
 from dataloader.workers.attempt import RunningAttempts, may_have_child
 from dataloader.workers.claim_timers import default_poll
 from dataloader.workers.claimer import Claimer, KeyLocks, NotifyState, UnwantedNotifications
-from dataloader.workers.death_watch import DeathWatch, NameClaim, Registration
 from dataloader.workers.declarations import describe_worker, write_declarations
 from dataloader.workers.dispatcher import Dispatcher
 from dataloader.workers.heartbeat import Heartbeat
@@ -38,9 +37,12 @@ from dataloader.workers.metrics import PoolCounters, PoolState
 from dataloader.workers.offloads.service import OffloadService
 from dataloader.workers.pool_options import PoolOptions
 from dataloader.workers.reaper import Reaper
+from dataloader.workers.registration import Registration
 from dataloader.workers.sessions import PoolSessions
 from dataloader.workers.settler import Settler
 from dataloader.workers.stopper import StopEscalator
+from dataloader.workers.takeover.death_watch import DeathWatch
+from dataloader.workers.takeover.name_claim import NameClaim
 from dataloader.workers.threads import clock
 from dataloader.workers.worker import Worker, WorkerStopper
 from dataloader.workers.worker_control import WorkerControl
@@ -236,7 +238,7 @@ class WorkerPool:
             is_notified=lambda: self._listener.state.is_receiving,
         )
         self._worker_control = WorkerControl(
-            Queues(session),
+            QueueControl(session),
             self._dispatcher,
             self._running_attempts,
             worker_id=self.id,

@@ -19,7 +19,7 @@ from psycopg2 import sql
 from psycopg2.extensions import ISOLATION_LEVEL_READ_COMMITTED
 
 from dataloader.app.db.connection import READ_WRITE_SESSION, connect_any_host, translate_errors
-from dataloader.app.db.repair import Repair, quote_identifier, schema_statements
+from dataloader.app.db.schema_statements import Repair, quote_identifier, schema_statements
 from dataloader.app.db.statements import statements
 from dataloader.app.errors import RightsMissing, SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
 

@@ -54,7 +54,7 @@ from dataloader.app.http.options import WebOptions
 from dataloader.app.http.standby_reads import MAX_LAG_KEY
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.labels import split_tasks
-from dataloader.app.queue.queues import LiveWorker, Queues
+from dataloader.app.queue.queues import LiveWorker, QueueControl
 from dataloader.app.tracing import Tracer
 from dataloader.app.ui.shell import shell_values
 from dataloader.pipelines.contract import Pipelines
@@ -110,7 +110,7 @@ def create_app(
     executor, closing = queue.executor, closing or threading.Event()
     own_worker = None if probe is None else _own_worker(options, pipelines)
     trigger_model = trigger_request_model(options, pipelines)
-    queue_settings = QueueSettingsCache(Queues(executor), own_worker)
+    queue_settings = QueueSettingsCache(QueueControl(executor), own_worker)
     watcher, check_readiness = JobWatcher(options.max_waiters, closing), ReadinessCheck(queue, options, probe, pool)
     blueprints = [
         create_jobs_blueprint(queue, pipelines, trigger_model, tracer, watcher, queue_settings),

@@ -14,13 +14,14 @@ from dataloader.app.features.jobs.edits import CLONED_FIELDS, JobEditor
 from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.features.jobs.trigger_request import TriggerResponse, validate_args
 from dataloader.app.features.jobs.visible_jobs import enqueue_visible
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.problems import InvalidRequest, ProblemCode
 from dataloader.app.http.schemas import BodyModel, JobState, Name, PositiveInt, Priority, Timestamp, parse_job_id
 from dataloader.app.log.masking import unmask
 from dataloader.app.queue.job import NewJob
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.queues import Queues, QueueState
+from dataloader.app.queue.queues import QueueState
 
 
 @dataclass(frozen=True)

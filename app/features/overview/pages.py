@@ -10,13 +10,13 @@ from flask import Response
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.jobs.job_search import Filter, JobSearch, JobSummary
 from dataloader.app.features.overview.problems import ProblemReader, Situation, count_open, find_problems
+from dataloader.app.features.queues.rows import QueueStatus
 from dataloader.app.features.schedules.changes import ScheduleEditor
 from dataloader.app.features.schedules.rows import Schedule
 from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.features.statistics.throughput import Throughput
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
-from dataloader.app.queue.queues import QueueStatus
 from dataloader.app.ui.base import PageRenderer, progress_summary
 from dataloader.pipelines.contract import Pipelines
 

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 
 from dataloader.app.db.schema import SCHEMA_VERSION
 from dataloader.app.db.statements import Executor
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import DATABASE_PROBLEMS
 from dataloader.app.http.routing import ApiBlueprint
-from dataloader.app.queue.queues import Queues
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ from pydantic import Field
 from dataloader.app.acts.web import ActRunner
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.queues.acts import drain_worker, undrain_worker
+from dataloader.app.features.queues.rows import Queues, WorkerStatus
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
-from dataloader.app.queue.queues import Queues, WorkerStatus
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
 
 

@@ -32,7 +32,7 @@ from dataloader.app.queue.attempt_sessions import (
 )
 from dataloader.app.queue.job import Enqueued, NewJob
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.own_sessions import OwnSession
+from dataloader.workers.connections.own_sessions import OwnSession
 
 MAX_CHECKPOINT_BYTES = 1_000_000  # bytes of JSON
 _SIGNAL_TIMEOUT_SEC = 5.0  # to connect, and again for the statement

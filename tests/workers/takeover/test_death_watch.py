@@ -16,8 +16,8 @@ import pytest
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.job import Status, new_run_ids
 from dataloader.app.queue.workers import HostFacts, WorkerInfo, WorkerLiveness
-from dataloader.workers.death_watch import WATCHED
-from dataloader.workers.process_identity import Identity, ProcessLock, read_identity
+from dataloader.workers.registration import WATCHED
+from dataloader.workers.takeover.process_identity import Identity, ProcessLock, read_identity
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 

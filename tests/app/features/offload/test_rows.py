@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataloader.app.features.offload.rows import NewOffload, Offloads
 from dataloader.app.queue.job import ClaimedJob, LogEntry, LogPosition
-from dataloader.app.queue.offloads import NewOffload, Offloads
 from tests.support.queue_fixture import QueueFixture
 
 

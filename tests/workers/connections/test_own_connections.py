@@ -10,8 +10,8 @@ import pytest
 
 from dataloader.app.errors import SessionsRefused
 from dataloader.app.queue.job import Status
-from dataloader.app.queue.own_connections import wrap_drivers
 from dataloader.pipelines.contract import Context, Stop
+from dataloader.workers.connections.own_connections import wrap_drivers
 from tests.support.real_service import query_rows
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from dataloader.workers import process_identity
-from dataloader.workers.process_identity import LockState, ProcessLock, probe_lock, remove_lock
+from dataloader.workers.takeover import process_identity
+from dataloader.workers.takeover.process_identity import LockState, ProcessLock, probe_lock, remove_lock
 from tests.support.waiting import eventually
 
 WORKER = uuid4()

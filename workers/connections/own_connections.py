@@ -21,7 +21,7 @@ from typing import Any
 import psycopg2
 from psycopg2 import extensions as ext
 
-from dataloader.app.queue.own_sessions import (
+from dataloader.workers.connections.own_sessions import (
     MAX_NAME_BYTES,
     Owner,
     OwnSession,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dataloader.workers.process_identity import Identity, Proof, prove_death, read_identity
+from dataloader.workers.takeover.process_identity import Identity, Proof, prove_death, read_identity
 from tests.support.waiting import eventually
 
 THEM = Identity("boot", "pid:[1]", "time:[2]", 4711, 1000)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dataloader.app.db.repair import quote_identifier
+from dataloader.app.db.schema_statements import quote_identifier
 
 # What the API and the workers do with each table. They verify API keys, and cannot make one.
 SERVICE_RIGHTS: Mapping[str, str] = {

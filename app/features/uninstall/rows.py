@@ -8,8 +8,8 @@ from typing import Any
 import psycopg2
 from psycopg2 import sql
 
-from dataloader.app.db.repair import schema_statements
 from dataloader.app.db.schema import find_processes, migration_transaction, schema_text
+from dataloader.app.db.schema_statements import schema_statements
 from dataloader.app.errors import RightsMissing, SchemaBlocked, SchemaMissing
 from dataloader.app.wording import format_count
 

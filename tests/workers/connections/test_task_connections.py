@@ -21,7 +21,7 @@ from dataloader.app.queue.attempt_sessions import (
 )
 from dataloader.app.queue.job import NewJob, Settlement, Status
 from dataloader.app.queue.jobs import settle_parameters
-from dataloader.app.queue.task_connections import TaskConnections, is_connection_loss
+from dataloader.workers.connections.task_connections import TaskConnections, is_connection_loss
 from tests.support import eventually
 from tests.support.queue_fixture import BackgroundCall
 
@@ -352,7 +352,9 @@ def test_session_watches_its_client_even_after_a_rollback(run):
 def test_server_that_refuses_the_check_is_done_without_it(monkeypatch, queue_db, run):
     job, _ = run
     refused = []
-    monkeypatch.setattr("dataloader.app.queue.task_connections._SET_CLIENT_CHECK", "SET no_such_setting = '2s'")
+    monkeypatch.setattr(
+        "dataloader.workers.connections.task_connections._SET_CLIENT_CHECK", "SET no_such_setting = '2s'"
+    )
     places = ConnectionSettings(dsn=queue_db.dsn, schema="public", targets={"here": queue_db.dsn})
     effects = TaskConnections(
         places, job.id, job.run_id, on_check_refused=lambda target, error: refused.append((target, error))
@@ -368,7 +370,7 @@ def test_statement_of_a_broken_connection_is_gone_after_close(monkeypatch, queue
     """Its pipeline has even closed it: the server goes on until it is made to end."""
     job, effects = run
     monkeypatch.setattr(
-        "dataloader.app.queue.task_connections._SET_CLIENT_CHECK", "SELECT 1"
+        "dataloader.workers.connections.task_connections._SET_CLIENT_CHECK", "SELECT 1"
     )  # else that would end it, a moment later
     connection = effects.connect("here")
     statement = BackgroundCall(connection.cursor().execute, "SELECT pg_sleep(60)")
@@ -435,7 +437,7 @@ def test_the_sessions_of_another_run_of_the_job_are_spared(run):
 
 def test_silent_server_times_out(monkeypatch, run):
     _, effects = run
-    monkeypatch.setattr("dataloader.app.queue.task_connections._SIGNAL_TIMEOUT_SEC", 0.1)
+    monkeypatch.setattr("dataloader.workers.connections.task_connections._SIGNAL_TIMEOUT_SEC", 0.1)
     effects.connect("here")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection, and that is all
         dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} dbname=x user=x"
