@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 WARM_UP_JOBS = 5
 RUN_SEC = 2.5  # longer than two heartbeats
 TIMEOUT_SEC = 60.0
-# In the service: `start` begins anew with each change of the file's time, and `files` is written when `stop` is there.
+# In the service: `start` starts again with each change of the file's time, and `files` is written when `stop` is there.
 PROFILER = """
 import os, sys, threading, time
 FOLDER, ROOT = os.environ["PROFILE_FOLDER"], os.environ["PROFILE_ROOT"]
