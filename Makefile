@@ -13,9 +13,13 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-strip-extras --python-ver
 	--no-emit-find-links --no-emit-package dataloader --custom-compile-command 'make lock' \
 	pyproject.toml --group build
 
+# dataloader/ has links to the other folders. Git on some systems writes text files instead.
+REQUIRE_LINKS := test -d dataloader/app || { echo 'dataloader/app does not lead to the folder app: this checkout was made' \
+	'without symbolic links. Clone it with: git clone -c core.symlinks=true …' >&2; exit 1; }
+
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: engines field hostile help run test test-full coverage check lint format docs screenshots chaos chaos-short chaos-mutants planted-bugs lock clean
+.PHONY: engines field hostile help run test test-full coverage check lint format schema docs screenshots chaos chaos-short chaos-mutants planted-bugs lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +32,7 @@ help:
 	@echo 'make engines the contract and the scenarios of offloads on two versions of Ray and Dask, which it installs (1.4 GB of memory)'
 	@echo 'make field   the first hour on each kind of database, account and host: make field PLACES="owner roles"'
 	@echo 'make lint    ruff and mypy only;  make format  ruff fixes what it can'
+	@echo 'make schema  write schema.sql of app/queue/schema.sql and app/features/*/schema.sql'
 	@echo 'make docs    the documentation as a site, in build/site; fails on a dead link'
 	@echo 'make screenshots  pictures of each page by a browser, in test-results; renews those of docs/images, which show the loads of a small company'
 	@echo 'make chaos   ten minutes of faults against a service under load, from a seed: make chaos SEED=1'
@@ -65,6 +70,9 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+schema: $(VENV)/.installed
+	@$(BIN)/python -m dataloader.app.db.make_schema
 
 docs: $(VENV)/.installed-dev
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --builder html docs build/site
@@ -145,6 +153,7 @@ $(VENV)/.installed-dev: requirements-dev.lock pyproject.toml $(BIN)/python
 
 # A name on PATH may be a shim that only fails (pyenv), so each candidate must import what we need.
 $(BIN)/python:
+	@$(REQUIRE_LINKS)
 	@for python in $(PYTHON) $(PYTHONS); do \
 	  if "$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
 	    echo "Making $(VENV) with $$("$$python" --version)…"; \

@@ -1,4 +1,8 @@
-"""For `gunicorn wsgi:app`: the settings' address and threads, and the worker pool's life inside a gunicorn worker."""
+"""Settings of gunicorn: address and threads, and the worker pool's life inside a gunicorn worker.
+
+`gunicorn wsgi:app` finds this file in a checkout; elsewhere `gunicorn --config python:dataloader.gunicorn_conf
+dataloader.wsgi:app` names it.
+"""
 
 # ruff: noqa: E402 - the first statement is for the time that the other imports take
 
@@ -64,4 +68,4 @@ def pre_exec(server):  # type: ignore[no-untyped-def]
 
 
 def post_worker_init(worker):  # type: ignore[no-untyped-def]
-    worker.attach_service(sys.modules["wsgi"].service)
+    worker.attach_service(sys.modules["dataloader.wsgi"].service)

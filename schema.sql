@@ -1,4 +1,5 @@
 -- The schema of dataloader, as it is today. Needs PostgreSQL 15 or newer, and no extension.
+-- Made by `make schema` of app/queue/schema.sql and app/features/*/schema.sql: change those.
 --
 -- Builds all tables in an empty schema: the first one of the search path. Where tables of dataloader are already, it
 -- changes nothing and fails: `dataloader migrate` upgrades them (app/db/migrations/), and applies this file to an
@@ -17,7 +18,7 @@ END $$;
 -- Functions keep this search path: with pg_temp last, a caller's temporary tables cannot take the place of ours.
 SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
 
--- ── Version ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+-- ── Version ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- One row per applied version. Processes of version `serves_from` or newer work on these tables; NULL: only those of the
 -- same version. A row of version 0 records that the tables held jobs before they had versions: workers delete none of
@@ -30,7 +31,7 @@ CREATE TABLE dl_schema (
 );
 INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (8, 'by hand', 4);
 
--- ── Types ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+-- ── Types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 CREATE TYPE dl_status AS ENUM ('queued', 'running', 'succeeded', 'failed', 'canceled', 'lost');
 
@@ -65,7 +66,7 @@ BEGIN
            AND (SELECT bool_and(coalesce(octet_length(tag) BETWEEN 1 AND 100, false)) FROM unnest(tags) AS tag);
 END $$;
 
--- ── Jobs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+-- ── Jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 CREATE TABLE dl_jobs (
     job_id           uuid          PRIMARY KEY DEFAULT dl_new_id(),
@@ -268,7 +269,7 @@ CREATE OR REPLACE FUNCTION dl_json_text(value jsonb, max_bytes int DEFAULT 67108
     RETURN CASE WHEN pg_column_size(value) < 2000 AND pg_column_compression(value) IS NULL THEN value::text
                 WHEN value IS NOT NULL THEN dl_json_text_limited(value, max_bytes) END;
 
--- ── Events and job logs ─────────────────────────────────────────────────────────────────────────────────────────────
+-- ── Events and job logs ──────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Both tables are partitioned by their ids, and old rows are removed by dropping whole partitions. Ids encode the time:
 -- the first id of a partition is 100,000 times its start in seconds since 1970, and the sequence is advanced to it when
@@ -474,7 +475,7 @@ CREATE OR REPLACE TRIGGER dl_jobs_del AFTER DELETE ON dl_jobs
 CREATE OR REPLACE TRIGGER dl_jobs_trunc AFTER TRUNCATE ON dl_jobs
     FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_deleted();
 
--- ── Workers and queues ──────────────────────────────────────────────────────────────────────────────────────────────
+-- ── Workers and queues ───────────────────────────────────────────────────────────────────────────────────────────────
 
 CREATE TABLE dl_workers (
     worker_id        uuid        PRIMARY KEY,
@@ -746,7 +747,7 @@ BEGIN
     PERFORM set_config('dl.fair_position', to_jsonb(position)::text, true);
 END $$;
 
--- ── Notifications ───────────────────────────────────────────────────────────────────────────────────────────────────
+-- ── Notifications ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Whether a worker process needs a notification for a queue, or claims again by itself (it has more jobs than threads).
 -- A server crash empties it, and ends the connections of the processes that wrote it.
@@ -840,1283 +841,21 @@ BEGIN
     SELECT u.lock_key FROM unblocked u, notified;
 END $$;
 
--- ── Limits ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+-- ── Hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
--- How many jobs may run, and how many may start in a time. A job names limits in its column `limits`; `queue:NAME` and
--- `task:NAME` apply to all jobs of the queue or task. A name that ends in `:*` is the default of the names that begin so. A
--- name without a row has no limit.
---
--- What counts are the running rows: no counter has to be kept, and the statement that ends a run frees its place. Counting
--- and starting are under the limit's lock, (1684828529, hashtext(name)), which is taken after keys and rows. Its holder waits
--- for no row: it skips locked ones.
-CREATE TABLE dl_limits (
-    name        text        PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 200),
-    concurrency int         CHECK (concurrency >= 0),  -- weight of the jobs that run; 0: none may start; NULL: any
-    rate        int         CHECK (rate >= 1),         -- weight of the jobs that start in `per_sec`; NULL: any
-    per_sec     float8      CHECK (per_sec > 0 AND per_sec <= 2678400),
-    burst       int         CHECK (burst >= 1),        -- of these, how many may start at once; NULL: 1
-    note        text,
-    changed_by  text,
-    changed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
-    CONSTRAINT dl_limits_chk_rate CHECK ((rate IS NULL) = (per_sec IS NULL) AND (burst IS NULL OR rate IS NOT NULL))
-);
--- Limits that count jobs which do not name them.
-CREATE INDEX dl_limits_unnamed_idx ON dl_limits (name) WHERE starts_with(name, 'queue:') OR starts_with(name, 'task:');
-
--- When the next start of a rate would be due if all were evenly spaced (GCRA: theoretical arrival time).
-CREATE TABLE dl_limit_starts (
-    name text        PRIMARY KEY,
-    tat  timestamptz NOT NULL
-) WITH (fillfactor = 50);
-
--- A limit's name, and those whose row is its default: the longest first.
-CREATE OR REPLACE FUNCTION dl_limit_names(limit_name text) RETURNS text[]
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN ARRAY[limit_name]
-           || ARRAY(SELECT array_to_string((string_to_array(limit_name, ':'))[:n], ':') || ':*'
-                      FROM generate_series(cardinality(string_to_array(limit_name, ':')) - 1, 1, -1) AS n);
-
--- The names under which a job counts, and its weight in each.
-CREATE OR REPLACE FUNCTION dl_job_limits(limits jsonb, queue text, task text) RETURNS TABLE (name text, weight int)
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE ROWS 3 AS $$
-    SELECT key, value::int FROM jsonb_each_text(limits)
-    UNION ALL
-    VALUES ('queue:' || queue, 1), ('task:' || task, 1)
-$$;
+-- What the statements of the core call for features, whose schema.sql replaces these functions.
 
 -- What is wrong with the limits of a request; NULL: nothing.
 CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
-    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
-DECLARE
-    requested record;
-    setting   record;
-BEGIN
-    IF limits IS NULL THEN
-        RETURN NULL;
-    ELSIF jsonb_typeof(limits) <> 'object' OR (SELECT count(*) FROM jsonb_object_keys(limits)) > 4
-          OR jsonb_path_exists(limits, '$.* ? (@.type() <> "number" || @ < 1 || @ > 1000000 || @.floor() <> @)') THEN
-        RETURN 'must be an object of at most 4 names with whole numbers from 1 to 1000000, such as {"warehouse": 2}';
-    END IF;
-    FOR requested IN SELECT key, value::int AS weight FROM jsonb_each_text(limits) ORDER BY key LOOP
-        IF requested.key = '' OR octet_length(requested.key) > 200 OR requested.key LIKE '%*' THEN
-            RETURN format('has the name %s: names have 1 to 200 bytes and no * at the end',
-                          to_jsonb(left(requested.key, 100)));
-        ELSIF requested.key LIKE ANY ('{queue:%,task:%}') THEN
-            RETURN format('names %s, which applies by itself to the jobs of that queue or task', to_jsonb(requested.key));
-        END IF;
-        SELECT l.name, l.concurrency, l.rate, coalesce(l.burst, 1) AS burst INTO setting
-          FROM dl_limits l
-         WHERE l.name = requested.key;
-        IF NOT FOUND THEN  -- a default may apply
-            SELECT l.name, l.concurrency, l.rate, coalesce(l.burst, 1) AS burst INTO setting
-              FROM dl_limits l
-             WHERE l.name = ANY (dl_limit_names(requested.key))
-             ORDER BY length(l.name) DESC
-             LIMIT 1;
-        END IF;
-        -- A limit of 0 is closed for a time: jobs may wait for it.
-        IF setting.concurrency > 0 AND requested.weight > setting.concurrency THEN
-            RETURN format('asks for %s of %s, which has %s', requested.weight, to_jsonb(requested.key), setting.concurrency);
-        ELSIF setting.rate IS NOT NULL AND requested.weight > setting.burst THEN
-            RETURN format('asks for %s starts of %s at once, which allows a burst of %s',
-                          requested.weight, to_jsonb(requested.key), setting.burst);
-        END IF;
-    END LOOP;
-    RETURN NULL;
-END $$;
+    LANGUAGE sql IMMUTABLE
+    RETURN CASE WHEN limits IS NOT NULL THEN 'cannot be used: this queue has no limits' END;
 
-CREATE OR REPLACE FUNCTION dl_jobs_check_limits() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    problem text := dl_limits_problem(NEW.limits);
-BEGIN
-    IF problem IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'limits ' || problem, COLUMN = 'limits';
-    END IF;
-    RETURN NEW;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_check_limits BEFORE INSERT OR UPDATE OF limits ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.limits IS NOT NULL)
-    EXECUTE FUNCTION dl_jobs_check_limits();
-
--- The state of those of these limits that have a row, their own or a default, or a breaker that is not closed: what they allow,
--- and what is used.
-CREATE OR REPLACE FUNCTION dl_limit_states(limit_names text[])
-    RETURNS TABLE (name text, concurrency int, used int, spacing float8, burst int, tat float8)
-    LANGUAGE plpgsql VOLATILE ROWS 4 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY
-    WITH asked AS MATERIALIZED (
-        SELECT n.name, least(s.concurrency, b.concurrency) AS concurrency, s.rate, s.per_sec, coalesce(s.burst, 1) AS burst
-          FROM unnest(limit_names) AS n (name)
-               LEFT JOIN LATERAL (SELECT * FROM dl_limits l
-                                   WHERE l.name = ANY (dl_limit_names(n.name))
-                                   ORDER BY l.name = n.name DESC, length(l.name) DESC
-                                   LIMIT 1) s ON true
-               LEFT JOIN LATERAL (SELECT CASE state WHEN 'open' THEN 0 ELSE 1 END AS concurrency FROM dl_breakers
-                                   WHERE 'task:' || task = n.name AND state <> 'closed') b ON true
-         WHERE s.name IS NOT NULL OR b.concurrency IS NOT NULL
-    ), running AS MATERIALIZED (
-        SELECT c.name, sum(c.weight)::int AS used
-          FROM dl_jobs r
-               CROSS JOIN LATERAL dl_job_limits(r.limits, r.queue, r.task) c
-         WHERE r.status = 'running' AND c.name = ANY (limit_names)
-           AND EXISTS (SELECT FROM asked WHERE asked.concurrency IS NOT NULL)
-         GROUP BY c.name
-    )
-    SELECT a.name, a.concurrency, coalesce(r.used, 0), a.per_sec / a.rate, a.burst,
-           date_part('epoch', (SELECT s.tat FROM dl_limit_starts s WHERE s.name = a.name))
-      FROM asked a LEFT JOIN running r ON r.name = a.name;
-END $$;
-
--- Takes the locks of these limits, in the order of their hashes, until the transaction ends.
-CREATE OR REPLACE FUNCTION dl_lock_limits(limit_names text[]) RETURNS void
-    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
-BEGIN
-    PERFORM pg_advisory_xact_lock(1684828529, hash)
-       FROM (SELECT DISTINCT hashtext(n) AS hash FROM unnest(limit_names) n ORDER BY 1 OFFSET 0) ordered;
-END $$;
-
--- Of jobs that a claim has locked, in the order of their claim, those that may not start now: they become limited, each by the
--- first of its limits that is full. Starts of rates are recorded for the others. A job that was woken for another limit
--- hands that on to the next one.
--- Locks `woken_names` too, which the claim then wakes: all locks of a transaction are taken at once, in one order.
-CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[], woken_names text[]) RETURNS SETOF uuid
-    LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
-    names  text[];
-    states jsonb;
-    job    record;
-    counts record;
-    state  jsonb;
-    full_limit text;
-    due    float8;
-    now_at float8;
-    woken_for text[] := '{}';
-BEGIN
-    IF job_ids IS NULL THEN
-        RETURN;
-    END IF;
-    WITH jobs AS MATERIALIZED (
-        SELECT DISTINCT j.limits, j.queue, j.task, j.waits_on
-          FROM unnest(job_ids) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
-    )
-    SELECT (SELECT array_agg(DISTINCT c.name)
-              FROM jobs CROSS JOIN LATERAL dl_job_limits(jobs.limits, jobs.queue, jobs.task) c
-             WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
-                OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed')),
-           woken_names || (SELECT array_agg(DISTINCT jobs.waits_on) FROM jobs WHERE jobs.waits_on IS NOT NULL)
-      INTO names, woken_names;
-    IF names IS NULL THEN
-        RETURN;
-    END IF;
-    PERFORM dl_lock_limits(names || woken_names);
-    -- In a snapshot taken under the locks: what others committed while they were waited for is counted.
-    SELECT coalesce(jsonb_object_agg(s.name, to_jsonb(s)), '{}') INTO states FROM dl_limit_states(names) s;
-    now_at := date_part('epoch', clock_timestamp());
-    FOR job IN
-        SELECT j.job_id, j.queue, j.task, j.limits, j.attempt, j.waits_on
-          FROM unnest(job_ids) WITH ORDINALITY AS i (job_id, n) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
-         ORDER BY i.n
-    LOOP
-        full_limit := NULL;
-        FOR counts IN SELECT c.name, sum(c.weight)::int AS weight FROM dl_job_limits(job.limits, job.queue, job.task) c
-                       WHERE states ? c.name GROUP BY c.name ORDER BY c.name LOOP
-            state := states -> counts.name;
-            due := greatest((state ->> 'tat')::float8, now_at) + (state ->> 'spacing')::float8 * counts.weight;
-            IF (state ->> 'used')::int + counts.weight > (state ->> 'concurrency')::int
-               OR due - now_at > (state ->> 'burst')::int * (state ->> 'spacing')::float8 * 1.000001 THEN
-                full_limit := counts.name;
-                EXIT;
-            END IF;
-        END LOOP;
-        IF full_limit IS NULL THEN
-            FOR counts IN SELECT c.name, sum(c.weight)::int AS weight FROM dl_job_limits(job.limits, job.queue, job.task) c
-                           WHERE states ? c.name GROUP BY c.name LOOP
-                state := states -> counts.name;
-                due := greatest((state ->> 'tat')::float8, now_at) + (state ->> 'spacing')::float8 * counts.weight;
-                states := jsonb_set(states, ARRAY[counts.name], state || jsonb_build_object(
-                    'used', (state ->> 'used')::int + counts.weight, 'tat', due, 'is_started', due IS NOT NULL));
-            END LOOP;
-        ELSE
-            IF job.waits_on <> full_limit THEN
-                woken_for := woken_for || job.waits_on;
-            END IF;
-            UPDATE dl_jobs j SET wait_state = 'limited', waits_on = full_limit WHERE j.job_id = job.job_id;
-            PERFORM set_config('dl.events_checked', 'yes', true);
-            INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-            VALUES (job.job_id, job.queue, clock_timestamp(), 'limited',
-                    jsonb_build_object('status', 'queued', 'attempt', job.attempt, 'waits_on', full_limit));
-            PERFORM set_config('dl.events_checked', checked_before, true);
-            IF states -> full_limit ->> 'spacing' IS NOT NULL THEN
-                PERFORM pg_notify('dl_control', 'limits');  -- the maintenance leader wakes it when its time comes
-            END IF;
-            RETURN NEXT job.job_id;
-        END IF;
-    END LOOP;
-    INSERT INTO dl_limit_starts AS s (name, tat)
-    SELECT key, to_timestamp((value ->> 'tat')::float8) FROM jsonb_each(states) WHERE (value ->> 'is_started')::bool
-        ON CONFLICT ON CONSTRAINT dl_limit_starts_pkey DO UPDATE SET tat = excluded.tat;
-    IF woken_for <> '{}' THEN
-        PERFORM dl_wake_limited(woken_for);
-    END IF;
-END $$;
-
--- Wakes jobs that wait for these limits, as many as may start now, the best of each queue first, and notifies the queues.
--- A woken job is ready and keeps `waits_on`: until it starts it is counted as woken, and no other one in its place.
--- A job that does not fit waits, and so do those behind it. At most 500 of a queue are woken.
-CREATE OR REPLACE FUNCTION dl_wake_limited(limit_names text[]) RETURNS SETOF uuid
-    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
-    limit_name text;
-    queue_name text;
-    state      record;
-    room       float8;
-    woken      uuid[];
-BEGIN
-    PERFORM dl_lock_limits(limit_names);
-    FOR limit_name IN SELECT DISTINCT n FROM unnest(limit_names) n ORDER BY n LOOP
-        queue_name := NULL;
-        SELECT j.queue INTO queue_name FROM dl_jobs j
-         WHERE j.waits_on = limit_name AND j.status = 'queued' AND j.wait_state = 'limited' ORDER BY j.queue LIMIT 1;
-        CONTINUE WHEN queue_name IS NULL;
-        SELECT * INTO state FROM dl_limit_states(ARRAY[limit_name]);
-        room := least(coalesce(state.concurrency - state.used, 1e9),
-                      coalesce(floor(state.burst + 0.000001
-                                     - greatest(state.tat - date_part('epoch', clock_timestamp()), 0) / state.spacing), 1e9));
-        WHILE queue_name IS NOT NULL AND room > 0 LOOP
-            PERFORM set_config('dl.events_checked', 'yes', true);
-            WITH heads AS MATERIALIZED (
-                SELECT j.job_id, j.priority, j.created_at, dl_weight_in(limit_name, j.limits) AS weight
-                  FROM dl_jobs j
-                 WHERE j.waits_on = limit_name AND j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'limited'
-                 ORDER BY j.priority, j.created_at, j.job_id
-                 LIMIT least(room, 500)::int
-                   FOR NO KEY UPDATE SKIP LOCKED
-            ), fitting AS MATERIALIZED (
-                SELECT job_id
-                  FROM (SELECT job_id, sum(weight) OVER (ORDER BY priority, created_at, job_id) AS total FROM heads) h
-                 WHERE total <= room - (SELECT coalesce(sum(dl_weight_in(limit_name, w.limits)), 0)
-                                          FROM dl_jobs w
-                                         WHERE w.waits_on = limit_name AND w.queue = queue_name AND w.status = 'queued'
-                                           AND w.wait_state = 'ready')
-            ), changed AS (
-                UPDATE dl_jobs j
-                   SET wait_state = CASE WHEN j.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
-                       waits_on = CASE WHEN j.available_at <= clock_timestamp() THEN limit_name END
-                  FROM fitting
-                 WHERE j.job_id = ANY (ARRAY[fitting.job_id])
-                RETURNING j.job_id, j.attempt
-            ), events AS (
-                INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-                SELECT job_id, queue_name, clock_timestamp(), 'released',
-                       jsonb_build_object('status', 'queued', 'attempt', attempt, 'limit', limit_name)
-                  FROM changed
-            )
-            SELECT array_agg(job_id) INTO woken FROM changed;
-            PERFORM set_config('dl.events_checked', checked_before, true);
-            IF woken IS NOT NULL THEN
-                PERFORM dl_notify_queue(queue_name);
-                RETURN QUERY SELECT unnest(woken);
-            END IF;
-            SELECT (SELECT j.queue FROM dl_jobs j
-                     WHERE j.waits_on = limit_name AND j.queue > queue_name AND j.status = 'queued' AND j.wait_state = 'limited'
-                     ORDER BY j.queue LIMIT 1) INTO queue_name;
-        END LOOP;
-    END LOOP;
-END $$;
-
--- The limits that jobs wait for and that this row sets: its own name, or with a default all names that begin so.
-CREATE OR REPLACE FUNCTION dl_waiting_limits(row_name text) RETURNS text[]
-    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-BEGIN
-    IF row_name NOT LIKE '%:*' THEN
-        RETURN ARRAY[row_name];
-    END IF;
-    RETURN ARRAY(
-        WITH RECURSIVE names AS (
-            (SELECT waits_on AS name FROM dl_jobs
-              WHERE status = 'queued' AND waits_on IS NOT NULL AND waits_on >= left(row_name, -1) ORDER BY waits_on LIMIT 1)
-            UNION ALL
-            SELECT (SELECT j.waits_on FROM dl_jobs j
-                     WHERE j.status = 'queued' AND j.waits_on IS NOT NULL AND j.waits_on > n.name ORDER BY j.waits_on LIMIT 1)
-              FROM names n
-             WHERE starts_with(n.name, left(row_name, -1))
-        )
-        SELECT name FROM names WHERE starts_with(name, left(row_name, -1)));
-END $$;
-
--- The weight of a job in one limit; 1 in that of its queue or task.
-CREATE OR REPLACE FUNCTION dl_weight_in(limit_name text, limits jsonb) RETURNS int
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN coalesce((limits ->> limit_name)::int, 1);
-
--- Wakes what waits for the limits of runs that have ended, and for breakers that have closed. Each run is an object with its
--- limits, queue and task, each breaker one with its task as `closed`.
-CREATE OR REPLACE FUNCTION dl_wake_after(ended jsonb) RETURNS SETOF uuid
-    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT AS $$
-DECLARE
-    names text[] := ARRAY(SELECT DISTINCT c.name
-                            FROM jsonb_array_elements(ended) AS e (run)
-                                 CROSS JOIN LATERAL dl_job_limits(nullif(e.run -> 'limits', 'null'), e.run ->> 'queue', e.run ->> 'task') c
-                           WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
-                              OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed')
-                           UNION
-                          SELECT 'task:' || (e.run ->> 'closed') FROM jsonb_array_elements(ended) AS e (run) WHERE e.run ? 'closed');
-BEGIN
-    IF names <> '{}' THEN
-        RETURN QUERY SELECT * FROM dl_wake_limited(names);
-    END IF;
-END $$;
-
--- ── Circuit breakers ────────────────────────────────────────────────────────────────────────────────────────────────
-
--- Tasks that stop when too many of their attempts in a row end with an error, or that a person has paused. While a breaker
--- is open the limit task:NAME counts as 0, so no job of the task starts; half-open it counts as 1: the next attempt decides.
-CREATE TABLE dl_breakers (
-    task          text        PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
-    failures      int         CHECK (failures >= 1),    -- attempts in a row that open it; NULL: only a person does
-    window_sec    int         CHECK (window_sec >= 1),  -- a row of failures ends this long after its last one; NULL: never
-    resume_sec    int         NOT NULL DEFAULT 300 CHECK (resume_sec >= 1),  -- from opening to the first probe
-    state         text        NOT NULL DEFAULT 'closed' CHECK (state IN ('closed', 'open', 'half_open')),
-    failed_in_row int         NOT NULL DEFAULT 0,
-    failed_at     timestamptz,
-    opened_at     timestamptz,
-    pause_sec     int,                                  -- of this opening: doubled by each probe that fails
-    probe_at      timestamptz,                          -- when it becomes half-open; NULL: when a person closes it
-    reason        text,
-    is_declared   bool        NOT NULL DEFAULT false,   -- by the task; false once a person has changed the numbers
-    changed_by    text,                                 -- who opened or closed it last; NULL: the attempts did
-    changed_at    timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-
--- Counts how attempts ended, in their order, for tasks with a breaker: opens it, closes it, or opens it again for twice as long (up
--- to an hour). Each outcome is an object with the task, the status (succeeded, or else it failed) and the error. A breaker's row
--- is locked after the jobs' rows and before the locks of limits. Returns the tasks whose breaker closed, for dl_wake_after: all
--- locks of limits of a transaction are taken at once. NULL: none.
-CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS jsonb
-    LANGUAGE plpgsql VOLATILE STRICT SET search_path FROM CURRENT SET jit = off AS $$
-DECLARE
-    breaker dl_breakers;
-    outcome jsonb;
-    before  text;
-    closed  jsonb;
-BEGIN
-    FOR breaker IN
-        SELECT b.* FROM dl_breakers b
-         WHERE b.task IN (SELECT o ->> 'task' FROM jsonb_array_elements(outcomes) o)
-           AND (b.state = 'half_open'
-                OR b.state = 'closed' AND b.failures IS NOT NULL
-                   AND (b.failed_in_row > 0 OR EXISTS (SELECT FROM jsonb_array_elements(outcomes) o
-                                                        WHERE o ->> 'task' = b.task AND o ->> 'status' <> 'succeeded')))
-         ORDER BY b.task
-           FOR NO KEY UPDATE
-    LOOP
-        before := breaker.state;
-        FOR outcome IN SELECT o FROM jsonb_array_elements(outcomes) o WHERE o ->> 'task' = breaker.task LOOP
-            IF outcome ->> 'status' = 'succeeded' THEN
-                breaker.failed_in_row := 0;
-                IF breaker.state = 'half_open' THEN
-                    breaker.state := 'closed';
-                    breaker.reason := NULL;
-                END IF;
-            ELSIF breaker.state <> 'open' THEN
-                IF breaker.failed_at < clock_timestamp() - make_interval(secs => breaker.window_sec) THEN
-                    breaker.failed_in_row := 0;
-                END IF;
-                breaker.failed_in_row := breaker.failed_in_row + 1;
-                breaker.failed_at := clock_timestamp();
-                IF breaker.state = 'half_open' OR breaker.failed_in_row >= breaker.failures THEN
-                    breaker.pause_sec := CASE breaker.state WHEN 'half_open'
-                                              THEN greatest(least(2 * coalesce(breaker.pause_sec, breaker.resume_sec), 3600), breaker.resume_sec)
-                                              ELSE breaker.resume_sec END;
-                    breaker.opened_at := CASE breaker.state WHEN 'half_open' THEN coalesce(breaker.opened_at, clock_timestamp())
-                                                            ELSE clock_timestamp() END;
-                    breaker.state := 'open';
-                    breaker.probe_at := clock_timestamp() + make_interval(secs => breaker.pause_sec);
-                    breaker.reason := format('%s failed in a row; the last: %s',
-                                             CASE breaker.failed_in_row WHEN 1 THEN '1 attempt' ELSE breaker.failed_in_row || ' attempts' END,
-                                             coalesce(split_part(outcome ->> 'error', E'\n', 1), ''));
-                END IF;
-            END IF;
-        END LOOP;
-        UPDATE dl_breakers b
-           SET state = breaker.state, failed_in_row = breaker.failed_in_row, failed_at = breaker.failed_at,
-               opened_at = CASE breaker.state WHEN 'closed' THEN NULL ELSE breaker.opened_at END, pause_sec = breaker.pause_sec,
-               probe_at = CASE breaker.state WHEN 'open' THEN breaker.probe_at END, reason = breaker.reason,
-               changed_by = CASE breaker.state WHEN before THEN b.changed_by END,
-               changed_at = CASE breaker.state WHEN before THEN b.changed_at ELSE clock_timestamp() END
-         WHERE b.task = breaker.task;
-        IF breaker.state <> before THEN
-            PERFORM pg_notify('dl_control', 'limits');
-            IF breaker.state = 'closed' THEN
-                closed := coalesce(closed, '[]') || jsonb_build_object('closed', breaker.task);
-            END IF;
-        END IF;
-    END LOOP;
-    RETURN closed;
-END $$;
-
--- ── Failure handlers ────────────────────────────────────────────────────────────────────────────────────────────────
-
--- Tasks whose job is enqueued when a job of `task` has failed or is lost for good. Workers write what their tasks declare.
-CREATE TABLE dl_failure_handlers (
-    task    text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
-    handler text NOT NULL CHECK (handler <> '' AND octet_length(handler) <= 1000),
-    queue   text CHECK (queue <> '' AND octet_length(queue) <= 1000)  -- of the handler's jobs; NULL: that of the failed job
-);
-
--- A job has failed for good, by any statement of any process: its handler's job is enqueued in the same transaction. The
--- failure of a handler's job, which its producer marks, enqueues nothing. References to secrets and results become plain
--- objects: they are the failed job's.
-CREATE OR REPLACE FUNCTION dl_jobs_failed() RETURNS trigger
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    declared dl_failure_handlers;
-BEGIN
-    SELECT * INTO declared FROM dl_failure_handlers h WHERE h.task = NEW.task;
-    IF FOUND THEN
-        PERFORM count(*) FROM dl_create_jobs(jsonb_build_array(jsonb_build_object(
-            'queue', coalesce(declared.queue, NEW.queue), 'task', declared.handler, 'lock_key', 'on_failed:' || NEW.job_id,
-            'parent_id', NEW.job_id, 'producer', 'on_failed:' || NEW.task, 'traceparent', NEW.traceparent,
-            'args', jsonb_build_object(
-                'job_id', NEW.job_id, 'queue', NEW.queue, 'task', NEW.task, 'status', NEW.status, 'attempt', NEW.attempt,
-                'error', left(NEW.error, 8000),
-                'args', regexp_replace(dl_json_text_limited(NEW.args, 1048576), '"\$(secret|result)": ', '"\1": ', 'g')::jsonb))), false);
-    END IF;
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_failed AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.status IN ('failed', 'lost') AND OLD.status NOT IN ('failed', 'lost')
-          AND starts_with(NEW.producer, 'on_failed:') IS NOT TRUE)
-    EXECUTE FUNCTION dl_jobs_failed();
-
--- ── Schedules ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
--- Schedules make jobs at nominal times. What applies is `declared` with `overrides` on top: the definition in code and what
--- people changed, or for a schedule of people the overrides alone.
-CREATE TABLE dl_schedules (
-    schedule_id     uuid        PRIMARY KEY DEFAULT dl_new_id(),
-    name            text        NOT NULL UNIQUE CHECK (name <> '' AND octet_length(name) <= 200),
-    source          text        NOT NULL CHECK (source IN ('code', 'people')),
-    task            text        NOT NULL CHECK (task <> '' AND octet_length(task) <= 1000),
-    declared        jsonb       NOT NULL DEFAULT '{}',
-    overrides       jsonb       NOT NULL DEFAULT '{}',
-    declared_at     timestamptz,        -- when the process started that declared it last: an older one changes nothing
-    seen_at         timestamptz,        -- when a live worker last had it in its code
-    orphaned_at     timestamptz,        -- no live worker has it in its code any more: it does not fire
-    paused_at       timestamptz,
-    paused_by       text,
-    paused_reason   text,
-    version         int         NOT NULL DEFAULT 1,  -- grows with each change of what applies
-    last_at         timestamptz,        -- nominal times up to this one have their rows in dl_firings
-    next_at         timestamptz,        -- the next nominal time; NULL: there is none
-    error           text,               -- why its next time is unknown
-    created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
-    changed_by      text,
-    changed_at      timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-CREATE INDEX dl_schedules_next_idx ON dl_schedules (next_at) WHERE paused_at IS NULL AND orphaned_at IS NULL;
-
--- What became of each nominal time: one row, or one for a range of them that were skipped.
-CREATE TABLE dl_firings (
-    schedule_id uuid        NOT NULL REFERENCES dl_schedules ON DELETE CASCADE,
-    fire_at     timestamptz NOT NULL,
-    due_at      timestamptz NOT NULL,  -- with jitter
-    outcome     text        NOT NULL CHECK (outcome IN ('made', 'exists', 'late_skipped', 'overlap_skipped', 'paused_skipped', 'refused')),
-    until       timestamptz,           -- the last time of a range
-    job_id      uuid,
-    made_by     text        NOT NULL CHECK (made_by IN ('clock', 'person', 'dataset')),
-    detail      text,
-    made_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (schedule_id, fire_at)
-);
-CREATE INDEX dl_firings_made_idx ON dl_firings (made_at);
-CREATE INDEX dl_firings_fire_idx ON dl_firings (fire_at);
-
--- Updates of datasets that schedules wait for, until these fire. Only inserted and deleted: a settlement waits for no firing.
-CREATE TABLE dl_dataset_updates (
-    update_id   bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    schedule_id uuid        NOT NULL REFERENCES dl_schedules ON DELETE CASCADE,
-    dataset     text        NOT NULL,
-    at          timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-CREATE INDEX dl_dataset_updates_schedule_idx ON dl_dataset_updates (schedule_id, dataset);
-CREATE INDEX dl_schedules_after_idx ON dl_schedules USING gin (coalesce(overrides -> 'after', declared -> 'after'))
-    WHERE coalesce(overrides -> 'after', declared -> 'after') IS NOT NULL;
-
--- Fires schedules. Each object of the batch has a schedule as it was read (schedule_id, version, read_last_at), its new last_at,
--- next_at and error, the updates of datasets that it answers, and firings: fire_at, due_at, outcome, until, detail, and with the outcome `due` the request of its job and
--- the overlap rule. A schedule that has changed or fired meanwhile is left out; a time that has a row is not fired again.
-CREATE OR REPLACE FUNCTION dl_fire_schedules(batch jsonb)
-    RETURNS TABLE (schedule_id uuid, fire_at timestamptz, outcome text, job_id uuid, detail text)
-    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-#variable_conflict use_column
-DECLARE
-    item     jsonb;
-    firing   jsonb;
-    id       uuid;
-    kind     text;
-    serving  uuid;
-    has_job  bool;           -- an earlier firing of the schedule makes one
-    requests jsonb[];        -- of the jobs to be made
-    ids      uuid[];         -- their schedules
-    times    timestamptz[];  -- and nominal times
-BEGIN
-    FOR item IN SELECT value FROM jsonb_array_elements(batch) ORDER BY value ->> 'schedule_id' LOOP
-        id := (item ->> 'schedule_id')::uuid;
-        UPDATE dl_schedules s
-           SET last_at = (item ->> 'last_at')::timestamptz, next_at = (item ->> 'next_at')::timestamptz, error = item ->> 'error'
-         WHERE s.schedule_id = id AND s.version = (item ->> 'version')::int AND s.paused_at IS NULL AND s.orphaned_at IS NULL
-           AND s.last_at IS NOT DISTINCT FROM (item ->> 'read_last_at')::timestamptz;
-        CONTINUE WHEN NOT FOUND;
-        DELETE FROM dl_dataset_updates u
-         WHERE u.update_id IN (SELECT value::bigint FROM jsonb_array_elements_text(item -> 'updates'));
-        has_job := false;
-        FOR firing IN SELECT value FROM jsonb_array_elements(item -> 'firings') WITH ORDINALITY ORDER BY ordinality LOOP
-            kind := firing ->> 'outcome';
-            serving := NULL;
-            IF kind = 'due' AND firing ->> 'overlap' = 'skip' THEN
-                IF has_job OR EXISTS (SELECT FROM dl_jobs j WHERE j.schedule_id = id AND j.status IN ('queued', 'running')) THEN
-                    kind := 'overlap_skipped';
-                END IF;
-            ELSIF kind = 'due' AND firing ->> 'made_by' = 'dataset' AND firing ->> 'overlap' = 'queue' THEN
-                -- A job that begins later than this sees what was updated before.
-                SELECT j.job_id INTO serving FROM dl_jobs j
-                 WHERE j.schedule_id = id AND j.status = 'queued' AND j.attempt = 0 LIMIT 1;
-                IF FOUND THEN
-                    kind := 'exists';
-                END IF;
-            END IF;
-            INSERT INTO dl_firings (schedule_id, fire_at, due_at, outcome, until, job_id, made_by, detail)
-            VALUES (id, (firing ->> 'fire_at')::timestamptz, (firing ->> 'due_at')::timestamptz,
-                    CASE kind WHEN 'due' THEN 'made' ELSE kind END, (firing ->> 'until')::timestamptz, serving,
-                    coalesce(firing ->> 'made_by', 'clock'), firing ->> 'detail')
-                ON CONFLICT DO NOTHING;
-            CONTINUE WHEN NOT FOUND;
-            IF kind = 'due' THEN
-                has_job := true;
-                requests := requests || (firing -> 'job');
-                ids := ids || id;
-                times := times || (firing ->> 'fire_at')::timestamptz;
-            ELSE
-                RETURN QUERY SELECT id, (firing ->> 'fire_at')::timestamptz, kind, serving, firing ->> 'detail';
-            END IF;
-        END LOOP;
-    END LOOP;
-
-    IF requests IS NOT NULL THEN
-        RETURN QUERY
-        WITH answers AS MATERIALIZED (
-            SELECT m.n, m.outcome, m.job_id, m.field, m.detail FROM dl_enqueue_many(to_jsonb(requests)) m
-        )
-        UPDATE dl_firings f
-           SET outcome = CASE a.outcome WHEN 'created' THEN 'made' WHEN 'invalid' THEN 'refused' ELSE 'exists' END, job_id = a.job_id,
-               detail = CASE a.outcome WHEN 'invalid' THEN concat_ws(' ', a.field, a.detail) ELSE f.detail END
-          FROM answers a
-         WHERE f.schedule_id = ids[a.n] AND f.fire_at = times[a.n]
-        RETURNING f.schedule_id, f.fire_at, f.outcome, f.job_id, f.detail;
-    END IF;
-END $$;
-
--- ── Slices and backfills ────────────────────────────────────────────────────────────────────────────────────────────
-
--- Backfills load slices of a task again or for the first time. Their jobs have the limit backfill:ID, which is their concurrency.
-CREATE TABLE dl_backfills (
-    backfill_id         uuid        PRIMARY KEY DEFAULT dl_new_id(),
-    task                text        NOT NULL CHECK (task <> '' AND octet_length(task) <= 1000),
-    queue               text        NOT NULL CHECK (queue <> '' AND octet_length(queue) <= 1000),
-    slices              jsonb       NOT NULL,  -- a unit with its zone, first and last slice; a list; or a schedule with two times
-    mode                text        NOT NULL CHECK (mode IN ('missing', 'failed', 'unfinished', 'all')),
-    newest_first        bool        NOT NULL,
-    concurrency         int         NOT NULL CHECK (concurrency >= 1),
-    template            jsonb       NOT NULL,  -- of its jobs: args, lock_key, priority, …
-    stop_after_failures int         CHECK (stop_after_failures >= 1),
-    state               text        NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'paused', 'canceled', 'done')),
-    reason              text,       -- of the state
-    cursor              text,       -- the last slice that was looked at; NULL: none
-    total               int         NOT NULL,
-    made                int         NOT NULL DEFAULT 0,  -- slices with a job, made for them or found
-    adopted             int         NOT NULL DEFAULT 0,  -- of these, found: another job loaded the slice already
-    skipped             int         NOT NULL DEFAULT 0,  -- slices that the mode leaves out
-    note                text,
-    created_by          text,
-    created_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
-    resumed_at          timestamptz NOT NULL DEFAULT clock_timestamp(),  -- earlier failures do not stop it again
-    changed_by          text,
-    changed_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
-    ended_at            timestamptz
-);
-CREATE INDEX dl_backfills_open_idx ON dl_backfills (backfill_id) WHERE state IN ('open', 'paused');
-
--- The slices of tasks, such as days, that have been loaded or are to be: what the last job of each did. A job loads the slice
--- `partition_key` of its task if its live_key is slice:TASK:PARTITION_KEY, so that no two load one at a time.
-CREATE TABLE dl_slices (
-    task           text        NOT NULL,
-    partition_key  text        NOT NULL COLLATE "C",
-    interval_start timestamptz,
-    interval_end   timestamptz,
-    state          dl_status   NOT NULL,  -- of its last job
-    job_id         uuid        NOT NULL,
-    backfill_id    uuid,                  -- the backfill that asked for it last
-    runs           int         NOT NULL DEFAULT 0,
-    rows           bigint,                -- that the last successful job produced
-    succeeded_at   timestamptz,
-    succeeded_job  uuid,
-    changed_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (task, partition_key)
-) WITH (fillfactor = 80);
-CREATE INDEX dl_slices_backfill_idx ON dl_slices (backfill_id, state) WHERE backfill_id IS NOT NULL;
-
--- Writes the limit of a backfill: its concurrency, or 0 while it is paused. When it has ended its jobs may still wait, for another
--- backfill has asked for their slices: the limit is deleted when none is left. The caller has changed the row of the backfill, and
--- so holds its lock: two changes leave the limit of the second one.
-CREATE OR REPLACE FUNCTION dl_set_backfill_limit(id uuid) RETURNS void
-    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    limit_name text := 'backfill:' || id;
-BEGIN
-    PERFORM dl_lock_limits(ARRAY[limit_name]);
-    INSERT INTO dl_limits (name, concurrency, changed_by)
-    SELECT limit_name, CASE state WHEN 'paused' THEN 0 ELSE concurrency END, changed_by FROM dl_backfills WHERE backfill_id = id
-        ON CONFLICT (name) DO UPDATE
-       SET concurrency = excluded.concurrency, rate = NULL, per_sec = NULL, burst = NULL, note = NULL, changed_by = excluded.changed_by,
-           changed_at = clock_timestamp();
-    PERFORM count(*) FROM dl_wake_limited(dl_waiting_limits(limit_name));
-    PERFORM pg_notify('dl_control', 'limits');
-END $$;
-
--- Makes jobs of a backfill whose cursor is still where it was read: the requests of slices up to `next_cursor`; `passed` slices were
--- left out. A slice that another job loads already is counted, not made twice. A cancel locks the same row: after its commit this
--- makes nothing. Returns no row if the backfill is not open any more, or its cursor has moved.
-CREATE OR REPLACE FUNCTION dl_make_backfill(id uuid, read_cursor text, next_cursor text, requests jsonb, passed int)
-    RETURNS TABLE (created int, adopted int, problem text)
-    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-BEGIN
-    PERFORM FROM dl_backfills b
-      WHERE b.backfill_id = id AND b.state = 'open' AND b.cursor IS NOT DISTINCT FROM read_cursor
-        FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    WITH answers AS (
-        SELECT m.outcome, m.job_id, m.field, m.detail FROM dl_enqueue_many(requests) m
-    ), taken AS (
-        UPDATE dl_slices s SET backfill_id = id
-          FROM answers a JOIN dl_jobs j ON j.job_id = a.job_id
-         WHERE a.outcome = 'exists' AND s.task = j.task AND s.partition_key = j.partition_key
-        RETURNING 1
-    )
-    SELECT count(*) FILTER (WHERE outcome = 'created'), count(*) FILTER (WHERE outcome = 'exists'),
-           min(concat_ws(' ', field, detail)) FILTER (WHERE outcome NOT IN ('created', 'exists'))
-      INTO created, dl_make_backfill.adopted, problem
-      FROM answers;
-    UPDATE dl_backfills b
-       SET cursor = next_cursor, made = b.made + created + dl_make_backfill.adopted,
-           adopted = b.adopted + dl_make_backfill.adopted, skipped = b.skipped + passed,
-           state = CASE WHEN problem IS NULL THEN b.state ELSE 'paused' END, reason = coalesce(problem, b.reason)
-     WHERE b.backfill_id = id;
-    IF problem IS NOT NULL THEN
-        PERFORM dl_set_backfill_limit(id);
-    END IF;
-    RETURN NEXT;
-END $$;
-
-CREATE OR REPLACE FUNCTION dl_jobs_record_slice() RETURNS trigger
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    INSERT INTO dl_slices AS s (task, partition_key, interval_start, interval_end, state, job_id, backfill_id, runs, succeeded_at,
-                                succeeded_job)
-    VALUES (NEW.task, NEW.partition_key, NEW.interval_start, NEW.interval_end, NEW.status, NEW.job_id, NEW.backfill_id,
-            (NEW.status = 'running')::int, CASE NEW.status WHEN 'succeeded' THEN clock_timestamp() END,
-            CASE NEW.status WHEN 'succeeded' THEN NEW.job_id END)
-        ON CONFLICT (task, partition_key) DO UPDATE
-       SET interval_start = coalesce(excluded.interval_start, s.interval_start),
-           interval_end = coalesce(excluded.interval_end, s.interval_end),
-           state = excluded.state, job_id = excluded.job_id, runs = s.runs + excluded.runs,
-           backfill_id = CASE s.job_id WHEN excluded.job_id THEN s.backfill_id ELSE coalesce(excluded.backfill_id, s.backfill_id) END,
-           succeeded_at = coalesce(excluded.succeeded_at, s.succeeded_at),
-           succeeded_job = coalesce(excluded.succeeded_job, s.succeeded_job), changed_at = clock_timestamp()
-     WHERE s.job_id = excluded.job_id OR excluded.state IN ('queued', 'running');
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_slice_inserted AFTER INSERT ON dl_jobs
-    FOR EACH ROW WHEN (NEW.live_key LIKE 'slice:%' AND NEW.live_key = 'slice:' || NEW.task || ':' || NEW.partition_key)
-    EXECUTE FUNCTION dl_jobs_record_slice();
-CREATE OR REPLACE TRIGGER dl_jobs_slice_changed AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
-    FOR EACH ROW WHEN (NEW.live_key LIKE 'slice:%' AND NEW.live_key = 'slice:' || NEW.task || ':' || NEW.partition_key
-                       AND NEW.status <> OLD.status)
-    EXECUTE FUNCTION dl_jobs_record_slice();
-
--- ── Data checks and datasets ────────────────────────────────────────────────────────────────────────────────────────
-
--- Values that jobs compared with their limits, such as the number of rows that they loaded. Kept 90 days.
-CREATE TABLE dl_checks (
-    check_id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    task          text        NOT NULL,
-    name          text        NOT NULL CHECK (name <> '' AND octet_length(name) <= 200),
-    at            timestamptz NOT NULL DEFAULT clock_timestamp(),
-    job_id        uuid        NOT NULL,
-    attempt       int         NOT NULL,
-    partition_key text        NOT NULL,
-    value         float8      NOT NULL,
-    low           float8,                      -- the least and the greatest value that passes; NULL: any
-    high          float8,
-    median        float8,                      -- of the values before it, where they count
-    outcome       text        NOT NULL CHECK (outcome IN ('passed', 'warned', 'failed')),
-    detail        text
-);
-CREATE INDEX dl_checks_name_idx ON dl_checks (task, name, at);
-CREATE INDEX dl_checks_job_idx ON dl_checks (job_id);
-CREATE INDEX dl_checks_bad_idx ON dl_checks (at) WHERE outcome <> 'passed';
-
--- The updates and reads of datasets, by jobs that succeeded. Kept 90 days; the last
--- one of each dataset, kind and task is kept for ever.
-CREATE TABLE dl_dataset_events (
-    event_id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    dataset       text        NOT NULL CHECK (dataset <> '' AND octet_length(dataset) <= 500),
-    kind          text        NOT NULL CHECK (kind IN ('produced', 'consumed')),
-    task          text        NOT NULL,
-    at            timestamptz NOT NULL DEFAULT clock_timestamp(),
-    job_id        uuid        NOT NULL,
-    partition_key text        NOT NULL,
-    rows          bigint,
-    schema        jsonb
-);
-CREATE INDEX dl_dataset_events_dataset_idx ON dl_dataset_events (dataset, kind, task, at);
-CREATE INDEX dl_dataset_events_job_idx ON dl_dataset_events (job_id);
-
--- Records what runs reported: their data checks, and, of those that succeeded, the datasets that they produced and consumed.
--- `job_ids` are the jobs that the caller's statement has settled or released; each report has the run_id. Called only if a
--- run has reported something, last in its statement: what follows from an update of a dataset belongs at the end, in the
--- order of the datasets' names. Takes no lock that others wait for.
-CREATE OR REPLACE FUNCTION dl_record_reports(reports jsonb, job_ids uuid[]) RETURNS int
-    LANGUAGE plpgsql VOLATILE STRICT SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    recorded int;
-BEGIN
-    INSERT INTO dl_checks (task, name, job_id, attempt, partition_key, value, low, high, median, outcome, detail)
-    SELECT j.task, c.name, j.job_id, greatest(j.attempt, 1), j.partition_key, c.value, c.low, c.high, c.median, c.outcome, c.detail
-      FROM jsonb_array_elements(reports) r
-           JOIN dl_jobs j ON j.job_id = ANY (job_ids) AND j.run_id = (r ->> 'run_id')::uuid
-           CROSS JOIN LATERAL jsonb_to_recordset(r -> 'checks')
-                              AS c (name text, value float8, low float8, high float8, median float8, outcome text, detail text);
-
-    UPDATE dl_jobs j
-       SET warnings = w.count
-      FROM (SELECT (r ->> 'run_id')::uuid AS run_id, count(*) FROM jsonb_array_elements(reports) r, jsonb_array_elements(r -> 'checks') c
-             WHERE c ->> 'outcome' = 'warned' GROUP BY 1) w
-     WHERE j.job_id = ANY (job_ids) AND j.run_id = w.run_id AND j.status = 'succeeded';
-
-    INSERT INTO dl_dataset_events (dataset, kind, task, job_id, partition_key, rows, schema)
-    SELECT d.dataset, d.kind, j.task, j.job_id, coalesce(d.partition, j.partition_key), d.rows, d.schema
-      FROM jsonb_array_elements(reports) r
-           JOIN dl_jobs j ON j.job_id = ANY (job_ids) AND j.run_id = (r ->> 'run_id')::uuid AND j.status = 'succeeded'
-           CROSS JOIN LATERAL jsonb_to_recordset(r -> 'datasets')
-                              AS d (kind text, dataset text, partition text, rows bigint, schema jsonb)
-     ORDER BY d.dataset;
-    GET DIAGNOSTICS recorded = ROW_COUNT;
-
-    IF recorded > 0 THEN
-        INSERT INTO dl_dataset_updates (schedule_id, dataset)
-        SELECT s.schedule_id, p.dataset
-          FROM (SELECT DISTINCT d ->> 'dataset' AS dataset
-                  FROM jsonb_array_elements(reports) r
-                       JOIN dl_jobs j ON j.job_id = ANY (job_ids) AND j.run_id = (r ->> 'run_id')::uuid AND j.status = 'succeeded'
-                       CROSS JOIN LATERAL jsonb_array_elements(r -> 'datasets') d
-                 WHERE d ->> 'kind' = 'produced') p
-               JOIN dl_schedules s ON coalesce(s.overrides -> 'after', s.declared -> 'after') ? p.dataset
-         -- One is enough, unless it is being answered: the job that answers it may begin before this transaction commits.
-         WHERE NOT EXISTS (SELECT FROM dl_dataset_updates u WHERE u.schedule_id = s.schedule_id AND u.dataset = p.dataset
-                              FOR SHARE SKIP LOCKED);
-        IF FOUND THEN
-            PERFORM pg_notify('dl_control', 'schedules');
-        END IF;
-        UPDATE dl_slices s
-           SET rows = p.rows
-          FROM (SELECT j.task, j.partition_key, j.job_id, sum((d ->> 'rows')::bigint)::bigint AS rows
-                  FROM jsonb_array_elements(reports) r
-                       JOIN dl_jobs j ON j.job_id = ANY (job_ids) AND j.run_id = (r ->> 'run_id')::uuid AND j.status = 'succeeded'
-                                         AND j.live_key = 'slice:' || j.task || ':' || j.partition_key
-                       CROSS JOIN LATERAL jsonb_array_elements(r -> 'datasets') d
-                 WHERE d ->> 'kind' = 'produced'
-                 GROUP BY j.job_id) p
-         WHERE s.task = p.task AND s.partition_key = p.partition_key AND s.job_id = p.job_id AND p.rows IS NOT NULL;
-    END IF;
-    RETURN recorded;
-END $$;
-
--- The last event of each kind and task of a dataset: one search in the index for each.
-CREATE OR REPLACE FUNCTION dl_last_dataset_events(dataset_name text) RETURNS SETOF dl_dataset_events
-    LANGUAGE sql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET enable_sort = off SET jit = off AS $$
-    WITH RECURSIVE last AS (
-        (SELECT e.* FROM dl_dataset_events e WHERE e.dataset = dataset_name ORDER BY e.kind DESC, e.task DESC, e.at DESC LIMIT 1)
-        UNION ALL
-        SELECT next.*
-          FROM last CROSS JOIN LATERAL (
-                   SELECT e.* FROM dl_dataset_events e
-                    WHERE e.dataset = dataset_name AND (e.kind, e.task) < (last.kind, last.task)
-                    ORDER BY e.kind DESC, e.task DESC, e.at DESC LIMIT 1) next
-    )
-    SELECT * FROM last LIMIT 1000
-$$;
-
--- How far the event stream has been sent as OpenLineage events: a cursor of it; null: not yet.
-CREATE TABLE dl_lineage_state (
-    singleton bool PRIMARY KEY DEFAULT true CHECK (singleton),
-    cursor    text
-);
-INSERT INTO dl_lineage_state DEFAULT VALUES;
-
--- ── Graphs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
--- Jobs that wait for other jobs. All parents of a job are in its graph, so one lock, (1684828531, hashtext(graph_id)), orders
--- what their ends decide. It is taken last, when the transaction commits, and its holder waits for no row.
-CREATE TABLE dl_graphs (
-    graph_id        uuid        PRIMARY KEY DEFAULT dl_new_id(),
-    name            text        NOT NULL DEFAULT '',
-    on_failure      text        NOT NULL DEFAULT 'cancel' CHECK (on_failure IN ('cancel', 'continue')),
-    idempotency_key text        UNIQUE,
-    created_by      text,
-    created_at      timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-
--- What a job waits for. `met` is NULL until the parent has ended.
-CREATE TABLE dl_edges (
-    child_id  uuid NOT NULL,
-    parent_id uuid NOT NULL,
-    wants     text NOT NULL DEFAULT 'succeeded' CHECK (wants IN ('succeeded', 'ended', 'failed')),
-    met       bool,
-    PRIMARY KEY (child_id, parent_id)
-);
-CREATE INDEX dl_edges_parent_idx ON dl_edges (parent_id);
-
--- Jobs of graphs that have ended and whose children are not decided yet. The transaction that ends a job decides them when it
--- commits; what it leaves, because a row was locked or there were too many, the maintenance leader does.
-CREATE TABLE dl_graph_work (
-    job_id uuid PRIMARY KEY,
-    xid    xid8 NOT NULL DEFAULT pg_current_xact_id()
-) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
-CREATE INDEX dl_graph_work_xid_idx ON dl_graph_work (xid);
-
-CREATE OR REPLACE FUNCTION dl_is_final(status dl_status) RETURNS bool
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN status IN ('succeeded', 'failed', 'canceled', 'lost');
-
--- Whether a job that has not ended may read the result of this one: another one of its graph, or one of another graph that waited
--- for it.
-CREATE OR REPLACE FUNCTION dl_is_result_needed(job uuid, graph uuid) RETURNS bool
-    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-BEGIN
-    RETURN graph IS NOT NULL
-       AND (EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = graph AND j.status::text IN ('queued', 'running'))
-            OR EXISTS (SELECT FROM dl_edges e JOIN dl_jobs c ON c.job_id = ANY (ARRAY[e.child_id])
-                        WHERE e.parent_id = job AND c.status::text IN ('queued', 'running')));
-END $$;
-
--- A job of a graph has ended, by any statement of any process.
-CREATE OR REPLACE FUNCTION dl_jobs_graph_ended() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    INSERT INTO dl_graph_work (job_id) VALUES (NEW.job_id) ON CONFLICT (job_id) DO NOTHING;
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(NEW.status) AND NOT dl_is_final(OLD.status))
-    EXECUTE FUNCTION dl_jobs_graph_ended();
-
--- A job of a graph is retried: its children wait for it again, also those that had been skipped.
-CREATE OR REPLACE FUNCTION dl_jobs_graph_requeued() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
-BEGIN
-    DELETE FROM dl_graph_work WHERE job_id = NEW.job_id;
-    UPDATE dl_edges SET met = NULL WHERE parent_id = NEW.job_id;
-    PERFORM set_config('dl.events_checked', 'yes', true);
-    WITH again AS (
-        UPDATE dl_jobs j
-           SET status = 'queued', wait_state = 'waiting', skipped = NULL, error = NULL, finished_at = NULL, attempt = 0
-          FROM dl_edges e
-         WHERE e.parent_id = NEW.job_id AND j.job_id = ANY (ARRAY[e.child_id]) AND j.status = 'canceled' AND j.skipped
-        RETURNING j.job_id, j.queue
-    )
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, clock_timestamp(), 'requeue',
-           jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', 'retry')
-      FROM again;
-    PERFORM set_config('dl.events_checked', checked_before, true);
-    UPDATE dl_jobs j
-       SET wait_state = 'waiting', waits_on = NULL
-      FROM dl_edges e
-     WHERE e.parent_id = NEW.job_id AND j.job_id = ANY (ARRAY[e.child_id]) AND j.status = 'queued' AND j.wait_state <> 'waiting';
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_graph_requeued AFTER UPDATE OF status ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(OLD.status) AND NOT dl_is_final(NEW.status))
-    EXECUTE FUNCTION dl_jobs_graph_requeued();
-
--- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many. In a graph
--- with on_failure 'cancel' a failure skips every queued job that has no edge for a failure or any end.
-CREATE OR REPLACE FUNCTION dl_decide_children(ended uuid[]) RETURNS int
-    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
-    max_changes CONSTANT int := 2000;  -- in a transaction: others wait for the graph, and for the ends in this one
-    budget   int := max_changes - coalesce(nullif(current_setting('dl.graph_changes', true), ''), '0')::int;
-    hashes   int[];
-    ids      uuid[];
-    skips    bool[];
-    reasons  text[];
-    changed  int := 0;
-    skipped_ids uuid[];
-BEGIN
-    -- Of the jobs that have ended, and of those of other graphs that wait for their end.
-    hashes := ARRAY(SELECT hashtext(j.graph_id::text)
-                      FROM unnest(ended) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
-                     WHERE j.graph_id IS NOT NULL
-                     UNION
-                    SELECT hashtext(j.graph_id::text)
-                      FROM unnest(ended) AS i (job_id)
-                           JOIN dl_edges e ON e.parent_id = i.job_id AND e.wants = 'ended' AND e.met IS NULL
-                           JOIN dl_jobs j ON j.job_id = ANY (ARRAY[e.child_id])
-                     WHERE j.graph_id IS NOT NULL ORDER BY 1);
-    IF coalesce(current_setting('dl.graph_changes', true), '') = '' THEN
-        PERFORM pg_advisory_xact_lock(1684828531, hash) FROM unnest(hashes) hash;
-    ELSIF NOT (SELECT bool_and(pg_try_advisory_xact_lock(1684828531, hash)) FROM unnest(hashes) hash) THEN
-        -- Of what this transaction has skipped another graph waits. It holds locks already, so it waits for none.
-        UPDATE dl_graph_work SET xid = '0' WHERE job_id = ANY (ended);
-        PERFORM pg_notify('dl_control', 'graphs');
-        RETURN 0;
-    END IF;
-    -- In a snapshot taken under the lock: the ends that others committed while it was waited for are seen.
-    UPDATE dl_edges e
-       SET met = CASE e.wants WHEN 'ended' THEN true WHEN 'succeeded' THEN p.status = 'succeeded'
-                              ELSE p.status IN ('failed', 'lost') END
-      FROM unnest(ended) AS i (job_id) JOIN dl_jobs p ON p.job_id = ANY (ARRAY[i.job_id])
-     WHERE e.parent_id = i.job_id AND e.met IS NULL AND p.status::text IN ('succeeded', 'failed', 'canceled', 'lost');  -- by job_id
-
-    WITH children AS MATERIALIZED (
-        SELECT k.child_id,
-               CASE WHEN j.need = 'any' THEN CASE WHEN bool_or(e.met) THEN false WHEN bool_and(e.met IS NOT NULL) THEN true END
-                    ELSE CASE WHEN bool_or(NOT e.met) THEN true WHEN bool_and(e.met IS NOT NULL) THEN false END END AS skip
-          FROM (SELECT DISTINCT d.child_id FROM unnest(ended) AS i (job_id) JOIN dl_edges d ON d.parent_id = i.job_id) k
-               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[k.child_id])
-               JOIN dl_edges e ON e.child_id = k.child_id
-         WHERE j.status::text = 'queued' AND j.wait_state::text = 'waiting'
-         GROUP BY k.child_id, j.need
-    ), failures AS MATERIALIZED (
-        SELECT DISTINCT ON (j.graph_id) j.graph_id, j.job_id, coalesce(j.graph_key, j.task) AS label
-          FROM unnest(ended) AS i (job_id)
-               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
-               JOIN dl_graphs g ON g.graph_id = j.graph_id AND g.on_failure = 'cancel'
-         WHERE j.status::text IN ('failed', 'lost')
-         ORDER BY j.graph_id, j.finished_at
-    ), verdicts AS (
-        SELECT c.child_id AS job_id, c.skip,
-               CASE WHEN c.skip THEN
-               (SELECT format('not needed: %s (job %s) %s', coalesce(p.graph_key, p.task), p.job_id,
-                              CASE p.status WHEN 'succeeded' THEN 'succeeded' WHEN 'lost' THEN 'was lost' WHEN 'failed' THEN 'failed'
-                                            ELSE CASE WHEN p.skipped THEN 'was not needed' ELSE 'was canceled' END END)
-                  FROM dl_edges u JOIN dl_jobs p ON p.job_id = ANY (ARRAY[u.parent_id])
-                 WHERE u.child_id = c.child_id AND NOT u.met ORDER BY p.finished_at LIMIT 1) END AS reason
-          FROM children c
-         WHERE c.skip IS NOT NULL
-        UNION ALL
-        SELECT o.job_id, true, format('not needed: %s (job %s) failed, which cancels its graph', f.label, f.job_id)
-          FROM failures f JOIN dl_jobs o ON o.graph_id = f.graph_id AND o.status = 'queued'
-         WHERE NOT EXISTS (SELECT FROM dl_edges e WHERE e.child_id = o.job_id AND e.wants <> 'succeeded')
-           AND o.job_id NOT IN (SELECT c.child_id FROM children c WHERE c.skip IS NOT NULL)
-    )
-    SELECT array_agg(job_id), array_agg(skip), array_agg(reason) INTO ids, skips, reasons FROM verdicts;
-
-    PERFORM set_config('dl.events_checked', 'yes', true);
-    WITH locked AS MATERIALIZED (
-        SELECT j.job_id, v.skip, v.reason
-          FROM unnest(ids, skips, reasons) AS v (job_id, skip, reason) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[v.job_id])
-         WHERE j.status::text = 'queued' AND (v.skip OR j.wait_state::text = 'waiting')
-         LIMIT greatest(budget, 0)
-           FOR NO KEY UPDATE OF j SKIP LOCKED
-    ), moved AS (
-        UPDATE dl_jobs j
-           SET status = CASE WHEN locked.skip THEN 'canceled' ELSE 'queued' END::dl_status,
-               wait_state = CASE WHEN locked.skip OR j.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
-               waits_on = NULL, unknown_task = false,
-               skipped = CASE WHEN locked.skip THEN true END,
-               error = CASE WHEN locked.skip THEN locked.reason ELSE j.error END,
-               finished_at = CASE WHEN locked.skip THEN clock_timestamp() END
-          FROM locked
-         WHERE j.job_id = ANY (ARRAY[locked.job_id])
-        RETURNING j.job_id, j.queue, j.status, j.attempt, j.error, j.webhook
-    ), events AS (
-        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-        SELECT job_id, queue, clock_timestamp(), CASE status WHEN 'canceled' THEN 'skipped' ELSE 'released' END,
-               jsonb_strip_nulls(jsonb_build_object('status', status, 'attempt', attempt,
-                                                    'error', CASE status WHEN 'canceled' THEN error END))
-          FROM moved
-    ), notified AS (
-        SELECT count(dl_notify_queue(q.queue)) AS n FROM (SELECT DISTINCT queue FROM moved WHERE status = 'queued' ORDER BY queue) q
-    )
-    SELECT count(*) + 0 * (SELECT n FROM notified),
-           array_agg(job_id) FILTER (WHERE status = 'canceled'
-               AND (webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))
-      INTO changed, skipped_ids
-      FROM moved;
-    PERFORM set_config('dl.events_checked', checked_before, true);
-    IF skipped_ids IS NOT NULL THEN
-        PERFORM dl_create_deliveries(skipped_ids);
-    END IF;
-    PERFORM set_config('dl.graph_changes', (max_changes - budget + changed)::text, true);
-    IF changed = coalesce(cardinality(ids), 0) THEN
-        DELETE FROM dl_graph_work WHERE job_id = ANY (ended);
-    ELSE
-        UPDATE dl_graph_work SET xid = '0' WHERE job_id = ANY (ended);
-        PERFORM pg_notify('dl_control', 'graphs');
-    END IF;
-    RETURN changed;
-END $$;
-
--- Decides what the ends of this transaction allow, when it commits; the first call does it for all of them.
-CREATE OR REPLACE FUNCTION dl_graph_work_done() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    ended uuid[];
-BEGIN
-    IF (SELECT xid FROM dl_graph_work WHERE job_id = NEW.job_id) IS DISTINCT FROM pg_current_xact_id() THEN
-        RETURN NULL;  -- a former call has decided it; the search below would pass all that it has deleted
-    END IF;
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        UPDATE dl_graph_work SET xid = '0' WHERE xid = pg_current_xact_id();
-        PERFORM pg_notify('dl_control', 'graphs');  -- an older snapshot would not see what others have decided
-        RETURN NULL;
-    END IF;
-    SELECT array_agg(w.job_id) INTO ended FROM dl_graph_work w WHERE w.xid = pg_current_xact_id();
-    IF ended IS NOT NULL THEN
-        PERFORM dl_decide_children(ended);
-    END IF;
-    RETURN NULL;
-END $$;
-
-CREATE CONSTRAINT TRIGGER dl_graph_work_done AFTER INSERT ON dl_graph_work
-    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION dl_graph_work_done();
-
--- What is wrong with the parents of a request; NULL: nothing. For an account that may not read jobs, there are no parents: it
--- would learn their outcomes and results.
+-- What is wrong with the parents of a request; NULL: nothing.
 CREATE OR REPLACE FUNCTION dl_after_problem(after jsonb, need text) RETURNS text
-    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
-DECLARE
-    item    record;
-    is_reader bool;  -- the caller, also inside a function with the rights of the owner
-BEGIN
-    IF after IS NULL THEN
-        RETURN CASE WHEN need IS NOT NULL THEN 'is required when need is given' END;
-    ELSIF jsonb_typeof(after) <> 'array' OR jsonb_array_length(after) NOT BETWEEN 1 AND 1000 THEN
-        RETURN 'must be an array of 1 to 1000 parents, such as [{"job_id": "…", "on": "succeeded"}]';
-    ELSIF need NOT IN ('all', 'any') THEN
-        RETURN format('has the need %s, which is neither "all" nor "any"', to_jsonb(left(need, 100)));
-    END IF;
-    is_reader := has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user::text)::name, 'dl_jobs', 'SELECT');
-    FOR item IN SELECT value AS parent, n - 1 AS position FROM jsonb_array_elements(after) WITH ORDINALITY AS a (value, n) LOOP
-        IF jsonb_typeof(item.parent) <> 'object' OR item.parent - '{job_id,on}'::text[] <> '{}'
-           OR coalesce(item.parent ->> 'job_id', '') !~ '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$' THEN
-            RETURN format('[%s] must be an object with the job_id of a parent, and on', item.position);
-        ELSIF coalesce(item.parent ->> 'on', 'succeeded') NOT IN ('succeeded', 'ended', 'failed') THEN
-            RETURN format('[%s].on must be "succeeded", "ended" or "failed"', item.position);
-        ELSIF NOT is_reader OR NOT EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = (item.parent ->> 'job_id')::uuid) THEN
-            RETURN format('[%s].job_id: there is no job %s', item.position, item.parent ->> 'job_id');
-        END IF;
-    END LOOP;
-    IF (SELECT count(DISTINCT j.graph_id) FROM jsonb_array_elements(after) a JOIN dl_jobs j ON j.job_id = (a ->> 'job_id')::uuid) > 1 THEN
-        RETURN 'names jobs of several graphs; all parents of a job are in one';
-    END IF;
-    RETURN NULL;
-END $$;
+    LANGUAGE sql IMMUTABLE
+    RETURN CASE WHEN after IS NOT NULL OR need IS NOT NULL THEN 'cannot be used: this queue has no graphs' END;
 
--- Makes a job of this transaction wait for others. Their rows are locked when it commits, and only then.
-CREATE OR REPLACE FUNCTION dl_set_parents(child uuid, after jsonb, need_text text) RETURNS void
-    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    graph uuid := (SELECT j.graph_id FROM jsonb_array_elements(after) a JOIN dl_jobs j ON j.job_id = (a ->> 'job_id')::uuid
-                    WHERE j.graph_id IS NOT NULL LIMIT 1);
-BEGIN
-    IF graph IS NULL THEN
-        INSERT INTO dl_graphs (on_failure) VALUES ('continue') RETURNING graph_id INTO graph;
-    END IF;
-    UPDATE dl_jobs SET wait_state = 'waiting', graph_id = graph, need = nullif(need_text, 'all') WHERE job_id = child;
-    INSERT INTO dl_edges (child_id, parent_id, wants)
-    SELECT child, (a ->> 'job_id')::uuid, coalesce(a ->> 'on', 'succeeded') FROM jsonb_array_elements(after) a
-        ON CONFLICT DO NOTHING;
-    PERFORM set_config('dl.new_children', concat_ws(',', nullif(current_setting('dl.new_children', true), ''), child), true);
-END $$;
-
--- At the commit of new edges to jobs that existed before: locks all the parents, in one order; one that has ended decides
--- its edge at once, and the end of another finds the edge.
-CREATE OR REPLACE FUNCTION dl_edges_added() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    children uuid[] := string_to_array(nullif(current_setting('dl.new_children', true), ''), ',')::uuid[];
-    parent   record;
-    child    record;
-BEGIN
-    IF children IS NULL THEN
-        RETURN NULL;  -- done by the call for the first of them
-    END IF;
-    PERFORM set_config('dl.new_children', '', true);
-    FOR parent IN
-        SELECT j.job_id, j.status, j.graph_id FROM dl_jobs j
-         WHERE j.job_id = ANY (ARRAY(SELECT e.parent_id FROM dl_edges e WHERE e.child_id = ANY (children)))
-         ORDER BY j.job_id
-           FOR NO KEY UPDATE
-    LOOP
-        FOR child IN SELECT DISTINCT c.graph_id FROM dl_edges e JOIN dl_jobs c ON c.job_id = ANY (ARRAY[e.child_id])
-                      WHERE e.parent_id = parent.job_id AND e.child_id = ANY (children) LOOP
-            IF parent.graph_id IS NULL THEN
-                UPDATE dl_jobs SET graph_id = child.graph_id WHERE job_id = parent.job_id;
-                parent.graph_id := child.graph_id;
-            ELSIF parent.graph_id <> child.graph_id THEN
-                -- Another transaction has given the parent a graph meanwhile: the child joins it.
-                IF EXISTS (SELECT FROM dl_jobs o WHERE o.graph_id = child.graph_id AND o.job_id <> ALL (children)) THEN
-                    RAISE serialization_failure USING MESSAGE = 'the parents have come into several graphs meanwhile; try again';
-                END IF;
-                UPDATE dl_jobs SET graph_id = parent.graph_id WHERE graph_id = child.graph_id;
-                DELETE FROM dl_graphs WHERE graph_id = child.graph_id;
-            END IF;
-        END LOOP;
-        IF dl_is_final(parent.status) THEN
-            INSERT INTO dl_graph_work (job_id) VALUES (parent.job_id)
-                ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
-        END IF;
-    END LOOP;
-    IF EXISTS (SELECT FROM dl_edges e WHERE e.child_id = ANY (children)
-                 AND NOT EXISTS (SELECT FROM dl_jobs p WHERE p.job_id = ANY (ARRAY[e.parent_id]))) THEN
-        RAISE foreign_key_violation USING MESSAGE = 'a job that this one waits for has been deleted';
-    END IF;
-    RETURN NULL;
-END $$;
-
--- Makes a job whose run this transaction has released wait for the end of others; returns its status. The caller holds the
--- rows of all of them. Jobs without a graph come into its graph, but not into one that a failure cancels. Raises 22023 for a
--- job that does not exist, and for a circle.
-CREATE OR REPLACE FUNCTION dl_wait_for_jobs(waiting_job uuid, run uuid, awaited uuid[]) RETURNS text
-    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    job       record;
-    id        uuid;
-    ancestors uuid[];
-    circle    uuid[] := ARRAY[waiting_job];
-    graph     uuid;
-BEGIN
-    SELECT j.status, j.graph_id, j.need INTO job
-      FROM dl_jobs j WHERE j.job_id = waiting_job AND j.run_id = run AND j.xmin = pg_current_xact_id()::xid;
-    IF job.status IS DISTINCT FROM 'queued' OR awaited = '{}' THEN
-        RETURN job.status;
-    END IF;
-    FOREACH id IN ARRAY awaited LOOP
-        IF NOT EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = id) THEN
-            RAISE invalid_parameter_value USING MESSAGE = format('the job waits for job %s, which does not exist', id);
-        END IF;
-    END LOOP;
-
-    -- One at a time in the whole queue: two that do not see each other could make a circle together.
-    PERFORM pg_advisory_xact_lock(1684828531, hashtext('waits'));
-    WITH RECURSIVE waits AS (
-        SELECT unnest(awaited) AS job_id
-        UNION
-        SELECT e.parent_id
-          FROM waits w
-               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[w.job_id]) AND j.status = 'queued' AND j.wait_state = 'waiting'
-               JOIN dl_edges e ON e.child_id = w.job_id AND e.met IS NULL
-    )
-    SELECT array_agg(w.job_id) INTO ancestors FROM waits w;
-    IF waiting_job = ANY (ancestors) THEN
-        WHILE circle[1] <> ALL (awaited) LOOP
-            circle := (SELECT e.child_id FROM dl_edges e
-                        WHERE e.parent_id = circle[1] AND e.met IS NULL AND e.child_id = ANY (ancestors) AND e.child_id <> waiting_job
-                        LIMIT 1) || circle;
-        END LOOP;
-        RAISE invalid_parameter_value USING MESSAGE = 'the job would wait for itself: '
-            || (SELECT string_agg(format('%s (job %s)', coalesce(j.graph_key, j.task), j.job_id), ' → ' ORDER BY c.n)
-                  FROM unnest(waiting_job || circle) WITH ORDINALITY AS c (job_id, n) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[c.job_id]));
-    END IF;
-
-    -- Before edges are changed, which the holder of a graph's lock changes too.
-    PERFORM pg_advisory_xact_lock(1684828531, hash)
-       FROM (SELECT DISTINCT hashtext(j.graph_id::text) AS hash FROM dl_jobs j
-              WHERE j.job_id = ANY (awaited || waiting_job) AND j.graph_id IS NOT NULL ORDER BY 1 OFFSET 0) ordered;
-    IF EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = ANY (awaited || waiting_job) AND j.graph_id IS NULL) THEN
-        graph := (SELECT g.graph_id FROM dl_graphs g WHERE g.graph_id = job.graph_id AND g.on_failure = 'continue');
-        IF graph IS NULL THEN
-            INSERT INTO dl_graphs (on_failure) VALUES ('continue') RETURNING graph_id INTO graph;
-        END IF;
-        UPDATE dl_jobs j SET graph_id = graph WHERE j.job_id = ANY (awaited || waiting_job) AND j.graph_id IS NULL;
-    END IF;
-    IF job.need = 'any' THEN  -- what it waited for before does not count any more
-        UPDATE dl_edges SET wants = 'ended', met = true WHERE child_id = waiting_job;
-    END IF;
-    UPDATE dl_jobs SET wait_state = 'waiting', need = NULL WHERE job_id = waiting_job;
-    INSERT INTO dl_edges (child_id, parent_id, wants)
-    SELECT DISTINCT waiting_job, i.job_id, 'ended' FROM unnest(awaited) AS i (job_id)
-        ON CONFLICT (child_id, parent_id) DO UPDATE SET wants = 'ended', met = NULL;
-    INSERT INTO dl_graph_work (job_id)
-    SELECT j.job_id FROM dl_jobs j WHERE j.job_id = ANY (awaited) AND dl_is_final(j.status)
-        ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
-    RETURN 'queued';
-END $$;
-
-CREATE CONSTRAINT TRIGGER dl_edges_added AFTER INSERT ON dl_edges
-    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (current_setting('dl.new_graph', true) IS DISTINCT FROM 'yes')
-    EXECUTE FUNCTION dl_edges_added();
-
--- ── Work on other engines ───────────────────────────────────────────────────────────────────────────────────────────
-
--- What jobs gave to other engines, a row for each name; see decision 69. It is written before the submission, and kept after
--- the job: the name is how the work is found again, stopped and deleted.
-CREATE TABLE dl_offloads (
-    name                text        NOT NULL PRIMARY KEY,
-    job_id              uuid        NOT NULL,
-    run_id              uuid        NOT NULL,  -- that submitted it
-    call                text        NOT NULL,  -- its number among the job's calls, or its key
-    number              int         NOT NULL,  -- of the submissions of this call
-    engine              text        NOT NULL,
-    address             text        NOT NULL DEFAULT '',
-    fingerprint         text        NOT NULL,  -- of code and arguments
-    fence_token         text        NOT NULL,  -- what the remote code proves itself with
-    created_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
-    deadline_at         timestamptz,
-    engine_timeout_sec  float8      NOT NULL DEFAULT 900,
-    stop_on_shutdown    bool        NOT NULL DEFAULT false,
-    is_abandoned        bool        NOT NULL DEFAULT false,  -- its stop is not waited for
-    grace_sec           float8      NOT NULL DEFAULT 30,
-    is_awaited          bool        NOT NULL DEFAULT false,  -- its job waits for it without a thread
-    awaited_since       timestamptz,
-    next_poll_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
-    unavailable_since   timestamptz,  -- the engine does not answer
-    detail              text        NOT NULL DEFAULT '',  -- why the work has not started
-    submitted           int         NOT NULL DEFAULT 0,  -- how often this name was submitted
-    log_position        text        NOT NULL DEFAULT '',
-    stop_requested_at   timestamptz,
-    ended_at            timestamptz,
-    outcome             text        CHECK (outcome IN ('succeeded', 'failed', 'stopped', 'abandoned')),
-    UNIQUE (job_id, call, number),
-    CHECK ((ended_at IS NULL) = (outcome IS NULL))
-);
-
-CREATE INDEX dl_offloads_open_idx ON dl_offloads (next_poll_at) WHERE ended_at IS NULL;
-CREATE INDEX dl_offloads_ended_idx ON dl_offloads (ended_at) WHERE ended_at IS NOT NULL;
-
--- ── Jobs written by other services ──────────────────────────────────────────────────────────────────────────────────
+-- ── Jobs written by other services ───────────────────────────────────────────────────────────────────────────────────
 
 -- Triggers that make a plain INSERT, UPDATE or DELETE of a job as good as ours. SECURITY DEFINER: a service that may only
 -- INSERT INTO dl_jobs has no right to the other tables. Their conditions are in WHEN, so that claims, heartbeats and
@@ -2312,7 +1051,7 @@ CREATE OR REPLACE TRIGGER dl_jobs_left_queue BEFORE UPDATE OF status ON dl_jobs
     WHEN (NEW.status <> OLD.status AND (OLD.debounce_key IS NOT NULL OR OLD.expires_at IS NOT NULL))
     EXECUTE FUNCTION dl_jobs_left_queue();
 
--- ── Enqueueing from SQL ─────────────────────────────────────────────────────────────────────────────────────────────
+-- ── Enqueueing from SQL ──────────────────────────────────────────────────────────────────────────────────────────────
 
 -- The tenant of a job, by its queue's rule; NULL: the queue serves by age.
 CREATE OR REPLACE FUNCTION dl_fair_key(queue_name text, partition_key text, producer text, args jsonb) RETURNS text
@@ -2754,439 +1493,22 @@ BEGIN
     RETURN result.job_id;
 END $$;
 
--- Enqueue jobs that wait for one another, in the caller's own transaction: {"name", "on_failure", "idempotency_key", "jobs": […]}.
--- A job has the fields of dl_enqueue_many, a `key`, and `after`: [{"job": key, "on": "succeeded"}], which names jobs before it in
--- the array, so there is no circle. All are created, or none. A graph whose idempotency_key exists is returned as it is, if its
--- jobs have the same queues, tasks and args; else 23505.
-CREATE OR REPLACE FUNCTION dl_enqueue_graph(graph jsonb)
-    RETURNS TABLE (graph_id uuid, created bool, key text, job_id uuid)
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-#variable_conflict use_column
-DECLARE
-    id      uuid;
-    items   jsonb := graph -> 'jobs';
-    item    record;
-    parent  record;
-    numbers jsonb := '{}';  -- key -> position
-    edges   int := 0;
-    ids     uuid[];
-    refused record;
-BEGIN
-    IF jsonb_typeof(graph) IS DISTINCT FROM 'object' OR jsonb_typeof(items) IS DISTINCT FROM 'array' THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'jobs must be an array', COLUMN = 'jobs';
-    ELSIF jsonb_array_length(items) NOT BETWEEN 1 AND 10000 THEN
-        RAISE invalid_parameter_value USING COLUMN = 'jobs',
-              MESSAGE = format('jobs has %s jobs; a graph has 1 to 10000', jsonb_array_length(items));
-    ELSIF graph - '{name,on_failure,idempotency_key,created_by,jobs}'::text[] <> '{}' THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'graph has a field that is none of name, on_failure, idempotency_key and jobs',
-              COLUMN = 'graph';
-    ELSIF coalesce(graph ->> 'on_failure', 'cancel') NOT IN ('cancel', 'continue') THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'on_failure must be "cancel" or "continue"', COLUMN = 'on_failure';
-    ELSIF octet_length(graph ->> 'idempotency_key') > 2000 OR octet_length(graph ->> 'name') > 1000 THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'name or idempotency_key is too long', COLUMN = 'name';
-    END IF;
-    FOR item IN SELECT value AS job, n - 1 AS position FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n) ORDER BY n LOOP
-        IF jsonb_typeof(item.job) <> 'object' OR jsonb_typeof(item.job -> 'key') IS DISTINCT FROM 'string'
-           OR btrim(item.job ->> 'key') = '' OR octet_length(item.job ->> 'key') > 200 THEN
-            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].key', item.position),
-                  MESSAGE = format('jobs[%s].key must be a text of 1 to 200 bytes', item.position);
-        ELSIF numbers ? (item.job ->> 'key') THEN
-            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].key', item.position),
-                  MESSAGE = format('jobs[%s].key is that of another job: %s', item.position, item.job -> 'key');
-        ELSIF item.job ?| '{idempotency_key,live_key,debounce,throttle}' THEN
-            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].idempotency_key', item.position),
-                  MESSAGE = format('jobs[%s] has a key, debounce or throttle of its own; the graph may have an idempotency_key', item.position);
-        ELSIF item.job ? 'after' AND (jsonb_typeof(item.job -> 'after') NOT IN ('array', 'null')
-              OR jsonb_typeof(item.job -> 'after') = 'array' AND jsonb_array_length(item.job -> 'after') > 1000) THEN
-            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].after', item.position),
-                  MESSAGE = format('jobs[%s].after must be an array of at most 1000 parents', item.position);
-        ELSIF coalesce(item.job ->> 'need', 'all') NOT IN ('all', 'any') THEN
-            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].need', item.position),
-                  MESSAGE = format('jobs[%s].need must be "all" or "any"', item.position);
-        END IF;
-        FOR parent IN SELECT value AS edge, n - 1 AS position
-                        FROM jsonb_array_elements(coalesce(nullif(item.job -> 'after', 'null'), '[]')) WITH ORDINALITY AS a (value, n) LOOP
-            edges := edges + 1;
-            IF jsonb_typeof(parent.edge) <> 'object' OR parent.edge - '{job,on}'::text[] <> '{}'
-               OR coalesce(parent.edge ->> 'on', 'succeeded') NOT IN ('succeeded', 'ended', 'failed') THEN
-                RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].after[%s]', item.position, parent.position),
-                      MESSAGE = format('jobs[%s].after[%s] must be {"job": key, "on": "succeeded", "ended" or "failed"}',
-                                       item.position, parent.position);
-            ELSIF NOT numbers ? coalesce(parent.edge ->> 'job', '') THEN
-                RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].after[%s].job', item.position, parent.position),
-                      MESSAGE = format('jobs[%s].after[%s].job names %s, which is no job before it: parents come first',
-                                       item.position, parent.position, parent.edge -> 'job');
-            END IF;
-        END LOOP;
-        numbers := numbers || jsonb_build_object(item.job ->> 'key', item.position);
-    END LOOP;
-    IF edges > 50000 THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('jobs has %s edges; a graph has at most 50000', edges), COLUMN = 'jobs';
-    END IF;
+-- ── First partitions, rights ─────────────────────────────────────────────────────────────────────────────────────────
 
-    INSERT INTO dl_graphs (name, on_failure, idempotency_key, created_by)
-    VALUES (coalesce(graph ->> 'name', ''), coalesce(graph ->> 'on_failure', 'cancel'), graph ->> 'idempotency_key',
-            graph ->> 'created_by')
-        ON CONFLICT (idempotency_key) DO NOTHING
-    RETURNING dl_graphs.graph_id INTO id;
-    IF id IS NULL THEN
-        IF EXISTS (SELECT FROM dl_graphs g
-                          JOIN dl_jobs j ON j.graph_id = g.graph_id AND j.graph_key IS NOT NULL
-                          LEFT JOIN jsonb_array_elements(items) AS i (value) ON i.value ->> 'key' = j.graph_key
-                    WHERE g.idempotency_key = graph ->> 'idempotency_key'
-                      AND coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args)) IS DISTINCT FROM
-                          dl_request_hash(i.value ->> 'queue', i.value ->> 'task', coalesce(nullif(i.value -> 'args', 'null'), '{}'))) THEN
-            RAISE unique_violation
-                  USING MESSAGE = format('the key %L belongs to a graph with other jobs', graph ->> 'idempotency_key');
-        END IF;
-        RETURN QUERY SELECT g.graph_id, false, j.graph_key, j.job_id
-                       FROM dl_graphs g JOIN dl_jobs j ON j.graph_id = g.graph_id
-                      WHERE g.idempotency_key = graph ->> 'idempotency_key' ORDER BY j.created_at;
-        RETURN;
-    END IF;
-    SELECT array_agg(m.job_id ORDER BY m.n) INTO ids
-      FROM dl_enqueue_many((SELECT jsonb_agg(value - '{key,after,need}'::text[] ORDER BY n)
-                              FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)), true) m
-     WHERE m.outcome = 'created';
-    IF coalesce(cardinality(ids), 0) < jsonb_array_length(items) THEN
-        SELECT m.n - 1 AS position, m.field, m.detail INTO refused
-          FROM dl_enqueue_many((SELECT jsonb_agg(value - '{key,after,need}'::text[] ORDER BY n)
-                                  FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)), true) m
-         WHERE m.outcome = 'invalid' ORDER BY m.n LIMIT 1;
-        RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].%s', refused.position, refused.field),
-              MESSAGE = format('jobs[%s].%s %s', refused.position, refused.field, refused.detail);
-    END IF;
-    UPDATE dl_jobs j
-       SET graph_id = id, graph_key = i.value ->> 'key', need = nullif(i.value ->> 'need', 'all'),
-           wait_state = CASE WHEN jsonb_array_length(coalesce(nullif(i.value -> 'after', 'null'), '[]')) > 0 THEN 'waiting'
-                             ELSE j.wait_state END
-      FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)
-     WHERE j.job_id = ANY (ARRAY[ids[i.n]]);
-    PERFORM set_config('dl.new_graph', 'yes', true);
-    INSERT INTO dl_edges (child_id, parent_id, wants)
-    SELECT ids[i.n], ids[(numbers ->> (a.edge ->> 'job'))::int + 1], coalesce(a.edge ->> 'on', 'succeeded')
-      FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)
-           CROSS JOIN LATERAL jsonb_array_elements(coalesce(nullif(i.value -> 'after', 'null'), '[]')) AS a (edge)
-        ON CONFLICT DO NOTHING;
-    PERFORM set_config('dl.new_graph', '', true);
-    RETURN QUERY SELECT id, true, i.value ->> 'key', ids[i.n]
-                   FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n) ORDER BY i.n;
-END $$;
+SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_advance_sequence(parent)
+  FROM unnest(ARRAY['dl_job_events', 'dl_job_logs']) AS p (parent);
 
--- ── Bulk operations ─────────────────────────────────────────────────────────────────────────────────────────────────
+-- Only the owner may call the functions that have the owner's rights, until roles.sql grants them. Triggers fire all the
+-- same. PUBLIC keeps two: a plain INSERT draws an id and checks tags with the rights of its sender.
+REVOKE EXECUTE ON FUNCTION
+    dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
+    dl_claim_expected, dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_on_requeue,
+    dl_jobs_on_manual_update, dl_jobs_end_queued, dl_jobs_queued_ended, dl_jobs_cancel_running,
+    dl_parse_requests, dl_enqueue_many, dl_enqueue
+  FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION dl_new_id, dl_is_tag_list TO PUBLIC;
 
--- Operations on all jobs that match a filter, run in batches by the maintenance leader.
-CREATE TABLE dl_bulk (
-    bulk_id          uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
-    action           text        NOT NULL CHECK (action IN ('cancel', 'retry', 'redrive', 'delete', 'reprioritise')),
-    filter           jsonb       NOT NULL,
-    priority         int         CHECK (priority >= 0),  -- what reprioritise sets
-    expected         bigint      NOT NULL,               -- counted before the request: bounds how many are changed
-    state            text        NOT NULL DEFAULT 'waiting'
-                                 CHECK (state IN ('waiting', 'running', 'done', 'canceled', 'stopped', 'failed')),
-    cancel_requested bool        NOT NULL DEFAULT false,
-    scanned          bigint      NOT NULL DEFAULT 0,
-    matched          bigint      NOT NULL DEFAULT 0,
-    changed          bigint      NOT NULL DEFAULT 0,
-    -- Jobs newer than this are done; of redrive, older ones. A batch moves it in its own transaction, so after a crash the
-    -- next process resumes exactly here. It starts at the request: later jobs are not included.
-    cursor_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
-    cursor_id        uuid        NOT NULL DEFAULT 'ffffffff-ffff-ffff-ffff-ffffffffffff',
-    failed_batches   int         NOT NULL DEFAULT 0,     -- in a row
-    requested_by     text,
-    error            text,
-    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    started_at       timestamptz,
-    finished_at      timestamptz,
-    -- Of redrive: at most so many jobs a minute and in all, what their args are merged with, and when the next step is due.
-    per_minute       int         CHECK (per_minute >= 1),
-    max_jobs         bigint      CHECK (max_jobs >= 1),
-    args_patch       jsonb,
-    next_step_at     timestamptz
-);
-CREATE INDEX dl_bulk_created_idx ON dl_bulk (created_at, bulk_id);
-CREATE INDEX dl_bulk_open_idx ON dl_bulk (created_at) WHERE state IN ('waiting', 'running');
-
--- ── Statistics ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
--- Counts for each minute, quarter of an hour and hour, by queue and task, aggregated from the events. One row a number.
-CREATE TABLE dl_statistics (
-    span_sec   int         NOT NULL,  -- 60, 900, 3600; negative: of all queues and tasks together, which are ''
-    started_at timestamptz NOT NULL,
-    queue      text        NOT NULL,
-    task       text        NOT NULL,
-    -- queued, started, succeeded, failed, canceled, lost, retried (bucket 0); waited, ran (bucket: see dl_duration_bucket)
-    measure    text        NOT NULL,
-    bucket     int         NOT NULL,
-    count      bigint      NOT NULL,
-    total_sec  float8      NOT NULL DEFAULT 0,  -- seconds waited or run, added up
-    PRIMARY KEY (span_sec, started_at, queue, task, measure, bucket)
-);
-
--- The histogram bucket of a duration: half powers of two from 5 ms on. A percentile read from the buckets is at most a
--- fifth off.
-CREATE OR REPLACE FUNCTION dl_duration_bucket(sec float8) RETURNS int
-    LANGUAGE sql IMMUTABLE
-    RETURN least(60, ceil(2 * ln(greatest(sec, 0.005) / 0.005) / ln(2)))::int;
-
--- How many jobs waited and ran, recorded once a minute.
-CREATE TABLE dl_queue_depths (
-    at               timestamptz NOT NULL,
-    queue            text        NOT NULL,
-    ready            bigint      NOT NULL,
-    scheduled        bigint      NOT NULL,
-    blocked          bigint      NOT NULL,
-    running          bigint      NOT NULL,
-    oldest_ready_sec float8,
-    limited          bigint      NOT NULL DEFAULT 0,
-    waiting          bigint      NOT NULL DEFAULT 0,
-    PRIMARY KEY (at, queue)
-);
-
--- The latest finished attempts of each task.
-CREATE TABLE dl_recent_runs (
-    task     text        NOT NULL,
-    event_id bigint      NOT NULL,
-    job_id   uuid        NOT NULL,
-    queue    text        NOT NULL,
-    ended_at timestamptz NOT NULL,
-    outcome  text        NOT NULL,  -- succeeded, failed, canceled, lost, retried
-    attempt  int,
-    ran_sec  float8,
-    PRIMARY KEY (task, event_id)
-);
-
--- How far the events have been aggregated. Events commit out of the order of their ids, so the unread ones are a set of
--- ranges. A gap is given up once every transaction that might still fill it has ended: those that held the events' table
--- lock when a later event was there already.
-CREATE TABLE dl_statistics_state (
-    singleton    bool           PRIMARY KEY DEFAULT true CHECK (singleton),
-    unread       int8multirange NOT NULL,
-    safe_id      bigint         NOT NULL DEFAULT 0,   -- no event up to this id will appear any more
-    candidate_id bigint         NOT NULL DEFAULT 0,   -- becomes safe_id when the open writers have ended
-    open_writers text[]         NOT NULL DEFAULT '{}'
-);
-INSERT INTO dl_statistics_state (unread) VALUES ('{[0,)}');
-
--- ── Webhooks and alerts ─────────────────────────────────────────────────────────────────────────────────────────────
-
--- Receivers of events. A webhook without a queue or a task gets those of all.
-CREATE TABLE dl_webhooks (
-    webhook_id       uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
-    url              text        NOT NULL,
-    events           text[]      NOT NULL DEFAULT '{job.succeeded,job.failed,job.canceled,job.lost}',
-    queue            text,
-    task             text,
-    description      text        NOT NULL DEFAULT '',
-    secret           text        NOT NULL,
-    -- After a rotation both secrets sign for a while, so that a receiver can change over at any time.
-    old_secret       text,
-    old_secret_until timestamptz,
-    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    disabled_at      timestamptz,                         -- by an operator, or because it failed for too long
-    disabled_reason  text,
-    failures         int         NOT NULL DEFAULT 0,      -- in a row
-    failing_since    timestamptz,
-    paused_until     timestamptz                          -- the receiver is down
-);
-
--- Deliveries, written in the transaction that made the event true. No foreign key to the job: they outlive it.
-CREATE TABLE dl_deliveries (
-    delivery_id      uuid        PRIMARY KEY DEFAULT gen_random_uuid(),  -- the same in each attempt
-    webhook_id       uuid        REFERENCES dl_webhooks (webhook_id) ON DELETE CASCADE,
-    url              text,                                               -- of a job's own webhook
-    target           text        NOT NULL,                               -- deliveries of one target wait for each other
-    job_id           uuid,
-    event            text        NOT NULL,
-    body             text        NOT NULL,
-    state            text        NOT NULL DEFAULT 'pending',             -- pending, delivered, failed
-    attempts         int         NOT NULL DEFAULT 0,
-    earlier_attempts int         NOT NULL DEFAULT 0,                     -- those before it was last redelivered
-    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    due_at           timestamptz DEFAULT clock_timestamp(),              -- while it is being sent: when the sender's lease ends
-    claim_id         uuid,
-    delivered_at     timestamptz,
-    CONSTRAINT dl_deliveries_chk_url CHECK ((webhook_id IS NULL) <> (url IS NULL))
-);
-CREATE INDEX dl_deliveries_due_idx ON dl_deliveries (due_at) WHERE due_at IS NOT NULL;
-CREATE INDEX dl_deliveries_webhook_idx ON dl_deliveries (webhook_id, created_at, delivery_id);
-CREATE INDEX dl_deliveries_created_idx ON dl_deliveries (created_at, delivery_id);
-CREATE INDEX dl_deliveries_job_idx ON dl_deliveries (job_id);
-
-CREATE TABLE dl_delivery_attempts (
-    delivery_id uuid        NOT NULL REFERENCES dl_deliveries (delivery_id) ON DELETE CASCADE,
-    number      int         NOT NULL,
-    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
-    status      int,
-    duration_ms float8      NOT NULL,
-    answer      text        NOT NULL DEFAULT '',  -- the first bytes of the response
-    error       text,
-    PRIMARY KEY (delivery_id, number)
-);
-
--- Create the deliveries for the present state of these jobs. Called by the statements that end an attempt or a wait, only
--- when there is a webhook: the test costs them nothing a job. The rows are read as those statements have left them.
-CREATE OR REPLACE FUNCTION dl_create_deliveries(job_ids uuid[]) RETURNS bigint
-    LANGUAGE plpgsql STRICT SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    written bigint;
-BEGIN
-    WITH changed AS (
-        SELECT j.*, 'job.' || CASE j.status WHEN 'queued' THEN 'retrying' ELSE j.status::text END AS event
-          FROM dl_jobs j
-         WHERE j.job_id = ANY (job_ids)
-           AND (j.status NOT IN ('queued', 'running') OR j.status = 'queued' AND j.error IS NOT NULL)
-    ), receivers AS (
-        SELECT t.job_id, w.webhook_id, NULL AS url, w.webhook_id::text AS target
-          FROM changed t
-               JOIN dl_webhooks w ON w.disabled_at IS NULL AND t.event = ANY (w.events)
-                                     AND coalesce(w.queue = t.queue, true) AND coalesce(w.task = t.task, true)
-        UNION ALL
-        SELECT job_id, NULL, webhook ->> 'url', left(substring(webhook ->> 'url' FROM '^[^/]*//[^/?#]*'), 300)
-          FROM changed
-         WHERE webhook ->> 'url' LIKE 'http%//%'
-           AND coalesce(webhook -> 'events' ? event, event <> 'job.retrying')
-    )
-    INSERT INTO dl_deliveries (webhook_id, url, target, job_id, event, body)
-    SELECT receivers.webhook_id, receivers.url, receivers.target, t.job_id, t.event,
-           jsonb_build_object(
-               'type', t.event,
-               'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-               'data', jsonb_build_object(
-                   'job_id', t.job_id, 'queue', t.queue, 'task', t.task, 'status', t.status, 'attempt', t.attempt,
-                   'max_attempts', t.max_attempts, 'lock_key', t.lock_key, 'partition_key', t.partition_key,
-                   'idempotency_key', t.idempotency_key, 'producer', t.producer, 'consumer_group', t.consumer_group,
-                   'created_at', t.created_at, 'started_at', t.started_at, 'finished_at', t.finished_at,
-                   'available_at', CASE t.status WHEN 'queued' THEN t.available_at END,
-                   'error', left(t.error, 2000), 'progress', dl_json_text_limited(t.progress, 65536)::jsonb,
-                   'result', dl_json_text_limited(t.result, 65536)::jsonb))::text
-      FROM receivers JOIN changed t USING (job_id);
-    GET DIAGNOSTICS written = ROW_COUNT;
-    IF written > 0 THEN
-        PERFORM pg_notify('dl_control', 'deliver');
-    END IF;
-    RETURN written;
-END $$;
-
--- Rules for alerts, checked every few seconds by the maintenance leader.
-CREATE TABLE dl_alert_rules (
-    rule_id     uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
-    name        text        NOT NULL UNIQUE,
-    kind        text        NOT NULL CHECK (kind IN ('failure_rate', 'no_success', 'queue_age', 'stalled', 'dead_worker',
-                                                          'breaker_open', 'limit_starved', 'schedule_late', 'schedule_behind',
-                                                          'check_failed', 'stale_dataset')),
-    queue       text,
-    task        text,
-    threshold   float8      NOT NULL CHECK (threshold >= 0),   -- a share of 1, or seconds
-    window_sec  float8      NOT NULL CHECK (window_sec > 0),
-    min_runs    int         NOT NULL DEFAULT 1 CHECK (min_runs > 0),
-    active      bool        NOT NULL DEFAULT true,
-    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
-    dataset     text,
-    by_time     text        CHECK (by_time ~ '^([01][0-9]|2[0-3]):[0-5][0-9]$'),  -- of a dataset: when its update is due
-    zone        text,                                                            -- of by_time; NULL: UTC
-    muted_until timestamptz,                                                     -- until then its new alerts are not delivered
-    muted_by    text
-);
-
--- The last time at which the clock of the zone showed `by_time`. In a zone that the server does not know it is that of UTC: one
--- rule must not fail the check of all.
-CREATE OR REPLACE FUNCTION dl_last_deadline(by_time text, zone text) RETURNS timestamptz
-    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
-DECLARE
-    today date;
-    due   timestamptz;
-BEGIN
-    today := (clock_timestamp() AT TIME ZONE zone)::date;
-    due := (today + by_time::time) AT TIME ZONE zone;
-    RETURN CASE WHEN due <= clock_timestamp() THEN due ELSE (today - 1 + by_time::time) AT TIME ZONE zone END;
-EXCEPTION WHEN invalid_parameter_value THEN
-    RETURN dl_last_deadline(by_time, 'UTC');
-END $$;
-
--- Alerts that fire or have fired, one row from start to end.
-CREATE TABLE dl_alerts (
-    alert_id   uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
-    rule_id    uuid,
-    kind       text        NOT NULL,
-    name       text        NOT NULL,
-    subject    text        NOT NULL,  -- the task, queue, job or worker it is about
-    queue      text,
-    task       text,
-    value      float8,
-    detail     text        NOT NULL,
-    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    seen_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
-    ended_at   timestamptz,
-    sent_at    timestamptz DEFAULT clock_timestamp(),  -- when its deliveries were created; NULL: its rule was muted
-    acknowledged_at timestamptz,
-    acknowledged_by text
-);
-CREATE UNIQUE INDEX dl_alerts_firing_idx
-    ON dl_alerts (coalesce(rule_id, '00000000-0000-0000-0000-000000000000'), kind, subject) WHERE ended_at IS NULL;
-CREATE INDEX dl_alerts_started_idx ON dl_alerts (started_at, alert_id);
-
--- Since when the progress of a running job has not changed, for rules of kind `stalled`.
-CREATE TABLE dl_stalled_progress (
-    job_id  uuid        PRIMARY KEY,
-    run_id  uuid,
-    digest  text        NOT NULL,
-    since   timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-
-CREATE OR REPLACE FUNCTION dl_create_alert_deliveries(alerts uuid[], event text) RETURNS bigint
-    LANGUAGE plpgsql STRICT SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    written bigint;
-BEGIN
-    INSERT INTO dl_deliveries (webhook_id, target, event, body)
-    SELECT w.webhook_id, w.webhook_id::text, dl_create_alert_deliveries.event,
-           jsonb_build_object(
-               'type', dl_create_alert_deliveries.event,
-               'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-               'data', jsonb_build_object(
-                   'alert_id', a.alert_id, 'rule_id', a.rule_id, 'kind', a.kind, 'name', a.name, 'subject', a.subject,
-                   'queue', a.queue, 'task', a.task, 'value', a.value, 'detail', a.detail, 'started_at', a.started_at,
-                   'ended_at', a.ended_at))::text
-      FROM dl_alerts a
-           JOIN dl_webhooks w ON w.disabled_at IS NULL AND dl_create_alert_deliveries.event = ANY (w.events)
-                                 AND coalesce(w.queue = a.queue, true) AND coalesce(w.task = a.task, true)
-     WHERE a.alert_id = ANY (alerts);
-    GET DIAGNOSTICS written = ROW_COUNT;
-    IF written > 0 THEN
-        PERFORM pg_notify('dl_control', 'deliver');
-    END IF;
-    RETURN written;
-END $$;
-
--- ── API keys and audit ──────────────────────────────────────────────────────────────────────────────────────────────
-
--- API keys. Only a digest of a key is stored, from which the key cannot be recovered.
-CREATE TABLE dl_api_keys (
-    key_id       text        PRIMARY KEY,
-    name         text        NOT NULL,
-    digest       bytea       NOT NULL,
-    scopes       text[]      NOT NULL,
-    tasks        text[],     -- NULL: may trigger all of them
-    queues       text[],     -- likewise
-    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-    created_by   text        NOT NULL,
-    expires_at   timestamptz,
-    last_used_at timestamptz,
-    revoked_at   timestamptz,
-    CONSTRAINT dl_api_keys_chk_scopes
-        CHECK (cardinality(scopes) > 0 AND scopes <@ ARRAY['read', 'trigger', 'operate', 'admin']),
-    -- Another scope would bypass the limit.
-    CONSTRAINT dl_api_keys_chk_limits
-        CHECK (tasks IS NULL AND queues IS NULL OR scopes <@ ARRAY['read', 'trigger'])
-);
-
--- Secrets that sign browser sessions, the same for all processes.
-CREATE TABLE dl_signing_secrets (
-    purpose    text        PRIMARY KEY,
-    secret     bytea       NOT NULL,
-    created_at timestamptz NOT NULL DEFAULT clock_timestamp()
-);
+-- ── app/features/audit ──────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Who changed what, from where. No foreign keys: entries outlive what they are about.
 CREATE TABLE dl_audit (
@@ -3310,54 +1632,13 @@ CREATE OR REPLACE TRIGGER dl_queues_audit AFTER INSERT OR UPDATE OR DELETE ON dl
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('queue', 'queue', 'changed_by,changed_at', '');
 
-CREATE OR REPLACE TRIGGER dl_limits_audit AFTER INSERT OR UPDATE OR DELETE ON dl_limits
-    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('limit', 'name', 'changed_by,changed_at', '');
-
-CREATE OR REPLACE TRIGGER dl_schedules_audit
-    AFTER INSERT OR DELETE OR UPDATE OF overrides, task, source, paused_at, paused_reason ON dl_schedules
-    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('schedule', 'name',
-                                  'schedule_id,declared_at,seen_at,version,last_at,next_at,error,created_at,changed_by,changed_at',
-                                  'declared,overrides');
-
-CREATE OR REPLACE TRIGGER dl_breakers_audit AFTER INSERT OR UPDATE OR DELETE ON dl_breakers
-    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('breaker', 'task', 'changed_by,changed_at,failed_at', '');
-
 CREATE OR REPLACE TRIGGER dl_fair_weights_audit AFTER INSERT OR UPDATE OR DELETE ON dl_fair_weights
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('queue', 'queue', '', '');
 
-CREATE OR REPLACE TRIGGER dl_bulk_audit AFTER INSERT OR UPDATE OF cancel_requested ON dl_bulk
-    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('bulk', 'bulk_id', 'scanned,matched,changed,cursor_at,cursor_id,failed_batches,requested_by,created_at,next_step_at',
-                                  'args_patch');
-
 CREATE OR REPLACE TRIGGER dl_workers_audit AFTER UPDATE OF draining ON dl_workers
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('worker', 'worker_id', 'seen_at,running_attempts,rss_bytes,listener', '');
-
-CREATE OR REPLACE TRIGGER dl_api_keys_audit AFTER INSERT OR UPDATE OR DELETE ON dl_api_keys
-    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('key', 'key_id', 'key_id,created_at,last_used_at', 'digest');
-
-CREATE OR REPLACE TRIGGER dl_webhooks_audit AFTER INSERT OR UPDATE OR DELETE ON dl_webhooks
-    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('webhook', 'webhook_id', 'webhook_id,created_at,failures,failing_since,paused_until',
-                                  'url,secret,old_secret');
-
-CREATE OR REPLACE TRIGGER dl_deliveries_audit AFTER UPDATE OF earlier_attempts ON dl_deliveries
-    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('delivery', 'delivery_id', 'due_at,claim_id', 'url,body');
-
-CREATE OR REPLACE TRIGGER dl_alert_rules_audit AFTER INSERT OR UPDATE OR DELETE ON dl_alert_rules
-    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('alert_rule', 'rule_id', 'rule_id,created_at', '');
-
-CREATE OR REPLACE TRIGGER dl_alerts_audit AFTER UPDATE OF acknowledged_at ON dl_alerts
-    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('alert', 'alert_id', 'seen_at,value,detail', '');
 
 -- Old entries are deleted by this function alone: a role that may call it cannot remove what it just did.
 CREATE OR REPLACE FUNCTION dl_audit_prune(period interval, max_rows int) RETURNS bigint
@@ -3372,20 +1653,1787 @@ CREATE OR REPLACE FUNCTION dl_audit_prune(period interval, max_rows int) RETURNS
     SELECT count(*) FROM deleted
 $$;
 
--- ── First partitions, rights ────────────────────────────────────────────────────────────────────────────────────────
-
-SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_advance_sequence(parent)
-  FROM unnest(ARRAY['dl_job_events', 'dl_job_logs']) AS p (parent);
-
--- Only the owner may call the functions that have the owner's rights, until roles.sql grants them. Triggers fire all the
--- same. PUBLIC keeps two: a plain INSERT draws an id and checks tags with the rights of its sender.
 REVOKE EXECUTE ON FUNCTION
-    dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
-    dl_claim_expected, dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_on_requeue, dl_jobs_on_manual_update, dl_jobs_end_queued,
-    dl_jobs_queued_ended, dl_jobs_cancel_running, dl_jobs_check_limits, dl_jobs_failed, dl_jobs_graph_ended, dl_jobs_graph_requeued, dl_graph_work_done, dl_edges_added,
-    dl_parse_requests, dl_enqueue_many, dl_enqueue, dl_enqueue_graph, dl_create_deliveries,
-    dl_create_alert_deliveries, dl_audit_row, dl_audit_jobs_inserted, dl_audit_prune, dl_jobs_record_slice
+    dl_audit_row, dl_audit_jobs_inserted, dl_audit_prune
   FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION dl_new_id, dl_is_tag_list TO PUBLIC;
+
+-- ── app/features/keys ───────────────────────────────────────────────────────────────────────────────────────────────
+
+-- API keys. Only a digest of a key is stored, from which the key cannot be recovered.
+CREATE TABLE dl_api_keys (
+    key_id       text        PRIMARY KEY,
+    name         text        NOT NULL,
+    digest       bytea       NOT NULL,
+    scopes       text[]      NOT NULL,
+    tasks        text[],     -- NULL: may trigger all of them
+    queues       text[],     -- likewise
+    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    created_by   text        NOT NULL,
+    expires_at   timestamptz,
+    last_used_at timestamptz,
+    revoked_at   timestamptz,
+    CONSTRAINT dl_api_keys_chk_scopes
+        CHECK (cardinality(scopes) > 0 AND scopes <@ ARRAY['read', 'trigger', 'operate', 'admin']),
+    -- Another scope would bypass the limit.
+    CONSTRAINT dl_api_keys_chk_limits
+        CHECK (tasks IS NULL AND queues IS NULL OR scopes <@ ARRAY['read', 'trigger'])
+);
+
+-- Secrets that sign browser sessions, the same for all processes.
+CREATE TABLE dl_signing_secrets (
+    purpose    text        PRIMARY KEY,
+    secret     bytea       NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE OR REPLACE TRIGGER dl_api_keys_audit AFTER INSERT OR UPDATE OR DELETE ON dl_api_keys
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('key', 'key_id', 'key_id,created_at,last_used_at', 'digest');
+
+-- ── app/features/limits ─────────────────────────────────────────────────────────────────────────────────────────────
+
+-- How many jobs may run, and how many may start in a time. A job names limits in its column `limits`; `queue:NAME` and
+-- `task:NAME` apply to all jobs of the queue or task. A name that ends in `:*` is the default of the names that begin so. A
+-- name without a row has no limit.
+--
+-- What counts are the running rows: no counter has to be kept, and the statement that ends a run frees its place. Counting
+-- and starting are under the limit's lock, (1684828529, hashtext(name)), which is taken after keys and rows. Its holder waits
+-- for no row: it skips locked ones.
+CREATE TABLE dl_limits (
+    name        text        PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 200),
+    concurrency int         CHECK (concurrency >= 0),  -- weight of the jobs that run; 0: none may start; NULL: any
+    rate        int         CHECK (rate >= 1),         -- weight of the jobs that start in `per_sec`; NULL: any
+    per_sec     float8      CHECK (per_sec > 0 AND per_sec <= 2678400),
+    burst       int         CHECK (burst >= 1),        -- of these, how many may start at once; NULL: 1
+    note        text,
+    changed_by  text,
+    changed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT dl_limits_chk_rate CHECK ((rate IS NULL) = (per_sec IS NULL) AND (burst IS NULL OR rate IS NOT NULL))
+);
+-- Limits that count jobs which do not name them.
+CREATE INDEX dl_limits_unnamed_idx ON dl_limits (name) WHERE starts_with(name, 'queue:') OR starts_with(name, 'task:');
+
+-- When the next start of a rate would be due if all were evenly spaced (GCRA: theoretical arrival time).
+CREATE TABLE dl_limit_starts (
+    name text        PRIMARY KEY,
+    tat  timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
+-- A limit's name, and those whose row is its default: the longest first.
+CREATE OR REPLACE FUNCTION dl_limit_names(limit_name text) RETURNS text[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ARRAY[limit_name]
+           || ARRAY(SELECT array_to_string((string_to_array(limit_name, ':'))[:n], ':') || ':*'
+                      FROM generate_series(cardinality(string_to_array(limit_name, ':')) - 1, 1, -1) AS n);
+
+-- The names under which a job counts, and its weight in each.
+CREATE OR REPLACE FUNCTION dl_job_limits(limits jsonb, queue text, task text) RETURNS TABLE (name text, weight int)
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE ROWS 3 AS $$
+    SELECT key, value::int FROM jsonb_each_text(limits)
+    UNION ALL
+    VALUES ('queue:' || queue, 1), ('task:' || task, 1)
+$$;
+
+-- What is wrong with the limits of a request; NULL: nothing.
+CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+DECLARE
+    requested record;
+    setting   record;
+BEGIN
+    IF limits IS NULL THEN
+        RETURN NULL;
+    ELSIF jsonb_typeof(limits) <> 'object' OR (SELECT count(*) FROM jsonb_object_keys(limits)) > 4
+          OR jsonb_path_exists(limits, '$.* ? (@.type() <> "number" || @ < 1 || @ > 1000000 || @.floor() <> @)') THEN
+        RETURN 'must be an object of at most 4 names with whole numbers from 1 to 1000000, such as {"warehouse": 2}';
+    END IF;
+    FOR requested IN SELECT key, value::int AS weight FROM jsonb_each_text(limits) ORDER BY key LOOP
+        IF requested.key = '' OR octet_length(requested.key) > 200 OR requested.key LIKE '%*' THEN
+            RETURN format('has the name %s: names have 1 to 200 bytes and no * at the end',
+                          to_jsonb(left(requested.key, 100)));
+        ELSIF requested.key LIKE ANY ('{queue:%,task:%}') THEN
+            RETURN format('names %s, which applies by itself to the jobs of that queue or task', to_jsonb(requested.key));
+        END IF;
+        SELECT l.name, l.concurrency, l.rate, coalesce(l.burst, 1) AS burst INTO setting
+          FROM dl_limits l
+         WHERE l.name = requested.key;
+        IF NOT FOUND THEN  -- a default may apply
+            SELECT l.name, l.concurrency, l.rate, coalesce(l.burst, 1) AS burst INTO setting
+              FROM dl_limits l
+             WHERE l.name = ANY (dl_limit_names(requested.key))
+             ORDER BY length(l.name) DESC
+             LIMIT 1;
+        END IF;
+        -- A limit of 0 is closed for a time: jobs may wait for it.
+        IF setting.concurrency > 0 AND requested.weight > setting.concurrency THEN
+            RETURN format('asks for %s of %s, which has %s', requested.weight, to_jsonb(requested.key), setting.concurrency);
+        ELSIF setting.rate IS NOT NULL AND requested.weight > setting.burst THEN
+            RETURN format('asks for %s starts of %s at once, which allows a burst of %s',
+                          requested.weight, to_jsonb(requested.key), setting.burst);
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE FUNCTION dl_jobs_check_limits() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    problem text := dl_limits_problem(NEW.limits);
+BEGIN
+    IF problem IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'limits ' || problem, COLUMN = 'limits';
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_check_limits BEFORE INSERT OR UPDATE OF limits ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.limits IS NOT NULL)
+    EXECUTE FUNCTION dl_jobs_check_limits();
+
+-- The state of those of these limits that have a row, their own or a default, or a breaker that is not closed: what they allow,
+-- and what is used.
+CREATE OR REPLACE FUNCTION dl_limit_states(limit_names text[])
+    RETURNS TABLE (name text, concurrency int, used int, spacing float8, burst int, tat float8)
+    LANGUAGE plpgsql VOLATILE ROWS 4 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH asked AS MATERIALIZED (
+        SELECT n.name, least(s.concurrency, b.concurrency) AS concurrency, s.rate, s.per_sec, coalesce(s.burst, 1) AS burst
+          FROM unnest(limit_names) AS n (name)
+               LEFT JOIN LATERAL (SELECT * FROM dl_limits l
+                                   WHERE l.name = ANY (dl_limit_names(n.name))
+                                   ORDER BY l.name = n.name DESC, length(l.name) DESC
+                                   LIMIT 1) s ON true
+               LEFT JOIN LATERAL (SELECT CASE state WHEN 'open' THEN 0 ELSE 1 END AS concurrency FROM dl_breakers
+                                   WHERE 'task:' || task = n.name AND state <> 'closed') b ON true
+         WHERE s.name IS NOT NULL OR b.concurrency IS NOT NULL
+    ), running AS MATERIALIZED (
+        SELECT c.name, sum(c.weight)::int AS used
+          FROM dl_jobs r
+               CROSS JOIN LATERAL dl_job_limits(r.limits, r.queue, r.task) c
+         WHERE r.status = 'running' AND c.name = ANY (limit_names)
+           AND EXISTS (SELECT FROM asked WHERE asked.concurrency IS NOT NULL)
+         GROUP BY c.name
+    )
+    SELECT a.name, a.concurrency, coalesce(r.used, 0), a.per_sec / a.rate, a.burst,
+           date_part('epoch', (SELECT s.tat FROM dl_limit_starts s WHERE s.name = a.name))
+      FROM asked a LEFT JOIN running r ON r.name = a.name;
+END $$;
+
+-- Takes the locks of these limits, in the order of their hashes, until the transaction ends.
+CREATE OR REPLACE FUNCTION dl_lock_limits(limit_names text[]) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(1684828529, hash)
+       FROM (SELECT DISTINCT hashtext(n) AS hash FROM unnest(limit_names) n ORDER BY 1 OFFSET 0) ordered;
+END $$;
+
+-- Of jobs that a claim has locked, in the order of their claim, those that may not start now: they become limited, each by the
+-- first of its limits that is full. Starts of rates are recorded for the others. A job that was woken for another limit
+-- hands that on to the next one.
+-- Locks `woken_names` too, which the claim then wakes: all locks of a transaction are taken at once, in one order.
+CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[], woken_names text[]) RETURNS SETOF uuid
+    LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
+    names  text[];
+    states jsonb;
+    job    record;
+    counts record;
+    state  jsonb;
+    full_limit text;
+    due    float8;
+    now_at float8;
+    woken_for text[] := '{}';
+BEGIN
+    IF job_ids IS NULL THEN
+        RETURN;
+    END IF;
+    WITH jobs AS MATERIALIZED (
+        SELECT DISTINCT j.limits, j.queue, j.task, j.waits_on
+          FROM unnest(job_ids) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+    )
+    SELECT (SELECT array_agg(DISTINCT c.name)
+              FROM jobs CROSS JOIN LATERAL dl_job_limits(jobs.limits, jobs.queue, jobs.task) c
+             WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
+                OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed')),
+           woken_names || (SELECT array_agg(DISTINCT jobs.waits_on) FROM jobs WHERE jobs.waits_on IS NOT NULL)
+      INTO names, woken_names;
+    IF names IS NULL THEN
+        RETURN;
+    END IF;
+    PERFORM dl_lock_limits(names || woken_names);
+    -- In a snapshot taken under the locks: what others committed while they were waited for is counted.
+    SELECT coalesce(jsonb_object_agg(s.name, to_jsonb(s)), '{}') INTO states FROM dl_limit_states(names) s;
+    now_at := date_part('epoch', clock_timestamp());
+    FOR job IN
+        SELECT j.job_id, j.queue, j.task, j.limits, j.attempt, j.waits_on
+          FROM unnest(job_ids) WITH ORDINALITY AS i (job_id, n) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+         ORDER BY i.n
+    LOOP
+        full_limit := NULL;
+        FOR counts IN SELECT c.name, sum(c.weight)::int AS weight FROM dl_job_limits(job.limits, job.queue, job.task) c
+                       WHERE states ? c.name GROUP BY c.name ORDER BY c.name LOOP
+            state := states -> counts.name;
+            due := greatest((state ->> 'tat')::float8, now_at) + (state ->> 'spacing')::float8 * counts.weight;
+            IF (state ->> 'used')::int + counts.weight > (state ->> 'concurrency')::int
+               OR due - now_at > (state ->> 'burst')::int * (state ->> 'spacing')::float8 * 1.000001 THEN
+                full_limit := counts.name;
+                EXIT;
+            END IF;
+        END LOOP;
+        IF full_limit IS NULL THEN
+            FOR counts IN SELECT c.name, sum(c.weight)::int AS weight FROM dl_job_limits(job.limits, job.queue, job.task) c
+                           WHERE states ? c.name GROUP BY c.name LOOP
+                state := states -> counts.name;
+                due := greatest((state ->> 'tat')::float8, now_at) + (state ->> 'spacing')::float8 * counts.weight;
+                states := jsonb_set(states, ARRAY[counts.name], state || jsonb_build_object(
+                    'used', (state ->> 'used')::int + counts.weight, 'tat', due, 'is_started', due IS NOT NULL));
+            END LOOP;
+        ELSE
+            IF job.waits_on <> full_limit THEN
+                woken_for := woken_for || job.waits_on;
+            END IF;
+            UPDATE dl_jobs j SET wait_state = 'limited', waits_on = full_limit WHERE j.job_id = job.job_id;
+            PERFORM set_config('dl.events_checked', 'yes', true);
+            INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+            VALUES (job.job_id, job.queue, clock_timestamp(), 'limited',
+                    jsonb_build_object('status', 'queued', 'attempt', job.attempt, 'waits_on', full_limit));
+            PERFORM set_config('dl.events_checked', checked_before, true);
+            IF states -> full_limit ->> 'spacing' IS NOT NULL THEN
+                PERFORM pg_notify('dl_control', 'limits');  -- the maintenance leader wakes it when its time comes
+            END IF;
+            RETURN NEXT job.job_id;
+        END IF;
+    END LOOP;
+    INSERT INTO dl_limit_starts AS s (name, tat)
+    SELECT key, to_timestamp((value ->> 'tat')::float8) FROM jsonb_each(states) WHERE (value ->> 'is_started')::bool
+        ON CONFLICT ON CONSTRAINT dl_limit_starts_pkey DO UPDATE SET tat = excluded.tat;
+    IF woken_for <> '{}' THEN
+        PERFORM dl_wake_limited(woken_for);
+    END IF;
+END $$;
+
+-- Wakes jobs that wait for these limits, as many as may start now, the best of each queue first, and notifies the queues.
+-- A woken job is ready and keeps `waits_on`: until it starts it is counted as woken, and no other one in its place.
+-- A job that does not fit waits, and so do those behind it. At most 500 of a queue are woken.
+CREATE OR REPLACE FUNCTION dl_wake_limited(limit_names text[]) RETURNS SETOF uuid
+    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
+    limit_name text;
+    queue_name text;
+    state      record;
+    room       float8;
+    woken      uuid[];
+BEGIN
+    PERFORM dl_lock_limits(limit_names);
+    FOR limit_name IN SELECT DISTINCT n FROM unnest(limit_names) n ORDER BY n LOOP
+        queue_name := NULL;
+        SELECT j.queue INTO queue_name FROM dl_jobs j
+         WHERE j.waits_on = limit_name AND j.status = 'queued' AND j.wait_state = 'limited' ORDER BY j.queue LIMIT 1;
+        CONTINUE WHEN queue_name IS NULL;
+        SELECT * INTO state FROM dl_limit_states(ARRAY[limit_name]);
+        room := least(coalesce(state.concurrency - state.used, 1e9),
+                      coalesce(floor(state.burst + 0.000001
+                                     - greatest(state.tat - date_part('epoch', clock_timestamp()), 0) / state.spacing), 1e9));
+        WHILE queue_name IS NOT NULL AND room > 0 LOOP
+            PERFORM set_config('dl.events_checked', 'yes', true);
+            WITH heads AS MATERIALIZED (
+                SELECT j.job_id, j.priority, j.created_at, dl_weight_in(limit_name, j.limits) AS weight
+                  FROM dl_jobs j
+                 WHERE j.waits_on = limit_name AND j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'limited'
+                 ORDER BY j.priority, j.created_at, j.job_id
+                 LIMIT least(room, 500)::int
+                   FOR NO KEY UPDATE SKIP LOCKED
+            ), fitting AS MATERIALIZED (
+                SELECT job_id
+                  FROM (SELECT job_id, sum(weight) OVER (ORDER BY priority, created_at, job_id) AS total FROM heads) h
+                 WHERE total <= room - (SELECT coalesce(sum(dl_weight_in(limit_name, w.limits)), 0)
+                                          FROM dl_jobs w
+                                         WHERE w.waits_on = limit_name AND w.queue = queue_name AND w.status = 'queued'
+                                           AND w.wait_state = 'ready')
+            ), changed AS (
+                UPDATE dl_jobs j
+                   SET wait_state = CASE WHEN j.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
+                       waits_on = CASE WHEN j.available_at <= clock_timestamp() THEN limit_name END
+                  FROM fitting
+                 WHERE j.job_id = ANY (ARRAY[fitting.job_id])
+                RETURNING j.job_id, j.attempt
+            ), events AS (
+                INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+                SELECT job_id, queue_name, clock_timestamp(), 'released',
+                       jsonb_build_object('status', 'queued', 'attempt', attempt, 'limit', limit_name)
+                  FROM changed
+            )
+            SELECT array_agg(job_id) INTO woken FROM changed;
+            PERFORM set_config('dl.events_checked', checked_before, true);
+            IF woken IS NOT NULL THEN
+                PERFORM dl_notify_queue(queue_name);
+                RETURN QUERY SELECT unnest(woken);
+            END IF;
+            SELECT (SELECT j.queue FROM dl_jobs j
+                     WHERE j.waits_on = limit_name AND j.queue > queue_name AND j.status = 'queued' AND j.wait_state = 'limited'
+                     ORDER BY j.queue LIMIT 1) INTO queue_name;
+        END LOOP;
+    END LOOP;
+END $$;
+
+-- The limits that jobs wait for and that this row sets: its own name, or with a default all names that begin so.
+CREATE OR REPLACE FUNCTION dl_waiting_limits(row_name text) RETURNS text[]
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    IF row_name NOT LIKE '%:*' THEN
+        RETURN ARRAY[row_name];
+    END IF;
+    RETURN ARRAY(
+        WITH RECURSIVE names AS (
+            (SELECT waits_on AS name FROM dl_jobs
+              WHERE status = 'queued' AND waits_on IS NOT NULL AND waits_on >= left(row_name, -1) ORDER BY waits_on LIMIT 1)
+            UNION ALL
+            SELECT (SELECT j.waits_on FROM dl_jobs j
+                     WHERE j.status = 'queued' AND j.waits_on IS NOT NULL AND j.waits_on > n.name ORDER BY j.waits_on LIMIT 1)
+              FROM names n
+             WHERE starts_with(n.name, left(row_name, -1))
+        )
+        SELECT name FROM names WHERE starts_with(name, left(row_name, -1)));
+END $$;
+
+-- The weight of a job in one limit; 1 in that of its queue or task.
+CREATE OR REPLACE FUNCTION dl_weight_in(limit_name text, limits jsonb) RETURNS int
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN coalesce((limits ->> limit_name)::int, 1);
+
+-- Wakes what waits for the limits of runs that have ended, and for breakers that have closed. Each run is an object with its
+-- limits, queue and task, each breaker one with its task as `closed`.
+CREATE OR REPLACE FUNCTION dl_wake_after(ended jsonb) RETURNS SETOF uuid
+    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT AS $$
+DECLARE
+    names text[] := ARRAY(SELECT DISTINCT c.name
+                            FROM jsonb_array_elements(ended) AS e (run)
+                                 CROSS JOIN LATERAL dl_job_limits(nullif(e.run -> 'limits', 'null'), e.run ->> 'queue', e.run ->> 'task') c
+                           WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
+                              OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed')
+                           UNION
+                          SELECT 'task:' || (e.run ->> 'closed') FROM jsonb_array_elements(ended) AS e (run) WHERE e.run ? 'closed');
+BEGIN
+    IF names <> '{}' THEN
+        RETURN QUERY SELECT * FROM dl_wake_limited(names);
+    END IF;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_limits_audit AFTER INSERT OR UPDATE OR DELETE ON dl_limits
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('limit', 'name', 'changed_by,changed_at', '');
+
+-- ── Circuit breakers ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Tasks that stop when too many of their attempts in a row end with an error, or that a person has paused. While a breaker
+-- is open the limit task:NAME counts as 0, so no job of the task starts; half-open it counts as 1: the next attempt decides.
+CREATE TABLE dl_breakers (
+    task          text        PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
+    failures      int         CHECK (failures >= 1),    -- attempts in a row that open it; NULL: only a person does
+    window_sec    int         CHECK (window_sec >= 1),  -- a row of failures ends this long after its last one; NULL: never
+    resume_sec    int         NOT NULL DEFAULT 300 CHECK (resume_sec >= 1),  -- from opening to the first probe
+    state         text        NOT NULL DEFAULT 'closed' CHECK (state IN ('closed', 'open', 'half_open')),
+    failed_in_row int         NOT NULL DEFAULT 0,
+    failed_at     timestamptz,
+    opened_at     timestamptz,
+    pause_sec     int,                                  -- of this opening: doubled by each probe that fails
+    probe_at      timestamptz,                          -- when it becomes half-open; NULL: when a person closes it
+    reason        text,
+    is_declared   bool        NOT NULL DEFAULT false,   -- by the task; false once a person has changed the numbers
+    changed_by    text,                                 -- who opened or closed it last; NULL: the attempts did
+    changed_at    timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- Counts how attempts ended, in their order, for tasks with a breaker: opens it, closes it, or opens it again for twice as long (up
+-- to an hour). Each outcome is an object with the task, the status (succeeded, or else it failed) and the error. A breaker's row
+-- is locked after the jobs' rows and before the locks of limits. Returns the tasks whose breaker closed, for dl_wake_after: all
+-- locks of limits of a transaction are taken at once. NULL: none.
+CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS jsonb
+    LANGUAGE plpgsql VOLATILE STRICT SET search_path FROM CURRENT SET jit = off AS $$
+DECLARE
+    breaker dl_breakers;
+    outcome jsonb;
+    before  text;
+    closed  jsonb;
+BEGIN
+    FOR breaker IN
+        SELECT b.* FROM dl_breakers b
+         WHERE b.task IN (SELECT o ->> 'task' FROM jsonb_array_elements(outcomes) o)
+           AND (b.state = 'half_open'
+                OR b.state = 'closed' AND b.failures IS NOT NULL
+                   AND (b.failed_in_row > 0 OR EXISTS (SELECT FROM jsonb_array_elements(outcomes) o
+                                                        WHERE o ->> 'task' = b.task AND o ->> 'status' <> 'succeeded')))
+         ORDER BY b.task
+           FOR NO KEY UPDATE
+    LOOP
+        before := breaker.state;
+        FOR outcome IN SELECT o FROM jsonb_array_elements(outcomes) o WHERE o ->> 'task' = breaker.task LOOP
+            IF outcome ->> 'status' = 'succeeded' THEN
+                breaker.failed_in_row := 0;
+                IF breaker.state = 'half_open' THEN
+                    breaker.state := 'closed';
+                    breaker.reason := NULL;
+                END IF;
+            ELSIF breaker.state <> 'open' THEN
+                IF breaker.failed_at < clock_timestamp() - make_interval(secs => breaker.window_sec) THEN
+                    breaker.failed_in_row := 0;
+                END IF;
+                breaker.failed_in_row := breaker.failed_in_row + 1;
+                breaker.failed_at := clock_timestamp();
+                IF breaker.state = 'half_open' OR breaker.failed_in_row >= breaker.failures THEN
+                    breaker.pause_sec := CASE breaker.state WHEN 'half_open'
+                                              THEN greatest(least(2 * coalesce(breaker.pause_sec, breaker.resume_sec), 3600), breaker.resume_sec)
+                                              ELSE breaker.resume_sec END;
+                    breaker.opened_at := CASE breaker.state WHEN 'half_open' THEN coalesce(breaker.opened_at, clock_timestamp())
+                                                            ELSE clock_timestamp() END;
+                    breaker.state := 'open';
+                    breaker.probe_at := clock_timestamp() + make_interval(secs => breaker.pause_sec);
+                    breaker.reason := format('%s failed in a row; the last: %s',
+                                             CASE breaker.failed_in_row WHEN 1 THEN '1 attempt' ELSE breaker.failed_in_row || ' attempts' END,
+                                             coalesce(split_part(outcome ->> 'error', E'\n', 1), ''));
+                END IF;
+            END IF;
+        END LOOP;
+        UPDATE dl_breakers b
+           SET state = breaker.state, failed_in_row = breaker.failed_in_row, failed_at = breaker.failed_at,
+               opened_at = CASE breaker.state WHEN 'closed' THEN NULL ELSE breaker.opened_at END, pause_sec = breaker.pause_sec,
+               probe_at = CASE breaker.state WHEN 'open' THEN breaker.probe_at END, reason = breaker.reason,
+               changed_by = CASE breaker.state WHEN before THEN b.changed_by END,
+               changed_at = CASE breaker.state WHEN before THEN b.changed_at ELSE clock_timestamp() END
+         WHERE b.task = breaker.task;
+        IF breaker.state <> before THEN
+            PERFORM pg_notify('dl_control', 'limits');
+            IF breaker.state = 'closed' THEN
+                closed := coalesce(closed, '[]') || jsonb_build_object('closed', breaker.task);
+            END IF;
+        END IF;
+    END LOOP;
+    RETURN closed;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_breakers_audit AFTER INSERT OR UPDATE OR DELETE ON dl_breakers
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('breaker', 'task', 'changed_by,changed_at,failed_at', '');
+
+REVOKE EXECUTE ON FUNCTION
+    dl_jobs_check_limits
+  FROM PUBLIC;
+
+-- ── app/features/graphs ─────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Jobs that wait for other jobs. All parents of a job are in its graph, so one lock, (1684828531, hashtext(graph_id)), orders
+-- what their ends decide. It is taken last, when the transaction commits, and its holder waits for no row.
+CREATE TABLE dl_graphs (
+    graph_id        uuid        PRIMARY KEY DEFAULT dl_new_id(),
+    name            text        NOT NULL DEFAULT '',
+    on_failure      text        NOT NULL DEFAULT 'cancel' CHECK (on_failure IN ('cancel', 'continue')),
+    idempotency_key text        UNIQUE,
+    created_by      text,
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- What a job waits for. `met` is NULL until the parent has ended.
+CREATE TABLE dl_edges (
+    child_id  uuid NOT NULL,
+    parent_id uuid NOT NULL,
+    wants     text NOT NULL DEFAULT 'succeeded' CHECK (wants IN ('succeeded', 'ended', 'failed')),
+    met       bool,
+    PRIMARY KEY (child_id, parent_id)
+);
+CREATE INDEX dl_edges_parent_idx ON dl_edges (parent_id);
+
+-- Jobs of graphs that have ended and whose children are not decided yet. The transaction that ends a job decides them when it
+-- commits; what it leaves, because a row was locked or there were too many, the maintenance leader does.
+CREATE TABLE dl_graph_work (
+    job_id uuid PRIMARY KEY,
+    xid    xid8 NOT NULL DEFAULT pg_current_xact_id()
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
+CREATE INDEX dl_graph_work_xid_idx ON dl_graph_work (xid);
+
+CREATE OR REPLACE FUNCTION dl_is_final(status dl_status) RETURNS bool
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN status IN ('succeeded', 'failed', 'canceled', 'lost');
+
+-- Whether a job that has not ended may read the result of this one: another one of its graph, or one of another graph that waited
+-- for it.
+CREATE OR REPLACE FUNCTION dl_is_result_needed(job uuid, graph uuid) RETURNS bool
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN graph IS NOT NULL
+       AND (EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = graph AND j.status::text IN ('queued', 'running'))
+            OR EXISTS (SELECT FROM dl_edges e JOIN dl_jobs c ON c.job_id = ANY (ARRAY[e.child_id])
+                        WHERE e.parent_id = job AND c.status::text IN ('queued', 'running')));
+END $$;
+
+-- A job of a graph has ended, by any statement of any process.
+CREATE OR REPLACE FUNCTION dl_jobs_graph_ended() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO dl_graph_work (job_id) VALUES (NEW.job_id) ON CONFLICT (job_id) DO NOTHING;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(NEW.status) AND NOT dl_is_final(OLD.status))
+    EXECUTE FUNCTION dl_jobs_graph_ended();
+
+-- A job of a graph is retried: its children wait for it again, also those that had been skipped.
+CREATE OR REPLACE FUNCTION dl_jobs_graph_requeued() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
+BEGIN
+    DELETE FROM dl_graph_work WHERE job_id = NEW.job_id;
+    UPDATE dl_edges SET met = NULL WHERE parent_id = NEW.job_id;
+    PERFORM set_config('dl.events_checked', 'yes', true);
+    WITH again AS (
+        UPDATE dl_jobs j
+           SET status = 'queued', wait_state = 'waiting', skipped = NULL, error = NULL, finished_at = NULL, attempt = 0
+          FROM dl_edges e
+         WHERE e.parent_id = NEW.job_id AND j.job_id = ANY (ARRAY[e.child_id]) AND j.status = 'canceled' AND j.skipped
+        RETURNING j.job_id, j.queue
+    )
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'requeue',
+           jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', 'retry')
+      FROM again;
+    PERFORM set_config('dl.events_checked', checked_before, true);
+    UPDATE dl_jobs j
+       SET wait_state = 'waiting', waits_on = NULL
+      FROM dl_edges e
+     WHERE e.parent_id = NEW.job_id AND j.job_id = ANY (ARRAY[e.child_id]) AND j.status = 'queued' AND j.wait_state <> 'waiting';
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_graph_requeued AFTER UPDATE OF status ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(OLD.status) AND NOT dl_is_final(NEW.status))
+    EXECUTE FUNCTION dl_jobs_graph_requeued();
+
+-- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many. In a graph
+-- with on_failure 'cancel' a failure skips every queued job that has no edge for a failure or any end.
+CREATE OR REPLACE FUNCTION dl_decide_children(ended uuid[]) RETURNS int
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
+    max_changes CONSTANT int := 2000;  -- in a transaction: others wait for the graph, and for the ends in this one
+    budget   int := max_changes - coalesce(nullif(current_setting('dl.graph_changes', true), ''), '0')::int;
+    hashes   int[];
+    ids      uuid[];
+    skips    bool[];
+    reasons  text[];
+    changed  int := 0;
+    skipped_ids uuid[];
+BEGIN
+    -- Of the jobs that have ended, and of those of other graphs that wait for their end.
+    hashes := ARRAY(SELECT hashtext(j.graph_id::text)
+                      FROM unnest(ended) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+                     WHERE j.graph_id IS NOT NULL
+                     UNION
+                    SELECT hashtext(j.graph_id::text)
+                      FROM unnest(ended) AS i (job_id)
+                           JOIN dl_edges e ON e.parent_id = i.job_id AND e.wants = 'ended' AND e.met IS NULL
+                           JOIN dl_jobs j ON j.job_id = ANY (ARRAY[e.child_id])
+                     WHERE j.graph_id IS NOT NULL ORDER BY 1);
+    IF coalesce(current_setting('dl.graph_changes', true), '') = '' THEN
+        PERFORM pg_advisory_xact_lock(1684828531, hash) FROM unnest(hashes) hash;
+    ELSIF NOT (SELECT bool_and(pg_try_advisory_xact_lock(1684828531, hash)) FROM unnest(hashes) hash) THEN
+        -- Of what this transaction has skipped another graph waits. It holds locks already, so it waits for none.
+        UPDATE dl_graph_work SET xid = '0' WHERE job_id = ANY (ended);
+        PERFORM pg_notify('dl_control', 'graphs');
+        RETURN 0;
+    END IF;
+    -- In a snapshot taken under the lock: the ends that others committed while it was waited for are seen.
+    UPDATE dl_edges e
+       SET met = CASE e.wants WHEN 'ended' THEN true WHEN 'succeeded' THEN p.status = 'succeeded'
+                              ELSE p.status IN ('failed', 'lost') END
+      FROM unnest(ended) AS i (job_id) JOIN dl_jobs p ON p.job_id = ANY (ARRAY[i.job_id])
+     WHERE e.parent_id = i.job_id AND e.met IS NULL AND p.status::text IN ('succeeded', 'failed', 'canceled', 'lost');  -- by job_id
+
+    WITH children AS MATERIALIZED (
+        SELECT k.child_id,
+               CASE WHEN j.need = 'any' THEN CASE WHEN bool_or(e.met) THEN false WHEN bool_and(e.met IS NOT NULL) THEN true END
+                    ELSE CASE WHEN bool_or(NOT e.met) THEN true WHEN bool_and(e.met IS NOT NULL) THEN false END END AS skip
+          FROM (SELECT DISTINCT d.child_id FROM unnest(ended) AS i (job_id) JOIN dl_edges d ON d.parent_id = i.job_id) k
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[k.child_id])
+               JOIN dl_edges e ON e.child_id = k.child_id
+         WHERE j.status::text = 'queued' AND j.wait_state::text = 'waiting'
+         GROUP BY k.child_id, j.need
+    ), failures AS MATERIALIZED (
+        SELECT DISTINCT ON (j.graph_id) j.graph_id, j.job_id, coalesce(j.graph_key, j.task) AS label
+          FROM unnest(ended) AS i (job_id)
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+               JOIN dl_graphs g ON g.graph_id = j.graph_id AND g.on_failure = 'cancel'
+         WHERE j.status::text IN ('failed', 'lost')
+         ORDER BY j.graph_id, j.finished_at
+    ), verdicts AS (
+        SELECT c.child_id AS job_id, c.skip,
+               CASE WHEN c.skip THEN
+               (SELECT format('not needed: %s (job %s) %s', coalesce(p.graph_key, p.task), p.job_id,
+                              CASE p.status WHEN 'succeeded' THEN 'succeeded' WHEN 'lost' THEN 'was lost' WHEN 'failed' THEN 'failed'
+                                            ELSE CASE WHEN p.skipped THEN 'was not needed' ELSE 'was canceled' END END)
+                  FROM dl_edges u JOIN dl_jobs p ON p.job_id = ANY (ARRAY[u.parent_id])
+                 WHERE u.child_id = c.child_id AND NOT u.met ORDER BY p.finished_at LIMIT 1) END AS reason
+          FROM children c
+         WHERE c.skip IS NOT NULL
+        UNION ALL
+        SELECT o.job_id, true, format('not needed: %s (job %s) failed, which cancels its graph', f.label, f.job_id)
+          FROM failures f JOIN dl_jobs o ON o.graph_id = f.graph_id AND o.status = 'queued'
+         WHERE NOT EXISTS (SELECT FROM dl_edges e WHERE e.child_id = o.job_id AND e.wants <> 'succeeded')
+           AND o.job_id NOT IN (SELECT c.child_id FROM children c WHERE c.skip IS NOT NULL)
+    )
+    SELECT array_agg(job_id), array_agg(skip), array_agg(reason) INTO ids, skips, reasons FROM verdicts;
+
+    PERFORM set_config('dl.events_checked', 'yes', true);
+    WITH locked AS MATERIALIZED (
+        SELECT j.job_id, v.skip, v.reason
+          FROM unnest(ids, skips, reasons) AS v (job_id, skip, reason) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[v.job_id])
+         WHERE j.status::text = 'queued' AND (v.skip OR j.wait_state::text = 'waiting')
+         LIMIT greatest(budget, 0)
+           FOR NO KEY UPDATE OF j SKIP LOCKED
+    ), moved AS (
+        UPDATE dl_jobs j
+           SET status = CASE WHEN locked.skip THEN 'canceled' ELSE 'queued' END::dl_status,
+               wait_state = CASE WHEN locked.skip OR j.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
+               waits_on = NULL, unknown_task = false,
+               skipped = CASE WHEN locked.skip THEN true END,
+               error = CASE WHEN locked.skip THEN locked.reason ELSE j.error END,
+               finished_at = CASE WHEN locked.skip THEN clock_timestamp() END
+          FROM locked
+         WHERE j.job_id = ANY (ARRAY[locked.job_id])
+        RETURNING j.job_id, j.queue, j.status, j.attempt, j.error, j.webhook
+    ), events AS (
+        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+        SELECT job_id, queue, clock_timestamp(), CASE status WHEN 'canceled' THEN 'skipped' ELSE 'released' END,
+               jsonb_strip_nulls(jsonb_build_object('status', status, 'attempt', attempt,
+                                                    'error', CASE status WHEN 'canceled' THEN error END))
+          FROM moved
+    ), notified AS (
+        SELECT count(dl_notify_queue(q.queue)) AS n FROM (SELECT DISTINCT queue FROM moved WHERE status = 'queued' ORDER BY queue) q
+    )
+    SELECT count(*) + 0 * (SELECT n FROM notified),
+           array_agg(job_id) FILTER (WHERE status = 'canceled'
+               AND (webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))
+      INTO changed, skipped_ids
+      FROM moved;
+    PERFORM set_config('dl.events_checked', checked_before, true);
+    IF skipped_ids IS NOT NULL THEN
+        PERFORM dl_create_deliveries(skipped_ids);
+    END IF;
+    PERFORM set_config('dl.graph_changes', (max_changes - budget + changed)::text, true);
+    IF changed = coalesce(cardinality(ids), 0) THEN
+        DELETE FROM dl_graph_work WHERE job_id = ANY (ended);
+    ELSE
+        UPDATE dl_graph_work SET xid = '0' WHERE job_id = ANY (ended);
+        PERFORM pg_notify('dl_control', 'graphs');
+    END IF;
+    RETURN changed;
+END $$;
+
+-- Decides what the ends of this transaction allow, when it commits; the first call does it for all of them.
+CREATE OR REPLACE FUNCTION dl_graph_work_done() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    ended uuid[];
+BEGIN
+    IF (SELECT xid FROM dl_graph_work WHERE job_id = NEW.job_id) IS DISTINCT FROM pg_current_xact_id() THEN
+        RETURN NULL;  -- a former call has decided it; the search below would pass all that it has deleted
+    END IF;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        UPDATE dl_graph_work SET xid = '0' WHERE xid = pg_current_xact_id();
+        PERFORM pg_notify('dl_control', 'graphs');  -- an older snapshot would not see what others have decided
+        RETURN NULL;
+    END IF;
+    SELECT array_agg(w.job_id) INTO ended FROM dl_graph_work w WHERE w.xid = pg_current_xact_id();
+    IF ended IS NOT NULL THEN
+        PERFORM dl_decide_children(ended);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE CONSTRAINT TRIGGER dl_graph_work_done AFTER INSERT ON dl_graph_work
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION dl_graph_work_done();
+
+-- What is wrong with the parents of a request; NULL: nothing. For an account that may not read jobs, there are no parents: it
+-- would learn their outcomes and results.
+CREATE OR REPLACE FUNCTION dl_after_problem(after jsonb, need text) RETURNS text
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+DECLARE
+    item    record;
+    is_reader bool;  -- the caller, also inside a function with the rights of the owner
+BEGIN
+    IF after IS NULL THEN
+        RETURN CASE WHEN need IS NOT NULL THEN 'is required when need is given' END;
+    ELSIF jsonb_typeof(after) <> 'array' OR jsonb_array_length(after) NOT BETWEEN 1 AND 1000 THEN
+        RETURN 'must be an array of 1 to 1000 parents, such as [{"job_id": "…", "on": "succeeded"}]';
+    ELSIF need NOT IN ('all', 'any') THEN
+        RETURN format('has the need %s, which is neither "all" nor "any"', to_jsonb(left(need, 100)));
+    END IF;
+    is_reader := has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user::text)::name, 'dl_jobs', 'SELECT');
+    FOR item IN SELECT value AS parent, n - 1 AS position FROM jsonb_array_elements(after) WITH ORDINALITY AS a (value, n) LOOP
+        IF jsonb_typeof(item.parent) <> 'object' OR item.parent - '{job_id,on}'::text[] <> '{}'
+           OR coalesce(item.parent ->> 'job_id', '') !~ '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$' THEN
+            RETURN format('[%s] must be an object with the job_id of a parent, and on', item.position);
+        ELSIF coalesce(item.parent ->> 'on', 'succeeded') NOT IN ('succeeded', 'ended', 'failed') THEN
+            RETURN format('[%s].on must be "succeeded", "ended" or "failed"', item.position);
+        ELSIF NOT is_reader OR NOT EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = (item.parent ->> 'job_id')::uuid) THEN
+            RETURN format('[%s].job_id: there is no job %s', item.position, item.parent ->> 'job_id');
+        END IF;
+    END LOOP;
+    IF (SELECT count(DISTINCT j.graph_id) FROM jsonb_array_elements(after) a JOIN dl_jobs j ON j.job_id = (a ->> 'job_id')::uuid) > 1 THEN
+        RETURN 'names jobs of several graphs; all parents of a job are in one';
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Makes a job of this transaction wait for others. Their rows are locked when it commits, and only then.
+CREATE OR REPLACE FUNCTION dl_set_parents(child uuid, after jsonb, need_text text) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    graph uuid := (SELECT j.graph_id FROM jsonb_array_elements(after) a JOIN dl_jobs j ON j.job_id = (a ->> 'job_id')::uuid
+                    WHERE j.graph_id IS NOT NULL LIMIT 1);
+BEGIN
+    IF graph IS NULL THEN
+        INSERT INTO dl_graphs (on_failure) VALUES ('continue') RETURNING graph_id INTO graph;
+    END IF;
+    UPDATE dl_jobs SET wait_state = 'waiting', graph_id = graph, need = nullif(need_text, 'all') WHERE job_id = child;
+    INSERT INTO dl_edges (child_id, parent_id, wants)
+    SELECT child, (a ->> 'job_id')::uuid, coalesce(a ->> 'on', 'succeeded') FROM jsonb_array_elements(after) a
+        ON CONFLICT DO NOTHING;
+    PERFORM set_config('dl.new_children', concat_ws(',', nullif(current_setting('dl.new_children', true), ''), child), true);
+END $$;
+
+-- At the commit of new edges to jobs that existed before: locks all the parents, in one order; one that has ended decides
+-- its edge at once, and the end of another finds the edge.
+CREATE OR REPLACE FUNCTION dl_edges_added() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    children uuid[] := string_to_array(nullif(current_setting('dl.new_children', true), ''), ',')::uuid[];
+    parent   record;
+    child    record;
+BEGIN
+    IF children IS NULL THEN
+        RETURN NULL;  -- done by the call for the first of them
+    END IF;
+    PERFORM set_config('dl.new_children', '', true);
+    FOR parent IN
+        SELECT j.job_id, j.status, j.graph_id FROM dl_jobs j
+         WHERE j.job_id = ANY (ARRAY(SELECT e.parent_id FROM dl_edges e WHERE e.child_id = ANY (children)))
+         ORDER BY j.job_id
+           FOR NO KEY UPDATE
+    LOOP
+        FOR child IN SELECT DISTINCT c.graph_id FROM dl_edges e JOIN dl_jobs c ON c.job_id = ANY (ARRAY[e.child_id])
+                      WHERE e.parent_id = parent.job_id AND e.child_id = ANY (children) LOOP
+            IF parent.graph_id IS NULL THEN
+                UPDATE dl_jobs SET graph_id = child.graph_id WHERE job_id = parent.job_id;
+                parent.graph_id := child.graph_id;
+            ELSIF parent.graph_id <> child.graph_id THEN
+                -- Another transaction has given the parent a graph meanwhile: the child joins it.
+                IF EXISTS (SELECT FROM dl_jobs o WHERE o.graph_id = child.graph_id AND o.job_id <> ALL (children)) THEN
+                    RAISE serialization_failure USING MESSAGE = 'the parents have come into several graphs meanwhile; try again';
+                END IF;
+                UPDATE dl_jobs SET graph_id = parent.graph_id WHERE graph_id = child.graph_id;
+                DELETE FROM dl_graphs WHERE graph_id = child.graph_id;
+            END IF;
+        END LOOP;
+        IF dl_is_final(parent.status) THEN
+            INSERT INTO dl_graph_work (job_id) VALUES (parent.job_id)
+                ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
+        END IF;
+    END LOOP;
+    IF EXISTS (SELECT FROM dl_edges e WHERE e.child_id = ANY (children)
+                 AND NOT EXISTS (SELECT FROM dl_jobs p WHERE p.job_id = ANY (ARRAY[e.parent_id]))) THEN
+        RAISE foreign_key_violation USING MESSAGE = 'a job that this one waits for has been deleted';
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Makes a job whose run this transaction has released wait for the end of others; returns its status. The caller holds the
+-- rows of all of them. Jobs without a graph come into its graph, but not into one that a failure cancels. Raises 22023 for a
+-- job that does not exist, and for a circle.
+CREATE OR REPLACE FUNCTION dl_wait_for_jobs(waiting_job uuid, run uuid, awaited uuid[]) RETURNS text
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    job       record;
+    id        uuid;
+    ancestors uuid[];
+    circle    uuid[] := ARRAY[waiting_job];
+    graph     uuid;
+BEGIN
+    SELECT j.status, j.graph_id, j.need INTO job
+      FROM dl_jobs j WHERE j.job_id = waiting_job AND j.run_id = run AND j.xmin = pg_current_xact_id()::xid;
+    IF job.status IS DISTINCT FROM 'queued' OR awaited = '{}' THEN
+        RETURN job.status;
+    END IF;
+    FOREACH id IN ARRAY awaited LOOP
+        IF NOT EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = id) THEN
+            RAISE invalid_parameter_value USING MESSAGE = format('the job waits for job %s, which does not exist', id);
+        END IF;
+    END LOOP;
+
+    -- One at a time in the whole queue: two that do not see each other could make a circle together.
+    PERFORM pg_advisory_xact_lock(1684828531, hashtext('waits'));
+    WITH RECURSIVE waits AS (
+        SELECT unnest(awaited) AS job_id
+        UNION
+        SELECT e.parent_id
+          FROM waits w
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[w.job_id]) AND j.status = 'queued' AND j.wait_state = 'waiting'
+               JOIN dl_edges e ON e.child_id = w.job_id AND e.met IS NULL
+    )
+    SELECT array_agg(w.job_id) INTO ancestors FROM waits w;
+    IF waiting_job = ANY (ancestors) THEN
+        WHILE circle[1] <> ALL (awaited) LOOP
+            circle := (SELECT e.child_id FROM dl_edges e
+                        WHERE e.parent_id = circle[1] AND e.met IS NULL AND e.child_id = ANY (ancestors) AND e.child_id <> waiting_job
+                        LIMIT 1) || circle;
+        END LOOP;
+        RAISE invalid_parameter_value USING MESSAGE = 'the job would wait for itself: '
+            || (SELECT string_agg(format('%s (job %s)', coalesce(j.graph_key, j.task), j.job_id), ' → ' ORDER BY c.n)
+                  FROM unnest(waiting_job || circle) WITH ORDINALITY AS c (job_id, n) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[c.job_id]));
+    END IF;
+
+    -- Before edges are changed, which the holder of a graph's lock changes too.
+    PERFORM pg_advisory_xact_lock(1684828531, hash)
+       FROM (SELECT DISTINCT hashtext(j.graph_id::text) AS hash FROM dl_jobs j
+              WHERE j.job_id = ANY (awaited || waiting_job) AND j.graph_id IS NOT NULL ORDER BY 1 OFFSET 0) ordered;
+    IF EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = ANY (awaited || waiting_job) AND j.graph_id IS NULL) THEN
+        graph := (SELECT g.graph_id FROM dl_graphs g WHERE g.graph_id = job.graph_id AND g.on_failure = 'continue');
+        IF graph IS NULL THEN
+            INSERT INTO dl_graphs (on_failure) VALUES ('continue') RETURNING graph_id INTO graph;
+        END IF;
+        UPDATE dl_jobs j SET graph_id = graph WHERE j.job_id = ANY (awaited || waiting_job) AND j.graph_id IS NULL;
+    END IF;
+    IF job.need = 'any' THEN  -- what it waited for before does not count any more
+        UPDATE dl_edges SET wants = 'ended', met = true WHERE child_id = waiting_job;
+    END IF;
+    UPDATE dl_jobs SET wait_state = 'waiting', need = NULL WHERE job_id = waiting_job;
+    INSERT INTO dl_edges (child_id, parent_id, wants)
+    SELECT DISTINCT waiting_job, i.job_id, 'ended' FROM unnest(awaited) AS i (job_id)
+        ON CONFLICT (child_id, parent_id) DO UPDATE SET wants = 'ended', met = NULL;
+    INSERT INTO dl_graph_work (job_id)
+    SELECT j.job_id FROM dl_jobs j WHERE j.job_id = ANY (awaited) AND dl_is_final(j.status)
+        ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
+    RETURN 'queued';
+END $$;
+
+CREATE CONSTRAINT TRIGGER dl_edges_added AFTER INSERT ON dl_edges
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (current_setting('dl.new_graph', true) IS DISTINCT FROM 'yes')
+    EXECUTE FUNCTION dl_edges_added();
+
+-- Enqueue jobs that wait for one another, in the caller's own transaction: {"name", "on_failure", "idempotency_key", "jobs": […]}.
+-- A job has the fields of dl_enqueue_many, a `key`, and `after`: [{"job": key, "on": "succeeded"}], which names jobs before it in
+-- the array, so there is no circle. All are created, or none. A graph whose idempotency_key exists is returned as it is, if its
+-- jobs have the same queues, tasks and args; else 23505.
+CREATE OR REPLACE FUNCTION dl_enqueue_graph(graph jsonb)
+    RETURNS TABLE (graph_id uuid, created bool, key text, job_id uuid)
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    id      uuid;
+    items   jsonb := graph -> 'jobs';
+    item    record;
+    parent  record;
+    numbers jsonb := '{}';  -- key -> position
+    edges   int := 0;
+    ids     uuid[];
+    refused record;
+BEGIN
+    IF jsonb_typeof(graph) IS DISTINCT FROM 'object' OR jsonb_typeof(items) IS DISTINCT FROM 'array' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'jobs must be an array', COLUMN = 'jobs';
+    ELSIF jsonb_array_length(items) NOT BETWEEN 1 AND 10000 THEN
+        RAISE invalid_parameter_value USING COLUMN = 'jobs',
+              MESSAGE = format('jobs has %s jobs; a graph has 1 to 10000', jsonb_array_length(items));
+    ELSIF graph - '{name,on_failure,idempotency_key,created_by,jobs}'::text[] <> '{}' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'graph has a field that is none of name, on_failure, idempotency_key and jobs',
+              COLUMN = 'graph';
+    ELSIF coalesce(graph ->> 'on_failure', 'cancel') NOT IN ('cancel', 'continue') THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'on_failure must be "cancel" or "continue"', COLUMN = 'on_failure';
+    ELSIF octet_length(graph ->> 'idempotency_key') > 2000 OR octet_length(graph ->> 'name') > 1000 THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'name or idempotency_key is too long', COLUMN = 'name';
+    END IF;
+    FOR item IN SELECT value AS job, n - 1 AS position FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n) ORDER BY n LOOP
+        IF jsonb_typeof(item.job) <> 'object' OR jsonb_typeof(item.job -> 'key') IS DISTINCT FROM 'string'
+           OR btrim(item.job ->> 'key') = '' OR octet_length(item.job ->> 'key') > 200 THEN
+            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].key', item.position),
+                  MESSAGE = format('jobs[%s].key must be a text of 1 to 200 bytes', item.position);
+        ELSIF numbers ? (item.job ->> 'key') THEN
+            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].key', item.position),
+                  MESSAGE = format('jobs[%s].key is that of another job: %s', item.position, item.job -> 'key');
+        ELSIF item.job ?| '{idempotency_key,live_key,debounce,throttle}' THEN
+            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].idempotency_key', item.position),
+                  MESSAGE = format('jobs[%s] has a key, debounce or throttle of its own; the graph may have an idempotency_key', item.position);
+        ELSIF item.job ? 'after' AND (jsonb_typeof(item.job -> 'after') NOT IN ('array', 'null')
+              OR jsonb_typeof(item.job -> 'after') = 'array' AND jsonb_array_length(item.job -> 'after') > 1000) THEN
+            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].after', item.position),
+                  MESSAGE = format('jobs[%s].after must be an array of at most 1000 parents', item.position);
+        ELSIF coalesce(item.job ->> 'need', 'all') NOT IN ('all', 'any') THEN
+            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].need', item.position),
+                  MESSAGE = format('jobs[%s].need must be "all" or "any"', item.position);
+        END IF;
+        FOR parent IN SELECT value AS edge, n - 1 AS position
+                        FROM jsonb_array_elements(coalesce(nullif(item.job -> 'after', 'null'), '[]')) WITH ORDINALITY AS a (value, n) LOOP
+            edges := edges + 1;
+            IF jsonb_typeof(parent.edge) <> 'object' OR parent.edge - '{job,on}'::text[] <> '{}'
+               OR coalesce(parent.edge ->> 'on', 'succeeded') NOT IN ('succeeded', 'ended', 'failed') THEN
+                RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].after[%s]', item.position, parent.position),
+                      MESSAGE = format('jobs[%s].after[%s] must be {"job": key, "on": "succeeded", "ended" or "failed"}',
+                                       item.position, parent.position);
+            ELSIF NOT numbers ? coalesce(parent.edge ->> 'job', '') THEN
+                RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].after[%s].job', item.position, parent.position),
+                      MESSAGE = format('jobs[%s].after[%s].job names %s, which is no job before it: parents come first',
+                                       item.position, parent.position, parent.edge -> 'job');
+            END IF;
+        END LOOP;
+        numbers := numbers || jsonb_build_object(item.job ->> 'key', item.position);
+    END LOOP;
+    IF edges > 50000 THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('jobs has %s edges; a graph has at most 50000', edges), COLUMN = 'jobs';
+    END IF;
+
+    INSERT INTO dl_graphs (name, on_failure, idempotency_key, created_by)
+    VALUES (coalesce(graph ->> 'name', ''), coalesce(graph ->> 'on_failure', 'cancel'), graph ->> 'idempotency_key',
+            graph ->> 'created_by')
+        ON CONFLICT (idempotency_key) DO NOTHING
+    RETURNING dl_graphs.graph_id INTO id;
+    IF id IS NULL THEN
+        IF EXISTS (SELECT FROM dl_graphs g
+                          JOIN dl_jobs j ON j.graph_id = g.graph_id AND j.graph_key IS NOT NULL
+                          LEFT JOIN jsonb_array_elements(items) AS i (value) ON i.value ->> 'key' = j.graph_key
+                    WHERE g.idempotency_key = graph ->> 'idempotency_key'
+                      AND coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args)) IS DISTINCT FROM
+                          dl_request_hash(i.value ->> 'queue', i.value ->> 'task', coalesce(nullif(i.value -> 'args', 'null'), '{}'))) THEN
+            RAISE unique_violation
+                  USING MESSAGE = format('the key %L belongs to a graph with other jobs', graph ->> 'idempotency_key');
+        END IF;
+        RETURN QUERY SELECT g.graph_id, false, j.graph_key, j.job_id
+                       FROM dl_graphs g JOIN dl_jobs j ON j.graph_id = g.graph_id
+                      WHERE g.idempotency_key = graph ->> 'idempotency_key' ORDER BY j.created_at;
+        RETURN;
+    END IF;
+    SELECT array_agg(m.job_id ORDER BY m.n) INTO ids
+      FROM dl_enqueue_many((SELECT jsonb_agg(value - '{key,after,need}'::text[] ORDER BY n)
+                              FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)), true) m
+     WHERE m.outcome = 'created';
+    IF coalesce(cardinality(ids), 0) < jsonb_array_length(items) THEN
+        SELECT m.n - 1 AS position, m.field, m.detail INTO refused
+          FROM dl_enqueue_many((SELECT jsonb_agg(value - '{key,after,need}'::text[] ORDER BY n)
+                                  FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)), true) m
+         WHERE m.outcome = 'invalid' ORDER BY m.n LIMIT 1;
+        RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].%s', refused.position, refused.field),
+              MESSAGE = format('jobs[%s].%s %s', refused.position, refused.field, refused.detail);
+    END IF;
+    UPDATE dl_jobs j
+       SET graph_id = id, graph_key = i.value ->> 'key', need = nullif(i.value ->> 'need', 'all'),
+           wait_state = CASE WHEN jsonb_array_length(coalesce(nullif(i.value -> 'after', 'null'), '[]')) > 0 THEN 'waiting'
+                             ELSE j.wait_state END
+      FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)
+     WHERE j.job_id = ANY (ARRAY[ids[i.n]]);
+    PERFORM set_config('dl.new_graph', 'yes', true);
+    INSERT INTO dl_edges (child_id, parent_id, wants)
+    SELECT ids[i.n], ids[(numbers ->> (a.edge ->> 'job'))::int + 1], coalesce(a.edge ->> 'on', 'succeeded')
+      FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)
+           CROSS JOIN LATERAL jsonb_array_elements(coalesce(nullif(i.value -> 'after', 'null'), '[]')) AS a (edge)
+        ON CONFLICT DO NOTHING;
+    PERFORM set_config('dl.new_graph', '', true);
+    RETURN QUERY SELECT id, true, i.value ->> 'key', ids[i.n]
+                   FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n) ORDER BY i.n;
+END $$;
+
+REVOKE EXECUTE ON FUNCTION
+    dl_jobs_graph_ended, dl_jobs_graph_requeued, dl_graph_work_done, dl_edges_added, dl_enqueue_graph
+  FROM PUBLIC;
+
+-- ── app/features/schedules ──────────────────────────────────────────────────────────────────────────────────────────
+
+-- Schedules make jobs at nominal times. What applies is `declared` with `overrides` on top: the definition in code and what
+-- people changed, or for a schedule of people the overrides alone.
+CREATE TABLE dl_schedules (
+    schedule_id     uuid        PRIMARY KEY DEFAULT dl_new_id(),
+    name            text        NOT NULL UNIQUE CHECK (name <> '' AND octet_length(name) <= 200),
+    source          text        NOT NULL CHECK (source IN ('code', 'people')),
+    task            text        NOT NULL CHECK (task <> '' AND octet_length(task) <= 1000),
+    declared        jsonb       NOT NULL DEFAULT '{}',
+    overrides       jsonb       NOT NULL DEFAULT '{}',
+    declared_at     timestamptz,        -- when the process started that declared it last: an older one changes nothing
+    seen_at         timestamptz,        -- when a live worker last had it in its code
+    orphaned_at     timestamptz,        -- no live worker has it in its code any more: it does not fire
+    paused_at       timestamptz,
+    paused_by       text,
+    paused_reason   text,
+    version         int         NOT NULL DEFAULT 1,  -- grows with each change of what applies
+    last_at         timestamptz,        -- nominal times up to this one have their rows in dl_firings
+    next_at         timestamptz,        -- the next nominal time; NULL: there is none
+    error           text,               -- why its next time is unknown
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    changed_by      text,
+    changed_at      timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX dl_schedules_next_idx ON dl_schedules (next_at) WHERE paused_at IS NULL AND orphaned_at IS NULL;
+
+-- What became of each nominal time: one row, or one for a range of them that were skipped.
+CREATE TABLE dl_firings (
+    schedule_id uuid        NOT NULL REFERENCES dl_schedules ON DELETE CASCADE,
+    fire_at     timestamptz NOT NULL,
+    due_at      timestamptz NOT NULL,  -- with jitter
+    outcome     text        NOT NULL CHECK (outcome IN ('made', 'exists', 'late_skipped', 'overlap_skipped', 'paused_skipped', 'refused')),
+    until       timestamptz,           -- the last time of a range
+    job_id      uuid,
+    made_by     text        NOT NULL CHECK (made_by IN ('clock', 'person', 'dataset')),
+    detail      text,
+    made_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (schedule_id, fire_at)
+);
+CREATE INDEX dl_firings_made_idx ON dl_firings (made_at);
+CREATE INDEX dl_firings_fire_idx ON dl_firings (fire_at);
+
+-- Updates of datasets that schedules wait for, until these fire. Only inserted and deleted: a settlement waits for no firing.
+CREATE TABLE dl_dataset_updates (
+    update_id   bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    schedule_id uuid        NOT NULL REFERENCES dl_schedules ON DELETE CASCADE,
+    dataset     text        NOT NULL,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX dl_dataset_updates_schedule_idx ON dl_dataset_updates (schedule_id, dataset);
+CREATE INDEX dl_schedules_after_idx ON dl_schedules USING gin (coalesce(overrides -> 'after', declared -> 'after'))
+    WHERE coalesce(overrides -> 'after', declared -> 'after') IS NOT NULL;
+
+-- Fires schedules. Each object of the batch has a schedule as it was read (schedule_id, version, read_last_at), its new last_at,
+-- next_at and error, the updates of datasets that it answers, and firings: fire_at, due_at, outcome, until, detail, and with the outcome `due` the request of its job and
+-- the overlap rule. A schedule that has changed or fired meanwhile is left out; a time that has a row is not fired again.
+CREATE OR REPLACE FUNCTION dl_fire_schedules(batch jsonb)
+    RETURNS TABLE (schedule_id uuid, fire_at timestamptz, outcome text, job_id uuid, detail text)
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    item     jsonb;
+    firing   jsonb;
+    id       uuid;
+    kind     text;
+    serving  uuid;
+    has_job  bool;           -- an earlier firing of the schedule makes one
+    requests jsonb[];        -- of the jobs to be made
+    ids      uuid[];         -- their schedules
+    times    timestamptz[];  -- and nominal times
+BEGIN
+    FOR item IN SELECT value FROM jsonb_array_elements(batch) ORDER BY value ->> 'schedule_id' LOOP
+        id := (item ->> 'schedule_id')::uuid;
+        UPDATE dl_schedules s
+           SET last_at = (item ->> 'last_at')::timestamptz, next_at = (item ->> 'next_at')::timestamptz, error = item ->> 'error'
+         WHERE s.schedule_id = id AND s.version = (item ->> 'version')::int AND s.paused_at IS NULL AND s.orphaned_at IS NULL
+           AND s.last_at IS NOT DISTINCT FROM (item ->> 'read_last_at')::timestamptz;
+        CONTINUE WHEN NOT FOUND;
+        DELETE FROM dl_dataset_updates u
+         WHERE u.update_id IN (SELECT value::bigint FROM jsonb_array_elements_text(item -> 'updates'));
+        has_job := false;
+        FOR firing IN SELECT value FROM jsonb_array_elements(item -> 'firings') WITH ORDINALITY ORDER BY ordinality LOOP
+            kind := firing ->> 'outcome';
+            serving := NULL;
+            IF kind = 'due' AND firing ->> 'overlap' = 'skip' THEN
+                IF has_job OR EXISTS (SELECT FROM dl_jobs j WHERE j.schedule_id = id AND j.status IN ('queued', 'running')) THEN
+                    kind := 'overlap_skipped';
+                END IF;
+            ELSIF kind = 'due' AND firing ->> 'made_by' = 'dataset' AND firing ->> 'overlap' = 'queue' THEN
+                -- A job that begins later than this sees what was updated before.
+                SELECT j.job_id INTO serving FROM dl_jobs j
+                 WHERE j.schedule_id = id AND j.status = 'queued' AND j.attempt = 0 LIMIT 1;
+                IF FOUND THEN
+                    kind := 'exists';
+                END IF;
+            END IF;
+            INSERT INTO dl_firings (schedule_id, fire_at, due_at, outcome, until, job_id, made_by, detail)
+            VALUES (id, (firing ->> 'fire_at')::timestamptz, (firing ->> 'due_at')::timestamptz,
+                    CASE kind WHEN 'due' THEN 'made' ELSE kind END, (firing ->> 'until')::timestamptz, serving,
+                    coalesce(firing ->> 'made_by', 'clock'), firing ->> 'detail')
+                ON CONFLICT DO NOTHING;
+            CONTINUE WHEN NOT FOUND;
+            IF kind = 'due' THEN
+                has_job := true;
+                requests := requests || (firing -> 'job');
+                ids := ids || id;
+                times := times || (firing ->> 'fire_at')::timestamptz;
+            ELSE
+                RETURN QUERY SELECT id, (firing ->> 'fire_at')::timestamptz, kind, serving, firing ->> 'detail';
+            END IF;
+        END LOOP;
+    END LOOP;
+
+    IF requests IS NOT NULL THEN
+        RETURN QUERY
+        WITH answers AS MATERIALIZED (
+            SELECT m.n, m.outcome, m.job_id, m.field, m.detail FROM dl_enqueue_many(to_jsonb(requests)) m
+        )
+        UPDATE dl_firings f
+           SET outcome = CASE a.outcome WHEN 'created' THEN 'made' WHEN 'invalid' THEN 'refused' ELSE 'exists' END, job_id = a.job_id,
+               detail = CASE a.outcome WHEN 'invalid' THEN concat_ws(' ', a.field, a.detail) ELSE f.detail END
+          FROM answers a
+         WHERE f.schedule_id = ids[a.n] AND f.fire_at = times[a.n]
+        RETURNING f.schedule_id, f.fire_at, f.outcome, f.job_id, f.detail;
+    END IF;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_schedules_audit
+    AFTER INSERT OR DELETE OR UPDATE OF overrides, task, source, paused_at, paused_reason ON dl_schedules
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('schedule', 'name',
+                                  'schedule_id,declared_at,seen_at,version,last_at,next_at,error,created_at,changed_by,changed_at',
+                                  'declared,overrides');
+
+-- ── app/features/backfills ──────────────────────────────────────────────────────────────────────────────────────────
+
+-- Backfills load slices of a task again or for the first time. Their jobs have the limit backfill:ID, which is their concurrency.
+CREATE TABLE dl_backfills (
+    backfill_id         uuid        PRIMARY KEY DEFAULT dl_new_id(),
+    task                text        NOT NULL CHECK (task <> '' AND octet_length(task) <= 1000),
+    queue               text        NOT NULL CHECK (queue <> '' AND octet_length(queue) <= 1000),
+    slices              jsonb       NOT NULL,  -- a unit with its zone, first and last slice; a list; or a schedule with two times
+    mode                text        NOT NULL CHECK (mode IN ('missing', 'failed', 'unfinished', 'all')),
+    newest_first        bool        NOT NULL,
+    concurrency         int         NOT NULL CHECK (concurrency >= 1),
+    template            jsonb       NOT NULL,  -- of its jobs: args, lock_key, priority, …
+    stop_after_failures int         CHECK (stop_after_failures >= 1),
+    state               text        NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'paused', 'canceled', 'done')),
+    reason              text,       -- of the state
+    cursor              text,       -- the last slice that was looked at; NULL: none
+    total               int         NOT NULL,
+    made                int         NOT NULL DEFAULT 0,  -- slices with a job, made for them or found
+    adopted             int         NOT NULL DEFAULT 0,  -- of these, found: another job loaded the slice already
+    skipped             int         NOT NULL DEFAULT 0,  -- slices that the mode leaves out
+    note                text,
+    created_by          text,
+    created_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    resumed_at          timestamptz NOT NULL DEFAULT clock_timestamp(),  -- earlier failures do not stop it again
+    changed_by          text,
+    changed_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at            timestamptz
+);
+CREATE INDEX dl_backfills_open_idx ON dl_backfills (backfill_id) WHERE state IN ('open', 'paused');
+
+-- The slices of tasks, such as days, that have been loaded or are to be: what the last job of each did. A job loads the slice
+-- `partition_key` of its task if its live_key is slice:TASK:PARTITION_KEY, so that no two load one at a time.
+CREATE TABLE dl_slices (
+    task           text        NOT NULL,
+    partition_key  text        NOT NULL COLLATE "C",
+    interval_start timestamptz,
+    interval_end   timestamptz,
+    state          dl_status   NOT NULL,  -- of its last job
+    job_id         uuid        NOT NULL,
+    backfill_id    uuid,                  -- the backfill that asked for it last
+    runs           int         NOT NULL DEFAULT 0,
+    rows           bigint,                -- that the last successful job produced
+    succeeded_at   timestamptz,
+    succeeded_job  uuid,
+    changed_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (task, partition_key)
+) WITH (fillfactor = 80);
+CREATE INDEX dl_slices_backfill_idx ON dl_slices (backfill_id, state) WHERE backfill_id IS NOT NULL;
+
+-- Writes the limit of a backfill: its concurrency, or 0 while it is paused. When it has ended its jobs may still wait, for another
+-- backfill has asked for their slices: the limit is deleted when none is left. The caller has changed the row of the backfill, and
+-- so holds its lock: two changes leave the limit of the second one.
+CREATE OR REPLACE FUNCTION dl_set_backfill_limit(id uuid) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    limit_name text := 'backfill:' || id;
+BEGIN
+    PERFORM dl_lock_limits(ARRAY[limit_name]);
+    INSERT INTO dl_limits (name, concurrency, changed_by)
+    SELECT limit_name, CASE state WHEN 'paused' THEN 0 ELSE concurrency END, changed_by FROM dl_backfills WHERE backfill_id = id
+        ON CONFLICT (name) DO UPDATE
+       SET concurrency = excluded.concurrency, rate = NULL, per_sec = NULL, burst = NULL, note = NULL, changed_by = excluded.changed_by,
+           changed_at = clock_timestamp();
+    PERFORM count(*) FROM dl_wake_limited(dl_waiting_limits(limit_name));
+    PERFORM pg_notify('dl_control', 'limits');
+END $$;
+
+-- Makes jobs of a backfill whose cursor is still where it was read: the requests of slices up to `next_cursor`; `passed` slices were
+-- left out. A slice that another job loads already is counted, not made twice. A cancel locks the same row: after its commit this
+-- makes nothing. Returns no row if the backfill is not open any more, or its cursor has moved.
+CREATE OR REPLACE FUNCTION dl_make_backfill(id uuid, read_cursor text, next_cursor text, requests jsonb, passed int)
+    RETURNS TABLE (created int, adopted int, problem text)
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    PERFORM FROM dl_backfills b
+      WHERE b.backfill_id = id AND b.state = 'open' AND b.cursor IS NOT DISTINCT FROM read_cursor
+        FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    WITH answers AS (
+        SELECT m.outcome, m.job_id, m.field, m.detail FROM dl_enqueue_many(requests) m
+    ), taken AS (
+        UPDATE dl_slices s SET backfill_id = id
+          FROM answers a JOIN dl_jobs j ON j.job_id = a.job_id
+         WHERE a.outcome = 'exists' AND s.task = j.task AND s.partition_key = j.partition_key
+        RETURNING 1
+    )
+    SELECT count(*) FILTER (WHERE outcome = 'created'), count(*) FILTER (WHERE outcome = 'exists'),
+           min(concat_ws(' ', field, detail)) FILTER (WHERE outcome NOT IN ('created', 'exists'))
+      INTO created, dl_make_backfill.adopted, problem
+      FROM answers;
+    UPDATE dl_backfills b
+       SET cursor = next_cursor, made = b.made + created + dl_make_backfill.adopted,
+           adopted = b.adopted + dl_make_backfill.adopted, skipped = b.skipped + passed,
+           state = CASE WHEN problem IS NULL THEN b.state ELSE 'paused' END, reason = coalesce(problem, b.reason)
+     WHERE b.backfill_id = id;
+    IF problem IS NOT NULL THEN
+        PERFORM dl_set_backfill_limit(id);
+    END IF;
+    RETURN NEXT;
+END $$;
+
+CREATE OR REPLACE FUNCTION dl_jobs_record_slice() RETURNS trigger
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO dl_slices AS s (task, partition_key, interval_start, interval_end, state, job_id, backfill_id, runs, succeeded_at,
+                                succeeded_job)
+    VALUES (NEW.task, NEW.partition_key, NEW.interval_start, NEW.interval_end, NEW.status, NEW.job_id, NEW.backfill_id,
+            (NEW.status = 'running')::int, CASE NEW.status WHEN 'succeeded' THEN clock_timestamp() END,
+            CASE NEW.status WHEN 'succeeded' THEN NEW.job_id END)
+        ON CONFLICT (task, partition_key) DO UPDATE
+       SET interval_start = coalesce(excluded.interval_start, s.interval_start),
+           interval_end = coalesce(excluded.interval_end, s.interval_end),
+           state = excluded.state, job_id = excluded.job_id, runs = s.runs + excluded.runs,
+           backfill_id = CASE s.job_id WHEN excluded.job_id THEN s.backfill_id ELSE coalesce(excluded.backfill_id, s.backfill_id) END,
+           succeeded_at = coalesce(excluded.succeeded_at, s.succeeded_at),
+           succeeded_job = coalesce(excluded.succeeded_job, s.succeeded_job), changed_at = clock_timestamp()
+     WHERE s.job_id = excluded.job_id OR excluded.state IN ('queued', 'running');
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_slice_inserted AFTER INSERT ON dl_jobs
+    FOR EACH ROW WHEN (NEW.live_key LIKE 'slice:%' AND NEW.live_key = 'slice:' || NEW.task || ':' || NEW.partition_key)
+    EXECUTE FUNCTION dl_jobs_record_slice();
+CREATE OR REPLACE TRIGGER dl_jobs_slice_changed AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
+    FOR EACH ROW WHEN (NEW.live_key LIKE 'slice:%' AND NEW.live_key = 'slice:' || NEW.task || ':' || NEW.partition_key
+                       AND NEW.status <> OLD.status)
+    EXECUTE FUNCTION dl_jobs_record_slice();
+
+REVOKE EXECUTE ON FUNCTION
+    dl_jobs_record_slice
+  FROM PUBLIC;
+
+-- ── app/features/quality ────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Values that jobs compared with their limits, such as the number of rows that they loaded. Kept 90 days.
+CREATE TABLE dl_checks (
+    check_id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    task          text        NOT NULL,
+    name          text        NOT NULL CHECK (name <> '' AND octet_length(name) <= 200),
+    at            timestamptz NOT NULL DEFAULT clock_timestamp(),
+    job_id        uuid        NOT NULL,
+    attempt       int         NOT NULL,
+    partition_key text        NOT NULL,
+    value         float8      NOT NULL,
+    low           float8,                      -- the least and the greatest value that passes; NULL: any
+    high          float8,
+    median        float8,                      -- of the values before it, where they count
+    outcome       text        NOT NULL CHECK (outcome IN ('passed', 'warned', 'failed')),
+    detail        text
+);
+CREATE INDEX dl_checks_name_idx ON dl_checks (task, name, at);
+CREATE INDEX dl_checks_job_idx ON dl_checks (job_id);
+CREATE INDEX dl_checks_bad_idx ON dl_checks (at) WHERE outcome <> 'passed';
+
+-- The updates and reads of datasets, by jobs that succeeded. Kept 90 days; the last
+-- one of each dataset, kind and task is kept for ever.
+CREATE TABLE dl_dataset_events (
+    event_id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    dataset       text        NOT NULL CHECK (dataset <> '' AND octet_length(dataset) <= 500),
+    kind          text        NOT NULL CHECK (kind IN ('produced', 'consumed')),
+    task          text        NOT NULL,
+    at            timestamptz NOT NULL DEFAULT clock_timestamp(),
+    job_id        uuid        NOT NULL,
+    partition_key text        NOT NULL,
+    rows          bigint,
+    schema        jsonb
+);
+CREATE INDEX dl_dataset_events_dataset_idx ON dl_dataset_events (dataset, kind, task, at);
+CREATE INDEX dl_dataset_events_job_idx ON dl_dataset_events (job_id);
+
+-- Records what runs reported: their data checks, and, of those that succeeded, the datasets that they produced and consumed.
+-- `job_ids` are the jobs that the caller's statement has settled or released; each report has the run_id. Called only if a
+-- run has reported something, last in its statement: what follows from an update of a dataset belongs at the end, in the
+-- order of the datasets' names. Takes no lock that others wait for.
+CREATE OR REPLACE FUNCTION dl_record_reports(reports jsonb, job_ids uuid[]) RETURNS int
+    LANGUAGE plpgsql VOLATILE STRICT SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    recorded int;
+BEGIN
+    INSERT INTO dl_checks (task, name, job_id, attempt, partition_key, value, low, high, median, outcome, detail)
+    SELECT j.task, c.name, j.job_id, greatest(j.attempt, 1), j.partition_key, c.value, c.low, c.high, c.median, c.outcome, c.detail
+      FROM jsonb_array_elements(reports) r
+           JOIN dl_jobs j ON j.job_id = ANY (job_ids) AND j.run_id = (r ->> 'run_id')::uuid
+           CROSS JOIN LATERAL jsonb_to_recordset(r -> 'checks')
+                              AS c (name text, value float8, low float8, high float8, median float8, outcome text, detail text);
+
+    UPDATE dl_jobs j
+       SET warnings = w.count
+      FROM (SELECT (r ->> 'run_id')::uuid AS run_id, count(*) FROM jsonb_array_elements(reports) r, jsonb_array_elements(r -> 'checks') c
+             WHERE c ->> 'outcome' = 'warned' GROUP BY 1) w
+     WHERE j.job_id = ANY (job_ids) AND j.run_id = w.run_id AND j.status = 'succeeded';
+
+    INSERT INTO dl_dataset_events (dataset, kind, task, job_id, partition_key, rows, schema)
+    SELECT d.dataset, d.kind, j.task, j.job_id, coalesce(d.partition, j.partition_key), d.rows, d.schema
+      FROM jsonb_array_elements(reports) r
+           JOIN dl_jobs j ON j.job_id = ANY (job_ids) AND j.run_id = (r ->> 'run_id')::uuid AND j.status = 'succeeded'
+           CROSS JOIN LATERAL jsonb_to_recordset(r -> 'datasets')
+                              AS d (kind text, dataset text, partition text, rows bigint, schema jsonb)
+     ORDER BY d.dataset;
+    GET DIAGNOSTICS recorded = ROW_COUNT;
+
+    IF recorded > 0 THEN
+        INSERT INTO dl_dataset_updates (schedule_id, dataset)
+        SELECT s.schedule_id, p.dataset
+          FROM (SELECT DISTINCT d ->> 'dataset' AS dataset
+                  FROM jsonb_array_elements(reports) r
+                       JOIN dl_jobs j ON j.job_id = ANY (job_ids) AND j.run_id = (r ->> 'run_id')::uuid AND j.status = 'succeeded'
+                       CROSS JOIN LATERAL jsonb_array_elements(r -> 'datasets') d
+                 WHERE d ->> 'kind' = 'produced') p
+               JOIN dl_schedules s ON coalesce(s.overrides -> 'after', s.declared -> 'after') ? p.dataset
+         -- One is enough, unless it is being answered: the job that answers it may begin before this transaction commits.
+         WHERE NOT EXISTS (SELECT FROM dl_dataset_updates u WHERE u.schedule_id = s.schedule_id AND u.dataset = p.dataset
+                              FOR SHARE SKIP LOCKED);
+        IF FOUND THEN
+            PERFORM pg_notify('dl_control', 'schedules');
+        END IF;
+        UPDATE dl_slices s
+           SET rows = p.rows
+          FROM (SELECT j.task, j.partition_key, j.job_id, sum((d ->> 'rows')::bigint)::bigint AS rows
+                  FROM jsonb_array_elements(reports) r
+                       JOIN dl_jobs j ON j.job_id = ANY (job_ids) AND j.run_id = (r ->> 'run_id')::uuid AND j.status = 'succeeded'
+                                         AND j.live_key = 'slice:' || j.task || ':' || j.partition_key
+                       CROSS JOIN LATERAL jsonb_array_elements(r -> 'datasets') d
+                 WHERE d ->> 'kind' = 'produced'
+                 GROUP BY j.job_id) p
+         WHERE s.task = p.task AND s.partition_key = p.partition_key AND s.job_id = p.job_id AND p.rows IS NOT NULL;
+    END IF;
+    RETURN recorded;
+END $$;
+
+-- The last event of each kind and task of a dataset: one search in the index for each.
+CREATE OR REPLACE FUNCTION dl_last_dataset_events(dataset_name text) RETURNS SETOF dl_dataset_events
+    LANGUAGE sql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET enable_sort = off SET jit = off AS $$
+    WITH RECURSIVE last AS (
+        (SELECT e.* FROM dl_dataset_events e WHERE e.dataset = dataset_name ORDER BY e.kind DESC, e.task DESC, e.at DESC LIMIT 1)
+        UNION ALL
+        SELECT next.*
+          FROM last CROSS JOIN LATERAL (
+                   SELECT e.* FROM dl_dataset_events e
+                    WHERE e.dataset = dataset_name AND (e.kind, e.task) < (last.kind, last.task)
+                    ORDER BY e.kind DESC, e.task DESC, e.at DESC LIMIT 1) next
+    )
+    SELECT * FROM last LIMIT 1000
+$$;
+
+-- ── app/features/lineage ────────────────────────────────────────────────────────────────────────────────────────────
+
+-- How far the event stream has been sent as OpenLineage events: a cursor of it; null: not yet.
+CREATE TABLE dl_lineage_state (
+    singleton bool PRIMARY KEY DEFAULT true CHECK (singleton),
+    cursor    text
+);
+INSERT INTO dl_lineage_state DEFAULT VALUES;
+
+-- ── app/features/tasks ──────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Tasks whose job is enqueued when a job of `task` has failed or is lost for good. Workers write what their tasks declare.
+CREATE TABLE dl_failure_handlers (
+    task    text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
+    handler text NOT NULL CHECK (handler <> '' AND octet_length(handler) <= 1000),
+    queue   text CHECK (queue <> '' AND octet_length(queue) <= 1000)  -- of the handler's jobs; NULL: that of the failed job
+);
+
+-- A job has failed for good, by any statement of any process: its handler's job is enqueued in the same transaction. The
+-- failure of a handler's job, which its producer marks, enqueues nothing. References to secrets and results become plain
+-- objects: they are the failed job's.
+CREATE OR REPLACE FUNCTION dl_jobs_failed() RETURNS trigger
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    declared dl_failure_handlers;
+BEGIN
+    SELECT * INTO declared FROM dl_failure_handlers h WHERE h.task = NEW.task;
+    IF FOUND THEN
+        PERFORM count(*) FROM dl_create_jobs(jsonb_build_array(jsonb_build_object(
+            'queue', coalesce(declared.queue, NEW.queue), 'task', declared.handler, 'lock_key', 'on_failed:' || NEW.job_id,
+            'parent_id', NEW.job_id, 'producer', 'on_failed:' || NEW.task, 'traceparent', NEW.traceparent,
+            'args', jsonb_build_object(
+                'job_id', NEW.job_id, 'queue', NEW.queue, 'task', NEW.task, 'status', NEW.status, 'attempt', NEW.attempt,
+                'error', left(NEW.error, 8000),
+                'args', regexp_replace(dl_json_text_limited(NEW.args, 1048576), '"\$(secret|result)": ', '"\1": ', 'g')::jsonb))), false);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_failed AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status IN ('failed', 'lost') AND OLD.status NOT IN ('failed', 'lost')
+          AND starts_with(NEW.producer, 'on_failed:') IS NOT TRUE)
+    EXECUTE FUNCTION dl_jobs_failed();
+
+REVOKE EXECUTE ON FUNCTION
+    dl_jobs_failed
+  FROM PUBLIC;
+
+-- ── app/features/offload ────────────────────────────────────────────────────────────────────────────────────────────
+
+-- What jobs gave to other engines, a row for each name; see decision 69. It is written before the submission, and kept after
+-- the job: the name is how the work is found again, stopped and deleted.
+CREATE TABLE dl_offloads (
+    name                text        NOT NULL PRIMARY KEY,
+    job_id              uuid        NOT NULL,
+    run_id              uuid        NOT NULL,  -- that submitted it
+    call                text        NOT NULL,  -- its number among the job's calls, or its key
+    number              int         NOT NULL,  -- of the submissions of this call
+    engine              text        NOT NULL,
+    address             text        NOT NULL DEFAULT '',
+    fingerprint         text        NOT NULL,  -- of code and arguments
+    fence_token         text        NOT NULL,  -- what the remote code proves itself with
+    created_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    deadline_at         timestamptz,
+    engine_timeout_sec  float8      NOT NULL DEFAULT 900,
+    stop_on_shutdown    bool        NOT NULL DEFAULT false,
+    is_abandoned        bool        NOT NULL DEFAULT false,  -- its stop is not waited for
+    grace_sec           float8      NOT NULL DEFAULT 30,
+    is_awaited          bool        NOT NULL DEFAULT false,  -- its job waits for it without a thread
+    awaited_since       timestamptz,
+    next_poll_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    unavailable_since   timestamptz,  -- the engine does not answer
+    detail              text        NOT NULL DEFAULT '',  -- why the work has not started
+    submitted           int         NOT NULL DEFAULT 0,  -- how often this name was submitted
+    log_position        text        NOT NULL DEFAULT '',
+    stop_requested_at   timestamptz,
+    ended_at            timestamptz,
+    outcome             text        CHECK (outcome IN ('succeeded', 'failed', 'stopped', 'abandoned')),
+    UNIQUE (job_id, call, number),
+    CHECK ((ended_at IS NULL) = (outcome IS NULL))
+);
+
+CREATE INDEX dl_offloads_open_idx ON dl_offloads (next_poll_at) WHERE ended_at IS NULL;
+CREATE INDEX dl_offloads_ended_idx ON dl_offloads (ended_at) WHERE ended_at IS NOT NULL;
+
+-- ── app/features/bulk ───────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Operations on all jobs that match a filter, run in batches by the maintenance leader.
+CREATE TABLE dl_bulk (
+    bulk_id          uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    action           text        NOT NULL CHECK (action IN ('cancel', 'retry', 'redrive', 'delete', 'reprioritise')),
+    filter           jsonb       NOT NULL,
+    priority         int         CHECK (priority >= 0),  -- what reprioritise sets
+    expected         bigint      NOT NULL,               -- counted before the request: bounds how many are changed
+    state            text        NOT NULL DEFAULT 'waiting'
+                                 CHECK (state IN ('waiting', 'running', 'done', 'canceled', 'stopped', 'failed')),
+    cancel_requested bool        NOT NULL DEFAULT false,
+    scanned          bigint      NOT NULL DEFAULT 0,
+    matched          bigint      NOT NULL DEFAULT 0,
+    changed          bigint      NOT NULL DEFAULT 0,
+    -- Jobs newer than this are done; of redrive, older ones. A batch moves it in its own transaction, so after a crash the
+    -- next process resumes exactly here. It starts at the request: later jobs are not included.
+    cursor_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    cursor_id        uuid        NOT NULL DEFAULT 'ffffffff-ffff-ffff-ffff-ffffffffffff',
+    failed_batches   int         NOT NULL DEFAULT 0,     -- in a row
+    requested_by     text,
+    error            text,
+    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    started_at       timestamptz,
+    finished_at      timestamptz,
+    -- Of redrive: at most so many jobs a minute and in all, what their args are merged with, and when the next step is due.
+    per_minute       int         CHECK (per_minute >= 1),
+    max_jobs         bigint      CHECK (max_jobs >= 1),
+    args_patch       jsonb,
+    next_step_at     timestamptz
+);
+CREATE INDEX dl_bulk_created_idx ON dl_bulk (created_at, bulk_id);
+CREATE INDEX dl_bulk_open_idx ON dl_bulk (created_at) WHERE state IN ('waiting', 'running');
+
+CREATE OR REPLACE TRIGGER dl_bulk_audit AFTER INSERT OR UPDATE OF cancel_requested ON dl_bulk
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('bulk', 'bulk_id', 'scanned,matched,changed,cursor_at,cursor_id,failed_batches,requested_by,created_at,next_step_at',
+                                  'args_patch');
+
+-- ── app/features/statistics ─────────────────────────────────────────────────────────────────────────────────────────
+
+-- Counts for each minute, quarter of an hour and hour, by queue and task, aggregated from the events. One row a number.
+CREATE TABLE dl_statistics (
+    span_sec   int         NOT NULL,  -- 60, 900, 3600; negative: of all queues and tasks together, which are ''
+    started_at timestamptz NOT NULL,
+    queue      text        NOT NULL,
+    task       text        NOT NULL,
+    -- queued, started, succeeded, failed, canceled, lost, retried (bucket 0); waited, ran (bucket: see dl_duration_bucket)
+    measure    text        NOT NULL,
+    bucket     int         NOT NULL,
+    count      bigint      NOT NULL,
+    total_sec  float8      NOT NULL DEFAULT 0,  -- seconds waited or run, added up
+    PRIMARY KEY (span_sec, started_at, queue, task, measure, bucket)
+);
+
+-- The histogram bucket of a duration: half powers of two from 5 ms on. A percentile read from the buckets is at most a
+-- fifth off.
+CREATE OR REPLACE FUNCTION dl_duration_bucket(sec float8) RETURNS int
+    LANGUAGE sql IMMUTABLE
+    RETURN least(60, ceil(2 * ln(greatest(sec, 0.005) / 0.005) / ln(2)))::int;
+
+-- How many jobs waited and ran, recorded once a minute.
+CREATE TABLE dl_queue_depths (
+    at               timestamptz NOT NULL,
+    queue            text        NOT NULL,
+    ready            bigint      NOT NULL,
+    scheduled        bigint      NOT NULL,
+    blocked          bigint      NOT NULL,
+    running          bigint      NOT NULL,
+    oldest_ready_sec float8,
+    limited          bigint      NOT NULL DEFAULT 0,
+    waiting          bigint      NOT NULL DEFAULT 0,
+    PRIMARY KEY (at, queue)
+);
+
+-- The latest finished attempts of each task.
+CREATE TABLE dl_recent_runs (
+    task     text        NOT NULL,
+    event_id bigint      NOT NULL,
+    job_id   uuid        NOT NULL,
+    queue    text        NOT NULL,
+    ended_at timestamptz NOT NULL,
+    outcome  text        NOT NULL,  -- succeeded, failed, canceled, lost, retried
+    attempt  int,
+    ran_sec  float8,
+    PRIMARY KEY (task, event_id)
+);
+
+-- How far the events have been aggregated. Events commit out of the order of their ids, so the unread ones are a set of
+-- ranges. A gap is given up once every transaction that might still fill it has ended: those that held the events' table
+-- lock when a later event was there already.
+CREATE TABLE dl_statistics_state (
+    singleton    bool           PRIMARY KEY DEFAULT true CHECK (singleton),
+    unread       int8multirange NOT NULL,
+    safe_id      bigint         NOT NULL DEFAULT 0,   -- no event up to this id will appear any more
+    candidate_id bigint         NOT NULL DEFAULT 0,   -- becomes safe_id when the open writers have ended
+    open_writers text[]         NOT NULL DEFAULT '{}'
+);
+INSERT INTO dl_statistics_state (unread) VALUES ('{[0,)}');
+
+-- ── app/features/webhooks ───────────────────────────────────────────────────────────────────────────────────────────
+
+-- Receivers of events. A webhook without a queue or a task gets those of all.
+CREATE TABLE dl_webhooks (
+    webhook_id       uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    url              text        NOT NULL,
+    events           text[]      NOT NULL DEFAULT '{job.succeeded,job.failed,job.canceled,job.lost}',
+    queue            text,
+    task             text,
+    description      text        NOT NULL DEFAULT '',
+    secret           text        NOT NULL,
+    -- After a rotation both secrets sign for a while, so that a receiver can change over at any time.
+    old_secret       text,
+    old_secret_until timestamptz,
+    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    disabled_at      timestamptz,                         -- by an operator, or because it failed for too long
+    disabled_reason  text,
+    failures         int         NOT NULL DEFAULT 0,      -- in a row
+    failing_since    timestamptz,
+    paused_until     timestamptz                          -- the receiver is down
+);
+
+-- Deliveries, written in the transaction that made the event true. No foreign key to the job: they outlive it.
+CREATE TABLE dl_deliveries (
+    delivery_id      uuid        PRIMARY KEY DEFAULT gen_random_uuid(),  -- the same in each attempt
+    webhook_id       uuid        REFERENCES dl_webhooks (webhook_id) ON DELETE CASCADE,
+    url              text,                                               -- of a job's own webhook
+    target           text        NOT NULL,                               -- deliveries of one target wait for each other
+    job_id           uuid,
+    event            text        NOT NULL,
+    body             text        NOT NULL,
+    state            text        NOT NULL DEFAULT 'pending',             -- pending, delivered, failed
+    attempts         int         NOT NULL DEFAULT 0,
+    earlier_attempts int         NOT NULL DEFAULT 0,                     -- those before it was last redelivered
+    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    due_at           timestamptz DEFAULT clock_timestamp(),              -- while it is being sent: when the sender's lease ends
+    claim_id         uuid,
+    delivered_at     timestamptz,
+    CONSTRAINT dl_deliveries_chk_url CHECK ((webhook_id IS NULL) <> (url IS NULL))
+);
+CREATE INDEX dl_deliveries_due_idx ON dl_deliveries (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX dl_deliveries_webhook_idx ON dl_deliveries (webhook_id, created_at, delivery_id);
+CREATE INDEX dl_deliveries_created_idx ON dl_deliveries (created_at, delivery_id);
+CREATE INDEX dl_deliveries_job_idx ON dl_deliveries (job_id);
+
+CREATE TABLE dl_delivery_attempts (
+    delivery_id uuid        NOT NULL REFERENCES dl_deliveries (delivery_id) ON DELETE CASCADE,
+    number      int         NOT NULL,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    status      int,
+    duration_ms float8      NOT NULL,
+    answer      text        NOT NULL DEFAULT '',  -- the first bytes of the response
+    error       text,
+    PRIMARY KEY (delivery_id, number)
+);
+
+-- Create the deliveries for the present state of these jobs. Called by the statements that end an attempt or a wait, only
+-- when there is a webhook: the test costs them nothing a job. The rows are read as those statements have left them.
+CREATE OR REPLACE FUNCTION dl_create_deliveries(job_ids uuid[]) RETURNS bigint
+    LANGUAGE plpgsql STRICT SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    written bigint;
+BEGIN
+    WITH changed AS (
+        SELECT j.*, 'job.' || CASE j.status WHEN 'queued' THEN 'retrying' ELSE j.status::text END AS event
+          FROM dl_jobs j
+         WHERE j.job_id = ANY (job_ids)
+           AND (j.status NOT IN ('queued', 'running') OR j.status = 'queued' AND j.error IS NOT NULL)
+    ), receivers AS (
+        SELECT t.job_id, w.webhook_id, NULL AS url, w.webhook_id::text AS target
+          FROM changed t
+               JOIN dl_webhooks w ON w.disabled_at IS NULL AND t.event = ANY (w.events)
+                                     AND coalesce(w.queue = t.queue, true) AND coalesce(w.task = t.task, true)
+        UNION ALL
+        SELECT job_id, NULL, webhook ->> 'url', left(substring(webhook ->> 'url' FROM '^[^/]*//[^/?#]*'), 300)
+          FROM changed
+         WHERE webhook ->> 'url' LIKE 'http%//%'
+           AND coalesce(webhook -> 'events' ? event, event <> 'job.retrying')
+    )
+    INSERT INTO dl_deliveries (webhook_id, url, target, job_id, event, body)
+    SELECT receivers.webhook_id, receivers.url, receivers.target, t.job_id, t.event,
+           jsonb_build_object(
+               'type', t.event,
+               'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+               'data', jsonb_build_object(
+                   'job_id', t.job_id, 'queue', t.queue, 'task', t.task, 'status', t.status, 'attempt', t.attempt,
+                   'max_attempts', t.max_attempts, 'lock_key', t.lock_key, 'partition_key', t.partition_key,
+                   'idempotency_key', t.idempotency_key, 'producer', t.producer, 'consumer_group', t.consumer_group,
+                   'created_at', t.created_at, 'started_at', t.started_at, 'finished_at', t.finished_at,
+                   'available_at', CASE t.status WHEN 'queued' THEN t.available_at END,
+                   'error', left(t.error, 2000), 'progress', dl_json_text_limited(t.progress, 65536)::jsonb,
+                   'result', dl_json_text_limited(t.result, 65536)::jsonb))::text
+      FROM receivers JOIN changed t USING (job_id);
+    GET DIAGNOSTICS written = ROW_COUNT;
+    IF written > 0 THEN
+        PERFORM pg_notify('dl_control', 'deliver');
+    END IF;
+    RETURN written;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_webhooks_audit AFTER INSERT OR UPDATE OR DELETE ON dl_webhooks
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('webhook', 'webhook_id', 'webhook_id,created_at,failures,failing_since,paused_until',
+                                  'url,secret,old_secret');
+
+CREATE OR REPLACE TRIGGER dl_deliveries_audit AFTER UPDATE OF earlier_attempts ON dl_deliveries
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('delivery', 'delivery_id', 'due_at,claim_id', 'url,body');
+
+REVOKE EXECUTE ON FUNCTION
+    dl_create_deliveries
+  FROM PUBLIC;
+
+-- ── app/features/alerts ─────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Rules for alerts, checked every few seconds by the maintenance leader.
+CREATE TABLE dl_alert_rules (
+    rule_id     uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    name        text        NOT NULL UNIQUE,
+    kind        text        NOT NULL CHECK (kind IN ('failure_rate', 'no_success', 'queue_age', 'stalled', 'dead_worker',
+                                                          'breaker_open', 'limit_starved', 'schedule_late', 'schedule_behind',
+                                                          'check_failed', 'stale_dataset')),
+    queue       text,
+    task        text,
+    threshold   float8      NOT NULL CHECK (threshold >= 0),   -- a share of 1, or seconds
+    window_sec  float8      NOT NULL CHECK (window_sec > 0),
+    min_runs    int         NOT NULL DEFAULT 1 CHECK (min_runs > 0),
+    active      bool        NOT NULL DEFAULT true,
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    dataset     text,
+    by_time     text        CHECK (by_time ~ '^([01][0-9]|2[0-3]):[0-5][0-9]$'),  -- of a dataset: when its update is due
+    zone        text,                                                            -- of by_time; NULL: UTC
+    muted_until timestamptz,                                                     -- until then its new alerts are not delivered
+    muted_by    text
+);
+
+-- The last time at which the clock of the zone showed `by_time`. In a zone that the server does not know it is that of UTC: one
+-- rule must not fail the check of all.
+CREATE OR REPLACE FUNCTION dl_last_deadline(by_time text, zone text) RETURNS timestamptz
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+DECLARE
+    today date;
+    due   timestamptz;
+BEGIN
+    today := (clock_timestamp() AT TIME ZONE zone)::date;
+    due := (today + by_time::time) AT TIME ZONE zone;
+    RETURN CASE WHEN due <= clock_timestamp() THEN due ELSE (today - 1 + by_time::time) AT TIME ZONE zone END;
+EXCEPTION WHEN invalid_parameter_value THEN
+    RETURN dl_last_deadline(by_time, 'UTC');
+END $$;
+
+-- Alerts that fire or have fired, one row from start to end.
+CREATE TABLE dl_alerts (
+    alert_id   uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    rule_id    uuid,
+    kind       text        NOT NULL,
+    name       text        NOT NULL,
+    subject    text        NOT NULL,  -- the task, queue, job or worker it is about
+    queue      text,
+    task       text,
+    value      float8,
+    detail     text        NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at   timestamptz,
+    sent_at    timestamptz DEFAULT clock_timestamp(),  -- when its deliveries were created; NULL: its rule was muted
+    acknowledged_at timestamptz,
+    acknowledged_by text
+);
+CREATE UNIQUE INDEX dl_alerts_firing_idx
+    ON dl_alerts (coalesce(rule_id, '00000000-0000-0000-0000-000000000000'), kind, subject) WHERE ended_at IS NULL;
+CREATE INDEX dl_alerts_started_idx ON dl_alerts (started_at, alert_id);
+
+-- Since when the progress of a running job has not changed, for rules of kind `stalled`.
+CREATE TABLE dl_stalled_progress (
+    job_id  uuid        PRIMARY KEY,
+    run_id  uuid,
+    digest  text        NOT NULL,
+    since   timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE OR REPLACE FUNCTION dl_create_alert_deliveries(alerts uuid[], event text) RETURNS bigint
+    LANGUAGE plpgsql STRICT SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    written bigint;
+BEGIN
+    INSERT INTO dl_deliveries (webhook_id, target, event, body)
+    SELECT w.webhook_id, w.webhook_id::text, dl_create_alert_deliveries.event,
+           jsonb_build_object(
+               'type', dl_create_alert_deliveries.event,
+               'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+               'data', jsonb_build_object(
+                   'alert_id', a.alert_id, 'rule_id', a.rule_id, 'kind', a.kind, 'name', a.name, 'subject', a.subject,
+                   'queue', a.queue, 'task', a.task, 'value', a.value, 'detail', a.detail, 'started_at', a.started_at,
+                   'ended_at', a.ended_at))::text
+      FROM dl_alerts a
+           JOIN dl_webhooks w ON w.disabled_at IS NULL AND dl_create_alert_deliveries.event = ANY (w.events)
+                                 AND coalesce(w.queue = a.queue, true) AND coalesce(w.task = a.task, true)
+     WHERE a.alert_id = ANY (alerts);
+    GET DIAGNOSTICS written = ROW_COUNT;
+    IF written > 0 THEN
+        PERFORM pg_notify('dl_control', 'deliver');
+    END IF;
+    RETURN written;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_alert_rules_audit AFTER INSERT OR UPDATE OR DELETE ON dl_alert_rules
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('alert_rule', 'rule_id', 'rule_id,created_at', '');
+
+CREATE OR REPLACE TRIGGER dl_alerts_audit AFTER UPDATE OF acknowledged_at ON dl_alerts
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('alert', 'alert_id', 'seen_at,value,detail', '');
+
+REVOKE EXECUTE ON FUNCTION
+    dl_create_alert_deliveries
+  FROM PUBLIC;
 
 COMMIT;

@@ -1,9 +1,5 @@
-"""The WSGI app for `gunicorn wsgi:app`. gunicorn.conf.py starts the worker pool of the process."""
+"""For `gunicorn wsgi:app` in a checkout; gunicorn finds gunicorn.conf.py by itself."""
 
-from dataloader.app.config import load_settings
-from dataloader.app.runtime.service import Service, set_up_logging
+from dataloader.wsgi import app
 
-settings = load_settings(loads_pipelines=True)
-set_up_logging(settings)
-service = Service(settings)
-app = service.app
+__all__ = ["app"]

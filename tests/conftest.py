@@ -133,7 +133,9 @@ def databases(server_dsn: str, run_folder: Path, worker_id: str) -> Iterator[Dat
     made = Databases(server_dsn, run=run_folder.name.removeprefix("dl-test-"), worker=worker_id)
     yield made
     if os.environ.get(SERVER_VARIABLE):
+        made.drop_emptied()
         made.drop_template()
+    made.close()
 
 
 @pytest.fixture

@@ -59,10 +59,10 @@ BUGS = (
         "tests/app/queue/test_claims.py::test_unknown_task_with_an_infinite_time_is_deferred",
     ),
     PlantedBug(
-        "SQL of a pool belongs to the job that started its thread", "app/queue/own_sessions.py",
+        "SQL of a pool belongs to the job that started its thread", "workers/connections/own_sessions.py",
         'ThreadPoolExecutor.submit = _with_owner(ThreadPoolExecutor.submit, "fn")',
         "ThreadPoolExecutor.submit = ThreadPoolExecutor.submit",
-        "tests/app/queue/test_own_sessions.py::test_reused_thread_of_ended_attempt_works_for_who_submits",
+        "tests/workers/connections/test_own_sessions.py::test_reused_thread_of_ended_attempt_works_for_who_submits",
     ),
     PlantedBug(
         "an act leaves no line in the audit file", "app/acts/web.py",
@@ -77,7 +77,7 @@ BUGS = (
     PlantedBug(
         "an account that may only enqueue reads results", "schema.sql",
         "ELSIF NOT is_reader OR NOT EXISTS", "ELSIF NOT EXISTS",
-        "tests/app/queue/test_roles.py::test_enqueuer_waits_for_no_job_that_it_may_not_read",
+        "tests/app/features/roles/test_roles.py::test_enqueuer_waits_for_no_job_that_it_may_not_read",
     ),
     PlantedBug(
         "a long error is masked as a whole", "workers/outcome.py",

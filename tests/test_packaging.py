@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support.processes import clean_environment
-from tests.support.wheel import build_wheel
+from tests.support.wheel import build_source_distribution, build_wheel
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ("requirements.lock", "requirements-dev.lock")
@@ -116,25 +118,81 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_wheel_brings_everything_that_is_no_python(wheel):
-    names = set(zipfile.ZipFile(wheel).namelist())
-    rooms = [
-        path
-        for room in ("app", "dataloader", "workers", "pipelines")
-        for path in (ROOT / room).rglob("*")
-        if path.is_file()
-    ]
-    ours = {str(path.relative_to(ROOT)) for path in rooms if path.suffix != ".pyc"}
+def test_wheel_has_one_top_level_package(wheel):
+    version = project()["project"]["version"]
 
-    assert {"schema.sql", "wsgi.py", "app/queue/jobs.sql"} <= names
-    licences = {re.sub(r".*/licenses/", "", name) for name in names if "/licenses/" in name}
-    assert licences == {
+    assert {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()} == {
+        "dataloader", f"dataloader-{version}.dist-info",
+    }  # fmt: skip
+
+
+def test_wheel_has_all_files_of_the_package(wheel):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("dataloader/")}
+    files = {
+        str(Path(parent, name).relative_to(ROOT))
+        for parent, _, found in os.walk(ROOT / "dataloader", followlinks=True)
+        for name in found
+        if not name.endswith(".pyc")
+    }
+
+    assert names == files
+    assert names >= {
+        "dataloader/py.typed", "dataloader/schema.sql", "dataloader/wsgi.py", "dataloader/gunicorn_conf.py",
+        "dataloader/app/queue/jobs.sql", "dataloader/app/ui/templates/layout.html",
+        "dataloader/app/ui/static/dashboard.css", "dataloader/app/db/migrations/0003.sql",
+        "dataloader/app/features/doctor/catalogue.json", "dataloader/workers/pool.py",
+        "dataloader/pipelines/tenera/tables.sql",
+    }  # fmt: skip
+
+
+def test_wheel_has_all_licences(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+
+    assert {re.sub(r".*/licenses/", "", name) for name in names if "/licenses/" in name} == {
         "LICENSE",
         "NOTICE",
-        *(f"app/ui/static/vendor/{one}.LICENSE" for one in ("dagre", "htmx", "pico", "uplot")),
+        *(f"dataloader/app/ui/static/vendor/{one}.LICENSE" for one in ("dagre", "htmx", "pico", "uplot")),
     }
-    assert sorted(ours - names) == []
-    assert not any(name.startswith("tests") for name in names)
+
+
+def test_wheel_of_source_distribution_is_the_same(wheel, tmp_path):
+    shutil.unpack_archive(build_source_distribution(tmp_path / "sdist"), tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+
+    assert contents(build_wheel(tmp_path / "wheel", source)) == contents(wheel)
+
+
+def contents(wheel: Path) -> dict[str, int]:
+    return {entry.filename: entry.CRC for entry in zipfile.ZipFile(wheel).infolist()}
+
+
+def test_links_of_checkout_lead_to_the_top_level():
+    package = ROOT / "dataloader"
+
+    assert {path.name: os.readlink(path) for path in package.iterdir() if path.is_symlink()} == {
+        "app": "../app",
+        "gunicorn_conf.py": "../gunicorn.conf.py",
+        "pipelines": "../pipelines",
+        "schema.sql": "../schema.sql",
+        "workers": "../workers",
+    }
+    assert all((package / name / "__init__.py").samefile(ROOT / name / "__init__.py") for name in ("app", "workers"))
+
+
+def test_make_names_missing_links(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "dataloader").mkdir()
+    (tmp_path / "dataloader/app").write_text("../app")  # as git does where core.symlinks is false
+
+    done = subprocess.run(
+        ["make", "--no-print-directory", ".venv/bin/python"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+    assert done.returncode != 0
+    assert done.stderr.startswith("dataloader/app does not lead to the folder app")
+    assert "core.symlinks=true" in done.stderr
+    assert not (tmp_path / ".venv").exists()
 
 
 def test_an_installed_wheel_runs_without_the_checkout(wheel, tmp_path):
@@ -154,7 +212,7 @@ def test_an_installed_wheel_runs_without_the_checkout(wheel, tmp_path):
         return done.stdout
 
     assert result("-c", code).startswith(str(tmp_path / "site"))
-    assert "serve" in result("-m", "app", "--help")
+    assert "serve" in result("-m", "dataloader", "--help")
 
 
 def put_python(folder: Path, name: str, script: str) -> str:

@@ -1,4 +1,5 @@
-"""`gunicorn wsgi:app` as a company's own set-up runs it: API and worker pool, without our command line."""
+"""Gunicorn as a company's own set-up runs it, without our command line: `wsgi:app` of a checkout, `dataloader.wsgi:app`
+of an installed wheel."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from tests.support.real_service import (
     postgres_pids_of,
     wait_for_end_of_postgres,
 )
+from tests.support.wheel import build_wheel, make_environment
 
 Gunicorn = Callable[..., RunningService]
 
@@ -54,6 +56,25 @@ def test_it_serves_and_works_on_the_database_it_is_given(gunicorn: Gunicorn, dsn
     assert len(running.log_lines("pool.started")) == len(running.log_lines("pool.stopped")) == 1
     assert jobs.status_counts() == {"succeeded": 1, "queued": 2}
     jobs.check_invariants()
+
+
+def test_installed_wheel_serves_and_works(dsn: str, tmp_path: Path):
+    migrate(dsn)
+    python, port = make_environment(tmp_path / "venv", build_wheel(tmp_path / "wheel")), free_port()
+    config = ("--config", "python:dataloader.gunicorn_conf")
+    with Process(
+        [python, "-m", "gunicorn", *config, "dataloader.wsgi:app"],
+        output=tmp_path / "gunicorn.log",
+        env={**FAST_SETTINGS, "DL_PIPELINES": "dataloader.pipelines", "APP_PORT": str(port), "DL_DB_DSN": dsn},
+        cwd=tmp_path,
+    ) as process:
+        running = RunningService(process, port, "serve").wait_until_ready()
+        (job,) = ServiceJobs(dsn, tmp_path).insert("noop")
+        eventually(lambda: running.get(f"/api/v1/jobs/{job}/status")[1]["status"] == "succeeded")
+
+        assert running.stop() == 0
+        assert running.check_clean_exit(), process.text
+        assert len(running.log_lines("pool.stopped")) == 1
 
 
 def test_name_for_several_worker_processes_is_refused(gunicorn: Gunicorn, dsn: str):

@@ -16,12 +16,12 @@ from uuid import UUID
 from dataloader.app import log
 from dataloader.app.queue.attempt_sessions import QUEUE_DATABASE, SessionsEnded
 from dataloader.app.queue.job import ClaimedJob, ReleaseReason, Settlement, Status
-from dataloader.app.queue.task_connections import is_connection_loss
 from dataloader.pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions, Wait
 from dataloader.pipelines.job_args import RESULT_KEY, SECRET_KEY, resolve_results, substitute
 from dataloader.pipelines.offload import RemoteWorkerLost
 from dataloader.pipelines.retry import DEFAULT, Fail
 from dataloader.pipelines.runner import run_task
+from dataloader.workers.connections.task_connections import is_connection_loss
 from dataloader.workers.context import ContextSettings, JobContext
 from dataloader.workers.fingerprint import fingerprint
 from dataloader.workers.isolation.environment import ConnectionCheck
@@ -41,10 +41,10 @@ from dataloader.workers.outcome import (
     stopped,
     success,
 )
-from dataloader.workers.process_identity import ProcessLock
 from dataloader.workers.secrets import SecretStore, SecretUnavailable, resolve_references
 from dataloader.workers.sentry import report_error
 from dataloader.workers.stop_signal import StopStep
+from dataloader.workers.takeover.process_identity import ProcessLock
 from dataloader.workers.threads import clock
 
 _log = log.get(__name__)

@@ -20,14 +20,14 @@ from dataloader.app.features.limits.rows import seconds_to_wait
 from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
 from dataloader.app.queue.job import ClaimedJob, Settlement, Status
 from dataloader.app.queue.jobs import settle_parameters
-from dataloader.app.queue.own_sessions import OwnSession, owned_by
-from dataloader.app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
 from dataloader.pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
 from dataloader.pipelines.contract import Fail, Stop, StopReason, Wait
 from dataloader.pipelines.limits import check_calls
 from dataloader.pipelines.offload import Handle, OffloadOptions
 from dataloader.pipelines.reports import DatasetUse, Severity, parse_check, parse_dataset, parse_link
 from dataloader.pipelines.runner import LeveledLog
+from dataloader.workers.connections.own_sessions import OwnSession, owned_by
+from dataloader.workers.connections.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
 from dataloader.workers.follow_ups import FollowUps
 from dataloader.workers.outcome import caused_by_stop
 from dataloader.workers.reported_state import ReportedState, copy_as_json

@@ -13,10 +13,10 @@ from dataloader.app.acts.feature import Feature, load_all
 from dataloader.app.db.connection import Session
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DatabaseUnavailable, DataloaderError
+from dataloader.app.features.offload.rows import Offloads
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.offloads import Offloads
-from dataloader.app.queue.queues import Queues
+from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import HeartbeatResult, notify_waiting_queues
 from dataloader.workers.duties import HOURLY_SEC, LATE_SEC, Duty, DutyContext
 from dataloader.workers.offloads.pruning import prune_offloads
@@ -53,7 +53,7 @@ class Maintenance:
         self._follower_duties = follower_duties
         self._next_follow_at = {duty.name: 0.0 for duty in follower_duties}
         self._session, self._duties = session, {duty.name: duty for duty in duties}
-        self._lock, self._lock_check = Queues(session), Queues(follower_session)
+        self._lock, self._lock_check = QueueControl(session), QueueControl(follower_session)
         self._leader_generation = -1  # of the connection that holds the lock
         self._answered_at = self._followed_at = -math.inf  # the last heartbeat with nothing to do; the last check
         self._backoffs: dict[str, Backoff] = {}  # of duties that fail

@@ -16,16 +16,15 @@ from dataloader.app import log
 from dataloader.app.acts.feature import Feature, load_all
 from dataloader.app.db.connection import Session
 from dataloader.app.db.statements import Executor
+from dataloader.app.features.offload.rows import Offloads
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.offloads import Offloads
-from dataloader.app.queue.queues import Queues
+from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import Pipelines, StopReason
 from dataloader.workers.attempt import RunningAttempts, may_have_child
 from dataloader.workers.claim_timers import default_poll
 from dataloader.workers.claimer import Claimer, KeyLocks, NotifyState, UnwantedNotifications
-from dataloader.workers.death_watch import DeathWatch, NameClaim, Registration
 from dataloader.workers.declarations import describe_worker
 from dataloader.workers.dispatcher import Dispatcher
 from dataloader.workers.duties import Declaration, DutyContext, FeatureThread, ThreadContext
@@ -40,9 +39,12 @@ from dataloader.workers.metrics import PoolCounters, PoolState
 from dataloader.workers.offloads.service import OffloadService
 from dataloader.workers.pool_options import PoolOptions
 from dataloader.workers.reaper import Reaper
+from dataloader.workers.registration import Registration
 from dataloader.workers.sessions import PoolSessions
 from dataloader.workers.settler import Settler
 from dataloader.workers.stopper import StopEscalator
+from dataloader.workers.takeover.death_watch import DeathWatch
+from dataloader.workers.takeover.name_claim import NameClaim
 from dataloader.workers.threads import clock
 from dataloader.workers.worker import Worker, WorkerStopper
 from dataloader.workers.worker_control import WorkerControl
@@ -252,7 +254,7 @@ class WorkerPool:
                 )
                 self._feature_threads.append(feature.load(feature.threads)(thread_context))
         self._worker_control = WorkerControl(
-            Queues(session),
+            QueueControl(session),
             self._dispatcher,
             self._running_attempts,
             worker_id=self.id,

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.queue.queues import Queues, QueueSettings, QueueState
+from dataloader.app.queue.queues import QueueControl, QueueSettings, QueueState
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.workers.attempt import Attempt, RunningAttempts
 from dataloader.workers.dispatcher import Dispatcher
@@ -35,7 +35,7 @@ class WorkerControl:
 
     def __init__(
         self,
-        queues: Queues,
+        queues: QueueControl,
         dispatcher: Dispatcher,
         running: RunningAttempts,
         *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import NameNotFound
-from dataloader.app.queue.queues import Queues
+from dataloader.app.queue.queues import QueueControl
 from dataloader.app.wording import suggestion
 from dataloader.pipelines.contract import Pipelines
 
@@ -15,7 +15,7 @@ class NameCheck:
     """Compares names with the queues and tasks of the database and of this process."""
 
     def __init__(self, executor: Executor, pipelines: Pipelines) -> None:
-        self._queues, self._pipelines = Queues(executor), pipelines
+        self._queues, self._pipelines = QueueControl(executor), pipelines
 
     def unknown(self, *, queue: str | None = None, task: str | None = None) -> dict[str, str]:
         """Why the queue or task may be misspelt, by `queue` and `task`; empty if both are known."""

@@ -28,7 +28,6 @@ from dataloader.app.log.setup import ConsoleHandler
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
 from dataloader.app.queue.job import ClaimedJob, NewJob, ReleaseReason, Settlement, Status
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.task_connections import TaskConnections
 from dataloader.app.runtime.service import Service, set_up_logging
 from dataloader.app.wording import format_count
 from dataloader.pipelines import contract, targets
@@ -36,6 +35,7 @@ from dataloader.pipelines.context import Upstream
 from dataloader.pipelines.contract import Fail, StopReason, Task
 from dataloader.pipelines.schedule_definition import JobTimes, slice_live_key, slice_of_args, times_by_hand
 from dataloader.workers.attempt import Attempt, AttemptSettings
+from dataloader.workers.connections.task_connections import TaskConnections
 from dataloader.workers.isolation.run import run_isolated
 from dataloader.workers.logs.capture import Capture, is_captured
 from dataloader.workers.logs.writer import sanitize_line

@@ -8,7 +8,6 @@ tables, types and rows.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from psycopg2 import sql
 from psycopg2.extensions import ISOLATION_LEVEL_READ_COMMITTED
 
 from dataloader.app.db.connection import READ_WRITE_SESSION, connect_any_host, translate_errors
-from dataloader.app.db.repair import Repair, quote_identifier, schema_statements
+from dataloader.app.db.schema_statements import Repair, quote_identifier, schema_statements
 from dataloader.app.db.statements import statements
 from dataloader.app.errors import RightsMissing, SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
 
@@ -70,11 +69,7 @@ class Migration:
 
 
 def schema_text() -> str:
-    here = Path(__file__).resolve()
-    for path in (here.parents[2] / "schema.sql", here.parent / "schema.sql"):
-        if os.path.exists(path):
-            return path.read_text(encoding="utf-8")
-    raise FileNotFoundError("schema.sql is missing from this installation")
+    return (Path(__file__).parents[2] / "schema.sql").read_text(encoding="utf-8")
 
 
 def migration_files(after: int) -> list[tuple[int, str]]:

@@ -109,7 +109,8 @@ class Statement:
 def statements(schema: str) -> Mapping[str, Statement]:
     """Return all statements, their tables qualified with the queue's schema: none relies on the search path."""
     by_name: dict[str, Statement] = {}
-    for path in sorted(path for folder in _FOLDERS for path in _APP.glob(f"{folder}/*.sql")):
+    files = (path for folder in _FOLDERS for path in _APP.glob(f"{folder}/*.sql") if path.name != "schema.sql")
+    for path in sorted(files):
         of_file = parse_statements(path.read_text(encoding="utf-8"), schema)
         if duplicates := by_name.keys() & of_file.keys():
             raise ValueError(f"{path.name} repeats statement names of another file: {', '.join(sorted(duplicates))}")

@@ -34,7 +34,7 @@ from dataloader.app.http.site import Site
 from dataloader.app.http.standby_reads import MAX_LAG_KEY
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.labels import split_tasks
-from dataloader.app.queue.queues import LiveWorker, Queues
+from dataloader.app.queue.queues import LiveWorker, QueueControl
 from dataloader.app.tracing import Tracer
 from dataloader.app.ui.shell import shell_values
 from dataloader.app.ui.zone import create_zone_page
@@ -72,7 +72,7 @@ def create_app(
         pipelines=pipelines,
         options=options,
         features=features,
-        queue_settings=QueueSettingsCache(Queues(queue.executor), own_worker),
+        queue_settings=QueueSettingsCache(QueueControl(queue.executor), own_worker),
         watcher=JobWatcher(options.max_waiters, closing),
         runner=ActRunner(queue.executor, pipelines),
         closing=closing,

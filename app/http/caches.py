@@ -15,7 +15,7 @@ from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable, DataloaderError, QueueDraining, SchemaMissing
 from dataloader.app.http.auth.api_keys import TOKEN_PATTERN, ActiveKey, ActiveKeys, ApiKeys, key_digest
 from dataloader.app.queue.labels import describe_missing
-from dataloader.app.queue.queues import LiveWorker, Queues, QueueSettings, QueueState, find_requirements
+from dataloader.app.queue.queues import LiveWorker, QueueControl, QueueSettings, QueueState, find_requirements
 from dataloader.app.wording import suggestion
 
 T = TypeVar("T")
@@ -278,7 +278,7 @@ class QueueSettingsCache:
     `own_worker` is what the workers of this process serve: they are not in the database yet when the process starts.
     """
 
-    def __init__(self, queues: Queues, own_worker: LiveWorker | None = None) -> None:
+    def __init__(self, queues: QueueControl, own_worker: LiveWorker | None = None) -> None:
         self._queues, self._own_worker = queues, own_worker
         self._known = RefreshingValue(self._fetch, name="refresh-queue-settings", timeout_sec=_REFRESH_TIMEOUT_SEC)
 

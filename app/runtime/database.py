@@ -14,7 +14,7 @@ from dataloader.app.config import Settings
 from dataloader.app.config.dsn import mask_dsn, parse_dsn
 from dataloader.app.db import schema
 from dataloader.app.db.pool import Pool
-from dataloader.app.db.repair import Repair
+from dataloader.app.db.schema_statements import Repair
 from dataloader.app.errors import DatabaseUnavailable, EmbeddedServerError, SchemaMissing
 from dataloader.app.postgres import EmbeddedServer
 

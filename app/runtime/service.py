@@ -31,7 +31,6 @@ from dataloader.app.http.auth.api_keys import ApiKeys
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.standby_reads import StandbyCollector, StandbyExecutor
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.own_connections import wrap_drivers
 from dataloader.app.runtime.database import Database
 from dataloader.app.runtime.pool_settings import pool_options, retention_periods
 from dataloader.app.runtime.startup import Startup, last_error, version
@@ -39,6 +38,7 @@ from dataloader.app.tracing import Tracer, create_tracer
 from dataloader.pipelines import contract
 from dataloader.pipelines import targets as places
 from dataloader.pipelines.executors import Engines
+from dataloader.workers.connections.own_connections import wrap_drivers
 from dataloader.workers.isolation.interpreter import MIN_VERSION, find_unusable
 from dataloader.workers.metrics import PoolCollector
 from dataloader.workers.pool import WorkerPool, exit_on_crash

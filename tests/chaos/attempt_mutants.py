@@ -71,7 +71,7 @@ def _keep_dead_sessions() -> None:
 
 
 def _prove_by_pid_alone() -> None:
-    from dataloader.workers.process_identity import Identity
+    from dataloader.workers.takeover.process_identity import Identity
 
     replace_attribute(Identity, "shares_host", lambda self, other: True)
 

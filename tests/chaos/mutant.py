@@ -39,8 +39,8 @@ class FunctionEdit:
     replacement: str
 
     def statement(self) -> str:
-        """The CREATE FUNCTION of the changed function."""
-        (text,) = re.findall(
+        """The CREATE FUNCTION of the changed function; of a hook, that of the feature."""
+        *_, text = re.findall(
             rf"^CREATE OR REPLACE FUNCTION {self.function}\(.*?^(?:END )?\$\$;$",
             _SCHEMA.read_text(encoding="utf-8"),
             re.MULTILINE | re.DOTALL,

@@ -49,7 +49,7 @@ def _fire_from_every_process() -> None:
 
 
 def _make_backfills_from_every_process() -> None:
-    from dataloader.app.queue.queues import Queues
+    from dataloader.app.features.queues.rows import Queues
 
     def acquire_nothing(self: Queues) -> bool:
         return acquire(self) or True

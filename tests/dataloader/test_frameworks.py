@@ -30,7 +30,7 @@ DJANGO_FILES = {
     """,
     "app/urls.py": """
         from django.urls import path
-        from dataloader.workers import views
+        from workers import views
 
         urlpatterns = [path("order/<int:number>/", views.place), path("trigger/", views.trigger)]
     """,
@@ -45,7 +45,7 @@ DJANGO_FILES = {
         from django.db import connection, transaction
         from django.http import HttpResponse
         from dataloader import Client, enqueue
-        from dataloader.pipelines.models import Order
+        from pipelines.models import Order
 
         def place(request, number):
             with transaction.atomic():
@@ -75,14 +75,14 @@ DJANGO_FILES = {
             print(error)
         print(client.get("/order/2/").content.decode())
         print(client.get("/trigger/").content.decode())
-        from dataloader.pipelines.models import Order
+        from pipelines.models import Order
         print(Order.objects.count())
     """,
 }
 FLASK_FILES = {
     "app/__init__.py": """
         from flask import Flask
-        from dataloader.workers import views
+        from workers import views
 
         def create_app():
             app = Flask(__name__)
@@ -112,7 +112,7 @@ FLASK_FILES = {
         import os
         from flask import Blueprint, request
         from dataloader import Client, enqueue
-        from dataloader.pipelines.models import Order, open_session
+        from pipelines.models import Order, open_session
 
         blueprint = Blueprint("shop", __name__)
 
@@ -132,8 +132,8 @@ FLASK_FILES = {
             return service.trigger("order.report", queue="shop", lock_key="report")["job_id"]
     """,
     "main.py": """
-        from dataloader.app import create_app
-        from dataloader.pipelines.models import Base, Order, engine, open_session
+        from app import create_app
+        from pipelines.models import Base, Order, engine, open_session
 
         Base.metadata.create_all(engine)
         app = create_app()

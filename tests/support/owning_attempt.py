@@ -10,8 +10,8 @@ import psycopg
 import psycopg2
 
 from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
-from dataloader.app.queue.own_sessions import OwnSession
-from dataloader.app.queue.task_connections import TaskConnections
+from dataloader.workers.connections.own_sessions import OwnSession
+from dataloader.workers.connections.task_connections import TaskConnections
 from tests.support.real_service import query_rows
 from tests.support.waiting import eventually
 

@@ -1,4 +1,4 @@
-"""The wheel of this checkout, and virtual environments that it is installed in."""
+"""The wheel and the source distribution of this checkout, and virtual environments with the wheel."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ from pathlib import Path
 from tests.support.processes import ROOT
 
 
-def build_wheel(folder: Path) -> Path:
-    """Build the wheel into this folder and return its path."""
-    argv = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+def build_wheel(folder: Path, source: Path = ROOT) -> Path:
+    """Build the wheel of this checkout, or of an unpacked source distribution, into the folder; return its path."""
+    return _build("wheel", folder, source)
+
+
+def build_source_distribution(folder: Path) -> Path:
+    """Build the .tar.gz of this checkout into the folder; return its path."""
+    return _build("sdist", folder, ROOT)
+
+
+def _build(target: str, folder: Path, source: Path) -> Path:
+    argv = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
+    done = subprocess.run(argv, cwd=source, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
-    (built,) = folder.glob("*.whl")
+    (built,) = folder.iterdir()
     return built
 
 

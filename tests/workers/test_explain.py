@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.features.why.reasons import ReasonCode
 from dataloader.app.queue.job import Status
-from dataloader.app.queue.queues import Queues
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 

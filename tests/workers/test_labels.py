@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.job import Status
-from dataloader.app.queue.queues import Queues
 from dataloader.pipelines.contract import Pipelines
 from dataloader.workers.claimer import Claimer
 from tests.support import eventually

@@ -166,10 +166,11 @@ def test_silent_server_does_not_delay_other_stops(worker_pools, monkeypatch):
     pool = pool_with_stop_steps(worker_pools)
     let_go = threading.Event()
     monkeypatch.setattr(
-        "dataloader.app.queue.task_connections.TaskConnections._cancel_backends", lambda *_, **__: let_go.wait(20) and 0
+        "dataloader.workers.connections.task_connections.TaskConnections._cancel_backends",
+        lambda *_, **__: let_go.wait(20) and 0,
     )
     monkeypatch.setattr(
-        "dataloader.app.queue.task_connections.end_sessions", lambda *_: let_go.wait(20) and SessionsEnded()
+        "dataloader.workers.connections.task_connections.end_sessions", lambda *_: let_go.wait(20) and SessionsEnded()
     )
     stuck = worker_pools.add_job("thread.query")
     has_begun(worker_pools, stuck)

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.job import Status
-from dataloader.app.queue.queues import Queues, QueueState
+from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.workers import worker_control
 from dataloader.workers.listener import ListenState

@@ -20,8 +20,6 @@ from typing import Any
 from dataloader.app.db.encoding import sanitize_json, sanitize_text
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
 from dataloader.app.queue.job import ClaimedJob
-from dataloader.app.queue.own_connections import wrap_drivers
-from dataloader.app.queue.task_connections import MAX_CHECKPOINT_BYTES
 from dataloader.pipelines import contract, targets
 from dataloader.pipelines.contract import Stop, StopReason, Wait, registry
 from dataloader.pipelines.executors import Engines
@@ -29,6 +27,8 @@ from dataloader.pipelines.job_args import RESULT_KEY, SECRET_KEY, substitute
 from dataloader.pipelines.offload import RemoteWorkerLost
 from dataloader.pipelines.retry import Fixed, RetryAction, decide
 from dataloader.pipelines.runner import run_task
+from dataloader.workers.connections.own_connections import wrap_drivers
+from dataloader.workers.connections.task_connections import MAX_CHECKPOINT_BYTES
 from dataloader.workers.context import ContextSettings, JobContext
 from dataloader.workers.fingerprint import fingerprint
 from dataloader.workers.logs.capture import level_of, record_lines

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from dataloader.app import log
-from dataloader.app.db.connection import OptionSupport, probe_options
+from dataloader.workers.connections.check_options import OptionSupport, probe_options
 from dataloader.workers.threads import clock
 
 _log = log.get(__name__)

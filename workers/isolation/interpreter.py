@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dataloader.app.queue.task_connections import MAX_CHECKPOINT_BYTES
 from dataloader.pipelines.contract import Task
 from dataloader.workers.attempt import Attempt
+from dataloader.workers.connections.task_connections import MAX_CHECKPOINT_BYTES
 
 STANDALONE_PROGRAM = str(Path(__file__).with_name("standalone_main.py"))
 MIN_VERSION = (3, 8)

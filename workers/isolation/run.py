@@ -16,12 +16,12 @@ from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
-from dataloader.app.db.connection import CHECK_OPTIONS
 from dataloader.app.queue.attempt_sessions import attempt_application_name
 from dataloader.app.queue.job import ReleaseReason
 from dataloader.pipelines.contract import Command, Fail, StopReason, Task, TaskKind, TaskOptions
 from dataloader.pipelines.retry import RetryAction
 from dataloader.workers.attempt import Attempt
+from dataloader.workers.connections.check_options import CHECK_OPTIONS
 from dataloader.workers.isolation.child import ChildProcess, Exit, StartFailed
 from dataloader.workers.isolation.interpreter import STANDALONE_PROGRAM, standalone_spec
 from dataloader.workers.outcome import (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dataloader.app import log
-from dataloader.app.queue.offloads import NewOffload, Offload, Offloads
+from dataloader.app.features.offload.rows import NewOffload, Offload, Offloads
 from dataloader.pipelines.offload import (
     EngineRefused,
     OffloadOptions,

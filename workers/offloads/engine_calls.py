@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
+from dataloader.app.features.offload.rows import Outcome
 from dataloader.app.queue.job import ClaimedJob
-from dataloader.app.queue.offloads import Outcome
 from dataloader.pipelines.offload import EngineFull, EngineUnavailable, Executor, OffloadFailed
 from dataloader.workers.offloads.poller import MAX_POLL_SEC, MIN_POLL_SEC
 from dataloader.workers.offloads.remote_stop import RemoteStop

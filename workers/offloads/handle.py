@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dataloader.app import log
-from dataloader.app.queue.offloads import Offloads, Outcome
+from dataloader.app.features.offload.rows import Offloads, Outcome
 from dataloader.pipelines.offload import (
     EngineRefused,
     EngineUnavailable,

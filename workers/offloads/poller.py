@@ -13,7 +13,7 @@ from typing import Any
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.queue.offloads import DuePoll, Offloads
+from dataloader.app.features.offload.rows import DuePoll, Offloads
 from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.offload import EngineUnavailable, Executor, RemoteState, RemoteStatus, parse_progress
 from dataloader.workers.logs.writer import JobLogWriter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataloader.app import log
-from dataloader.app.queue.offloads import Offloads
+from dataloader.app.features.offload.rows import Offloads
 from dataloader.pipelines.executors import Engines
 
 _log = log.get(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from dataloader.app.queue.offloads import DuePoll
+from dataloader.app.features.offload.rows import DuePoll
 from dataloader.pipelines.offload import Executor, OffloadFailed
 from dataloader.workers.logs.writer import POSITION_STREAM, JobLogWriter
 

@@ -8,8 +8,8 @@ from functools import cache
 from typing import Protocol
 
 from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.features.offload.rows import Offloads
 from dataloader.app.queue.job import ClaimedJob
-from dataloader.app.queue.offloads import Offloads
 from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.offload import Executor
 from dataloader.workers.logs.writer import JobLogWriter

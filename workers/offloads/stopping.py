@@ -11,8 +11,8 @@ from typing import Protocol
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.features.offload.rows import Offload, Offloads
 from dataloader.app.queue.job import ClaimedJob
-from dataloader.app.queue.offloads import Offload, Offloads
 from dataloader.pipelines.context import StopReason
 from dataloader.pipelines.offload import UnknownEngine
 from dataloader.workers.offloads.remote_stop import RemoteStop

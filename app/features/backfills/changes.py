@@ -24,6 +24,7 @@ from dataloader.app.features.backfills.rows import (
     is_selected,
 )
 from dataloader.app.features.limits.rows import Limits
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.schedules.rows import Schedules
 from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.http.auth.guard import current_actor
@@ -35,7 +36,6 @@ from dataloader.app.http.schemas import INT4_MAX, BodyModel, field_errors
 from dataloader.app.log.masking import mask_secret_fields
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.queues import Queues
 from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.partitions import Listed, Partitions, Slice, partitions_from_json
 from dataloader.pipelines.schedule_definition import ScheduleDefinition, definition_from, fill_job, times_of_listed

@@ -6,19 +6,18 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 
-from dataloader.app.db.repair import (
-    Repair,
+from dataloader.app.db.schema import SCHEMA_VERSION, SchemaVersion, schema_text
+from dataloader.app.db.schema_statements import Repair, quote_identifier
+from dataloader.app.features.doctor.facts import SchemaObject
+from dataloader.app.features.doctor.findings import Finding, error, info, ok, warning
+from dataloader.app.features.doctor.repair import (
     change_statement,
     drop_statement,
     enable_statement,
     plan_repairs,
-    quote_identifier,
     with_search_path,
 )
-from dataloader.app.db.rights import SERVICE_RIGHTS
-from dataloader.app.db.schema import SCHEMA_VERSION, SchemaVersion, schema_text
-from dataloader.app.features.doctor.facts import SchemaObject
-from dataloader.app.features.doctor.findings import Finding, error, info, ok, warning
+from dataloader.app.features.roles.rights import SERVICE_RIGHTS
 from dataloader.app.wording import format_count
 
 EXPECTED_SCHEMA_FILE = "catalogue.json"

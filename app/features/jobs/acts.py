@@ -12,6 +12,7 @@ from dataloader.app.acts.act import Call, act
 from dataloader.app.errors import QueueDraining
 from dataloader.app.features.jobs.edits import CLONED_FIELDS, JobEditor
 from dataloader.app.features.jobs.job_detail import JobReader
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.jobs.trigger_request import TriggerResponse, validate_args
 from dataloader.app.http.jobs.visible_jobs import enqueue_visible
@@ -20,7 +21,7 @@ from dataloader.app.http.schemas import BodyModel, Name, PositiveInt, Priority, 
 from dataloader.app.log.masking import unmask
 from dataloader.app.queue.job import NewJob
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.queues import Queues, QueueState
+from dataloader.app.queue.queues import QueueState
 
 
 @dataclass(frozen=True)

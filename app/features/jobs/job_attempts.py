@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataloader.app.features.jobs.job_detail import AttemptRecord, JobDetail
+from dataloader.app.features.jobs.log_search import LogSummary
 from dataloader.app.log.masking import mask_secret_fields
-from dataloader.app.queue.job_logs import LogSummary
 
 _LOST_REASONS = ("lease_expired", "process_died", "upgrade")
 _FRAME_PREFIX = '  File "'

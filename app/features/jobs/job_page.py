@@ -19,6 +19,7 @@ from dataloader.app.features.jobs.job_detail import AttemptRecord, JobDetail, Jo
 from dataloader.app.features.jobs.job_history import describe_event, link_job_ids, reason_links, short_id
 from dataloader.app.features.jobs.job_timeline import build_timeline
 from dataloader.app.features.jobs.log_routes import LEVELS, levels_from
+from dataloader.app.features.jobs.log_search import JobLogSearch, LogFilter
 from dataloader.app.features.why.explain import JobExplainer, JobExplanation
 from dataloader.app.features.why.reasons import ExplanationReason, ReasonCode
 from dataloader.app.http.auth.api_keys import Scope
@@ -32,7 +33,6 @@ from dataloader.app.http.schemas import parse_job_id
 from dataloader.app.http.site import Site
 from dataloader.app.log.masking import mask_secret_fields, unmask
 from dataloader.app.queue.job import JobLogLine, Status
-from dataloader.app.queue.job_logs import JobLogSearch, LogFilter
 from dataloader.app.ui.base import (
     FormModel,
     FormText,

@@ -33,6 +33,7 @@ from dataloader.app.features.jobs.job_search import (
 )
 from dataloader.app.features.jobs.list_routes import decode_cursor, encode_cursor
 from dataloader.app.features.jobs.state_counts import StateCounter
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
@@ -40,7 +41,6 @@ from dataloader.app.http.site import Site
 from dataloader.app.log import mask_secret_fields
 from dataloader.app.queue.job import WAIT_STATES, Status
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.queues import Queues
 from dataloader.app.ui.base import (
     FormModel,
     FormText,

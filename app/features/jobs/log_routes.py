@@ -15,13 +15,13 @@ from pydantic import Field
 
 from dataloader.app.errors import DatabaseUnavailable, JobNotFound
 from dataloader.app.features.jobs.job_detail import AttemptRecord, JobReader, run_at
+from dataloader.app.features.jobs.log_search import JobLogSearch, LogFilter
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode, RequestRejected
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import INT4_MAX, MAX_PAGE_SIZE, QueryModel, parse_job_id
 from dataloader.app.http.site import Site
 from dataloader.app.queue.job import JobLogLine, LogPage
-from dataloader.app.queue.job_logs import JobLogSearch, LogFilter
 from dataloader.app.wording import format_attempt
 
 TEXT = "text/plain"

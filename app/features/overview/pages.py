@@ -9,13 +9,13 @@ from flask import Response
 
 from dataloader.app.features.jobs.job_search import Filter, JobSearch, JobSummary
 from dataloader.app.features.overview.problems import ProblemReader, Situation, count_open, find_problems
+from dataloader.app.features.queues.rows import QueueStatus
 from dataloader.app.features.schedules.changes import ScheduleEditor
 from dataloader.app.features.schedules.rows import Schedule
 from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.features.statistics.throughput import Throughput
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
-from dataloader.app.queue.queues import QueueStatus
 from dataloader.app.ui.base import PageRenderer, progress_summary
 
 MAX_RUNNING_SHOWN = 10

@@ -18,11 +18,12 @@ from dataloader.app.features.doctor.findings import Finding, Severity
 from dataloader.app.features.doctor.queue import check_queue
 from dataloader.app.features.jobs.job_search import Filter, JobSearch, JobSummary, TooManyActiveJobs
 from dataloader.app.features.limits.breakers import Breakers, BreakerState, BreakerStatus
+from dataloader.app.features.queues.rows import Queues, QueueStatus, WorkerStatus
 from dataloader.app.features.schedules.rows import Schedule, Schedules
 from dataloader.app.features.statistics.rows import PeriodStatistics, RecentRun, Statistics
 from dataloader.app.http.links import quote_name
 from dataloader.app.queue.job import Status
-from dataloader.app.queue.queues import Queues, QueueState, QueueStatus, WorkerStatus
+from dataloader.app.queue.queues import QueueState
 from dataloader.app.ui.formatter import Formatter
 from dataloader.app.wording import format_count
 

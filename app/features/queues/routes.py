@@ -10,6 +10,7 @@ from pydantic import Field
 from dataloader.app.acts.known_names import NameCheck
 from dataloader.app.acts.web import ActRunner, add_routes
 from dataloader.app.features.queues.acts import change_queue_settings, drain_worker, undrain_worker
+from dataloader.app.features.queues.rows import Queues, QueueStatus, WorkerStatus
 from dataloader.app.features.statistics.rows import Chart, Period, Statistics
 from dataloader.app.features.why.explain import JobExplainer, QueueExplanation
 from dataloader.app.http.auth.api_keys import Scope
@@ -18,7 +19,6 @@ from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
 from dataloader.app.http.routing import ANY_KEY, ApiBlueprint
 from dataloader.app.http.schemas import QueryModel
 from dataloader.app.http.site import Site
-from dataloader.app.queue.queues import Queues, QueueStatus, WorkerStatus
 
 
 class QueuesQuery(QueryModel):

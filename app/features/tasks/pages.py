@@ -23,6 +23,7 @@ from dataloader.app.features.limits.acts import delete_breaker, set_breaker
 from dataloader.app.features.limits.breakers import Breakers, BreakerStatus
 from dataloader.app.features.quality.pages import check_chart, dataset_path
 from dataloader.app.features.quality.rows import CheckHistory, DataQuality
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.schedules.changes import ScheduleDetail, ScheduleEditor
 from dataloader.app.features.schedules.pages import shown_as
 from dataloader.app.features.schedules.rows import Firing, Schedule
@@ -52,7 +53,7 @@ from dataloader.app.http.site import Site
 from dataloader.app.http.standby_reads import allowing_standby
 from dataloader.app.queue.job import Job
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.queues import LiveWorker, Queues, QueueState
+from dataloader.app.queue.queues import LiveWorker, QueueState
 from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, redirect_to
 from dataloader.pipelines.contract import Pipelines
 

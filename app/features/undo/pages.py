@@ -24,6 +24,7 @@ from dataloader.app.features.jobs.edits import JobEditor
 from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.limits.rows import Limits
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.schedules.changes import ScheduleEditor
 from dataloader.app.http.auth.guard import ACTOR, current_actor
 from dataloader.app.http.options import WebOptions
@@ -31,7 +32,7 @@ from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.queue.job import Job, Status
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.queues import Queues, QueueState
+from dataloader.app.queue.queues import QueueState
 from dataloader.app.ui.base import (
     ACT_COOKIE,
     UNAVAILABLE_ERRORS,

@@ -15,6 +15,8 @@ from dataloader.app.features.graphs.rows import Graphs
 from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.features.limits.breakers import Breakers, BreakerState, BreakerStatus
 from dataloader.app.features.limits.rows import Limits
+from dataloader.app.features.offload.rows import Offloads
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.schedules.rows import Schedules
 from dataloader.app.features.statistics.rows import PeriodStatistics, Statistics
 from dataloader.app.features.why.queue_reasons import (
@@ -41,8 +43,7 @@ from dataloader.app.features.why.wait_reasons import (
     waiting_reasons,
 )
 from dataloader.app.queue.job import Job, Status
-from dataloader.app.queue.offloads import Offloads
-from dataloader.app.queue.queues import Queues, QueueState, find_requirements
+from dataloader.app.queue.queues import QueueState, find_requirements
 from dataloader.app.wording import format_count, suggestion
 
 _MAX_READY_JOBS = 200  # of each queue, among which a job of a task is looked for

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dataloader.app.features.limits.rows import LimitStatus
+from dataloader.app.features.queues.rows import QueueStatus, WorkerStatus
 from dataloader.app.features.why.reasons import ExplanationReason, ReasonCode
-from dataloader.app.queue.queues import LiveWorker, QueueSettings, QueueState, QueueStatus, WorkerStatus
+from dataloader.app.queue.queues import LiveWorker, QueueSettings, QueueState
 from dataloader.app.wording import format_count, format_utc
 
 

@@ -10,12 +10,12 @@ from uuid import UUID
 
 from dataloader.app.features.graphs.rows import ParentJob
 from dataloader.app.features.limits.rows import LimitHolder, LimitStatus
+from dataloader.app.features.offload.rows import Offload
 from dataloader.app.features.statistics.rows import PeriodStatistics
 from dataloader.app.features.why.queue_reasons import closed_since, settings_reasons
 from dataloader.app.features.why.reasons import MAX_LISTED, ExplanationReason, ReasonCode, format_elapsed
 from dataloader.app.queue.job import Job
 from dataloader.app.queue.labels import Labels, describe_missing
-from dataloader.app.queue.offloads import Offload
 from dataloader.app.queue.queues import QueueSettings, QueueState
 from dataloader.app.wording import format_count, format_duration, format_utc, suggestion
 

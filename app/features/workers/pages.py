@@ -12,9 +12,9 @@ from flask import Response
 from pydantic import Field
 
 from dataloader.app.features.queues.acts import drain_worker, undrain_worker
+from dataloader.app.features.queues.rows import Queues, WorkerStatus
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
-from dataloader.app.queue.queues import Queues, WorkerStatus
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
 
 

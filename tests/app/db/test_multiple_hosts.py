@@ -13,7 +13,7 @@ from dataloader.app.db.connection import Session
 from dataloader.app.db.pool import Pool
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
-from dataloader.app.queue.task_connections import TaskConnections
+from dataloader.workers.connections.task_connections import TaskConnections
 from tests.support.proxy import HangUpServer
 
 

@@ -18,8 +18,8 @@ from dataloader.app.features.doctor.findings import Severity
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
 from dataloader.app.queue.job import NewJob, Status
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.task_connections import TaskConnections
 from dataloader.app.runtime.commands import run_doctor
+from dataloader.workers.connections.task_connections import TaskConnections
 from tests.support.databases import execute_sql
 from tests.support.queue_fixture import QueueFixture
 

@@ -268,7 +268,7 @@ def test_a_server_that_is_too_old_is_refused(old, monkeypatch):
 def test_a_file_that_is_missing_is_named(monkeypatch, tmp_path):
     from dataloader.app.db import schema
 
-    monkeypatch.setattr(schema, "__file__", str(tmp_path / "a" / "b" / "schema.py"))
+    monkeypatch.setattr(schema, "__file__", str(tmp_path / "app" / "db" / "schema.py"))
     with pytest.raises(FileNotFoundError, match=r"schema\.sql"):
         schema.schema_text()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from psycopg2.extensions import make_dsn
 
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
-from dataloader.app.queue.task_connections import TaskConnections
+from dataloader.workers.connections.task_connections import TaskConnections
 from tests.support.queue_fixture import QueueFixture
 
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import fields
 from uuid import uuid4
 
-from dataloader.app.db.repair import schema_statements
 from dataloader.app.db.schema import schema_text
+from dataloader.app.db.schema_statements import schema_statements
 from dataloader.app.db.statements import statements
 from dataloader.app.queue.job import Job, NewJob
 from dataloader.app.queue.jobs import JobQueue

@@ -10,9 +10,9 @@ import pytest
 from psycopg2 import extensions as ext
 
 from dataloader.app.db import connection as connections
-from dataloader.app.db.connection import CHECK_OPTIONS, OptionSupport, probe_options
 from dataloader.app.queue.attempt_sessions import attempt_application_name
 from dataloader.pipelines.contract import TaskOptions
+from dataloader.workers.connections.check_options import CHECK_OPTIONS, OptionSupport, probe_options
 from dataloader.workers.isolation import environment
 from dataloader.workers.isolation.environment import ConnectionCheck
 from dataloader.workers.isolation.run import session_variables

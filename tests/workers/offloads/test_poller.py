@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dataloader.app import log
+from dataloader.app.features.offload.rows import DuePoll
 from dataloader.app.queue.job import Status
-from dataloader.app.queue.offloads import DuePoll
 from dataloader.pipelines.executors import Engines
 from dataloader.workers.offloads import poller
 from dataloader.workers.secrets import SecretStore

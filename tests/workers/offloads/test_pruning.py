@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dataloader.app.queue.offloads import Offloads
+from dataloader.app.features.offload.rows import Offloads
 from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.offload import OffloadSpec, RemoteState
 from dataloader.workers.offloads.pruning import prune_offloads

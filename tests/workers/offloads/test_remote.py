@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from psycopg2.extensions import make_dsn
 
-from dataloader.app.queue.offloads import NewOffload, Offloads
+from dataloader.app.features.offload.rows import NewOffload, Offloads
 from dataloader.pipelines import remote
 from dataloader.pipelines.offload import ResultTooLarge
 from tests.support.queue_fixture import QueueFixture

@@ -10,7 +10,7 @@ import pytest
 
 from dataloader.app.features.jobs.job_attempts import attempt_anchors, attempt_cards, attempt_state
 from dataloader.app.features.jobs.job_detail import AttemptRecord
-from dataloader.app.queue.job_logs import LogSummary
+from dataloader.app.features.jobs.log_search import LogSummary
 
 
 def attempt(number=1, outcome="failed", **fields):

@@ -16,8 +16,8 @@ from dataloader.app.features.doctor.findings import Severity
 from dataloader.app.features.doctor.queue import check_queue
 from dataloader.app.features.limits.breakers import BreakerState, BreakerStatus
 from dataloader.app.features.overview.problems import Situation, count_open, find_problems
+from dataloader.app.features.queues.rows import QueueStatus, WorkerStatus
 from dataloader.app.features.statistics.rows import PeriodStatistics
-from dataloader.app.queue.queues import QueueStatus, WorkerStatus
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.databases import execute_sql
 

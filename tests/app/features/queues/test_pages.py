@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dataloader.app.queue.queues import Queues, QueueState
+from dataloader.app.features.queues.rows import Queues
+from dataloader.app.queue.queues import QueueState
 from tests.support.databases import execute_sql
 
 

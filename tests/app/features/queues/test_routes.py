@@ -81,7 +81,7 @@ def test_a_draining_queue_takes_no_new_jobs(client, request_body, monkeypatch):
 
 def test_with_the_database_away_no_queue_is_known_to_drain(broken):
     from dataloader.app.errors import DatabaseUnavailable
-    from dataloader.app.queue.queues import Queues
+    from dataloader.app.features.queues.rows import Queues
 
     QueueSettingsCache(Queues(broken(DatabaseUnavailable("away")))).reject_if_draining("etl")
 

@@ -6,9 +6,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from dataloader.app.features.limits.rows import Limits
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.scaling.rows import QueueScaling, Scaling, ScalingSignals, summarize
 from dataloader.app.features.statistics.rows import Statistics
-from dataloader.app.queue.queues import Queues, QueueState
+from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.queue_fixture import QueueFixture
 

@@ -14,8 +14,8 @@ from dataloader.app.acts.audit_log import AuditLog
 from dataloader.app.features.alerts.rows import Alerts, RuleKind
 from dataloader.app.features.limits.breakers import Breakers
 from dataloader.app.features.limits.rows import Limits
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.schedules.rows import Schedules
-from dataloader.app.queue.queues import Queues
 from tests.support import eventually
 from tests.support.databases import execute_sql
 

@@ -18,9 +18,10 @@ from dataloader.app.cli.command import cli
 from dataloader.app.cli.text import format_message
 from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.limits.rows import Limits
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.why.reasons import ReasonCode
 from dataloader.app.queue.job import ReleaseReason, ReleaseRequest, Status
-from dataloader.app.queue.queues import Queues, QueueState
+from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support import Databases
 from tests.support.api_server import serving

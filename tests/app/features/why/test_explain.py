@@ -7,11 +7,12 @@ from uuid import UUID, uuid4
 import pytest
 
 from dataloader.app.errors import JobNotFound
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.features.why import explain, wait_reasons
 from dataloader.app.features.why.explain import JobExplainer, JobExplanation
 from dataloader.app.queue.job import Status
-from dataloader.app.queue.queues import Queues, QueueState
+from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from dataloader.app.wording import format_duration
 from tests.support.queue_fixture import QueueFixture

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.features.why.reasons import ReasonCode
-from dataloader.app.queue.queues import Queues
 
 
 def test_a_job_of_a_fair_queue_waits_for_its_turn(queue_db):

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import psycopg2
 import pytest
 
-from dataloader.app.queue.queues import Queues
+from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.databases import execute_sql
 

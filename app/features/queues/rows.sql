@@ -1,0 +1,129 @@
+-- Queues and worker processes, as operators read and change them.
+
+-- name: change_queue_settings
+-- Change the settings of a queue and notify all workers. A parameter that is NULL leaves its column unchanged; `remove` lists the
+-- settings to remove. `weights` sets those of tenants; null removes one.
+INSERT INTO dl_queues AS q (queue, state, concurrency, per_worker, fair, share, note, changed_by)
+VALUES (%(queue)s::text, coalesce(%(state)s::text, 'open'), %(concurrency)s::int, %(per_worker)s::int, %(fair)s::text,
+        %(share)s::float8, %(note)s::text, %(changed_by)s::text)
+    ON CONFLICT (queue) DO UPDATE
+   SET state = coalesce(%(state)s::text, q.state),
+       concurrency = CASE WHEN 'concurrency' <> ALL (%(remove)s::text[]) THEN coalesce(excluded.concurrency, q.concurrency) END,
+       per_worker = CASE WHEN 'per_worker' <> ALL (%(remove)s::text[]) THEN coalesce(excluded.per_worker, q.per_worker) END,
+       fair = CASE WHEN 'fair' <> ALL (%(remove)s::text[]) THEN coalesce(excluded.fair, q.fair) END,
+       share = CASE WHEN 'share' <> ALL (%(remove)s::text[]) THEN coalesce(excluded.share, q.share) END,
+       note = CASE WHEN %(state)s::text IS NULL THEN coalesce(excluded.note, q.note) ELSE excluded.note END,
+       changed_by = excluded.changed_by, changed_at = clock_timestamp();
+
+WITH removed AS (
+    DELETE FROM dl_fair_weights w USING jsonb_each(%(weights)s::jsonb) AS given (fair_key, weight)
+     WHERE w.queue = %(queue)s::text AND w.fair_key = given.fair_key AND given.weight = 'null'
+)
+INSERT INTO dl_fair_weights (queue, fair_key, weight)
+SELECT %(queue)s::text, given.fair_key, given.weight::int FROM jsonb_each(%(weights)s::jsonb) AS given (fair_key, weight)
+ WHERE given.weight <> 'null'
+    ON CONFLICT (queue, fair_key) DO UPDATE SET weight = excluded.weight;
+
+SELECT queue, state, concurrency, per_worker, note, changed_by, changed_at, fair, share,
+       (SELECT coalesce(jsonb_object_agg(w.fair_key, w.weight), '{}') FROM dl_fair_weights w WHERE w.queue = q.queue)::text,
+       pg_notify('dl_control', 'queue ' || left(queue, 2000))
+  FROM dl_queues q
+ WHERE queue = %(queue)s::text;
+
+-- name: queue_depths
+-- The depths of these queues. Ready jobs are counted along their index up to `max_exact`, running ones completely; the
+-- numbers of scheduled, blocked, limited and waiting jobs are those recorded in the last minute.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true);
+
+WITH running AS MATERIALIZED (
+    SELECT queue, count(*) AS n FROM dl_jobs WHERE status = 'running' GROUP BY queue
+), serving AS MATERIALIZED (
+    SELECT q.queue, count(*) AS workers
+      FROM dl_workers w CROSS JOIN LATERAL unnest(w.queues) q (queue)
+     WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND NOT w.draining
+     GROUP BY q.queue
+)
+SELECT listed.queue, coalesce(q.state, 'open'), q.concurrency, q.per_worker, q.note, q.changed_by, q.changed_at,
+       q.fair, q.share,
+       (SELECT coalesce(jsonb_object_agg(w.fair_key, w.weight), '{}') FROM dl_fair_weights w WHERE w.queue = listed.queue)::text,
+       coalesce(q.state, 'open') <> 'open' AND running.n IS NULL AS is_drained,
+       CASE WHEN ready.n <= %(max_exact)s::int THEN ready.n ELSE greatest(%(max_exact)s::int, d.ready) END AS ready,
+       ready.n <= %(max_exact)s::int AS ready_exact, coalesce(d.scheduled, 0), coalesce(d.blocked, 0), coalesce(d.limited, 0), coalesce(d.waiting, 0), coalesce(running.n, 0),
+       coalesce(serving.workers, 0), d.at
+  FROM unnest(%(queues)s::text[]) AS listed (queue)
+       CROSS JOIN LATERAL (SELECT count(*) AS n
+                             FROM (SELECT FROM dl_jobs j
+                                    WHERE j.queue = listed.queue AND j.status = 'queued' AND j.wait_state = 'ready'
+                                    LIMIT %(max_exact)s::int + 1) limited) ready
+       LEFT JOIN running ON running.queue = listed.queue
+       LEFT JOIN serving ON serving.queue = listed.queue
+       LEFT JOIN dl_queue_depths d ON d.queue = listed.queue AND d.at = (SELECT max(at) FROM dl_queue_depths)
+       LEFT JOIN dl_queues q ON q.queue = listed.queue
+ ORDER BY listed.queue;
+
+-- name: next_jobs
+-- The first ready jobs of a queue in the order of claims. In a fair queue each tenant's jobs are in this order.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true);
+
+SELECT job_id, task, priority, fair_key, unknown_task, greatest(created_at, available_at) AS ready_since
+  FROM dl_jobs
+ WHERE queue = %(queue)s::text AND status = 'queued' AND wait_state = 'ready'
+ ORDER BY priority, created_at, job_id
+ LIMIT %(limit)s::int;
+
+-- name: waiting_tenants
+-- The tenants of a fair queue among its first ready jobs and its running ones, those with the most ready jobs first.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true);
+
+WITH ready AS (
+    SELECT coalesce(fair_key, '') AS tenant, count(*) AS n
+      FROM (SELECT fair_key FROM dl_jobs
+             WHERE queue = %(queue)s::text AND status = 'queued' AND wait_state = 'ready'
+             ORDER BY priority, created_at, job_id
+             LIMIT %(max_exact)s::int) first
+     GROUP BY 1
+), running AS (
+    SELECT coalesce(fair_key, '') AS tenant, count(*) AS n
+      FROM dl_jobs
+     WHERE status = 'running' AND queue = %(queue)s::text
+     GROUP BY 1
+)
+SELECT coalesce(ready.tenant, running.tenant), coalesce(ready.n, 0), coalesce(running.n, 0), coalesce(w.weight, 1)
+  FROM ready
+       FULL JOIN running ON running.tenant = ready.tenant
+       LEFT JOIN dl_fair_weights w ON w.queue = %(queue)s::text AND w.fair_key = coalesce(ready.tenant, running.tenant)
+ ORDER BY 2 DESC, 3 DESC, 1
+ LIMIT %(limit)s::int;
+
+-- name: drain_worker
+-- Make a worker process stop claiming jobs, or claim again.
+WITH changed AS (
+    UPDATE dl_workers SET draining = %(draining)s::bool WHERE worker_id = %(worker_id)s::uuid RETURNING worker_id, draining
+)
+SELECT draining, pg_notify('dl_control', CASE WHEN draining THEN 'drain ' ELSE 'undrain ' END || worker_id) FROM changed;
+
+-- name: worker_statuses
+-- Registered worker processes with their running jobs, live ones first.
+WITH running AS MATERIALIZED (
+    SELECT job_id, queue, task, attempt, started_at, heartbeat_at, worker,
+           CASE WHEN checkpoint IS NULL  -- since the start of this attempt; started_at is that of the first
+                THEN greatest(0, extract(epoch FROM clock_timestamp()
+                     - coalesce((SELECT e.ts FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked'
+                                  ORDER BY e.event_id DESC LIMIT 1), started_at)))
+                ELSE 0 END AS loss_sec
+      FROM dl_jobs j WHERE status = 'running' LIMIT 10000
+)
+SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, cardinality(jobs.running) AS busy, w.started_at, w.seen_at,
+       w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND w.dead_at IS NULL AS alive, w.draining, w.listener,
+       w.rss_bytes, jobs.running, w.pid, w.queue_threads::text, w.stopping, jobs.would_lose_sec, w.labels::text,
+       w.unserved_tasks::text
+  FROM dl_workers w
+       CROSS JOIN LATERAL (SELECT ARRAY(SELECT (to_jsonb(r) - 'worker' - 'loss_sec')::text FROM running r WHERE r.worker = w.name
+                                         ORDER BY r.started_at) AS running,
+                                 (SELECT coalesce(round(sum(r.loss_sec), 1), 0)::float8 FROM running r WHERE r.worker = w.name)
+                                 AS would_lose_sec) jobs
+ ORDER BY alive DESC, w.started_at DESC
+ LIMIT 1000;

@@ -1,0 +1,1507 @@
+-- The tables and functions that every job needs. They are a whole queue without any feature: jobs are enqueued, claimed,
+-- renewed, settled, released, reaped, canceled and retried. Needs PostgreSQL 15 or newer, and no extension.
+
+BEGIN;
+
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_class WHERE relnamespace = quote_ident(current_schema())::regnamespace
+                                      AND relname IN ('dl_jobs', 'dl_schema')) THEN
+        RAISE EXCEPTION 'the schema % holds tables of dataloader already: run `dataloader migrate`', current_schema();
+    END IF;
+END $$;
+
+-- Functions keep this search path: with pg_temp last, a caller's temporary tables cannot take the place of ours.
+SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+
+-- ── Version ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- One row per applied version. Processes of version `serves_from` or newer work on these tables; NULL: only those of the
+-- same version. A row of version 0 records that the tables held jobs before they had versions: workers delete none of
+-- them until DL_RETENTION_ENABLED=true.
+CREATE TABLE dl_schema (
+    version     int         NOT NULL,
+    fingerprint text        NOT NULL,  -- of this file, as `dataloader migrate` applied it
+    applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    serves_from int
+);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (8, 'by hand', 4);
+
+-- ── Types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+CREATE TYPE dl_status AS ENUM ('queued', 'running', 'succeeded', 'failed', 'canceled', 'lost');
+
+-- What a queued job waits for. scheduled: its time, or to be promoted; ready: a worker; blocked: its lock key; waiting:
+-- other jobs; limited: the limit `waits_on`.
+CREATE TYPE dl_wait_state AS ENUM ('scheduled', 'ready', 'blocked', 'waiting', 'limited');
+
+-- A request of dl_enqueue_many: its fields, position, job id, and the field with a problem.
+CREATE TYPE dl_enqueue_request AS (
+    n bigint, job_id uuid, queue text, task text, lock_key text, args jsonb, idempotency_key text,
+    partition_key text, priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int,
+    producer text, consumer_group text, live_key text, time_limit_sec int, retry jsonb, parent_id uuid,
+    webhook jsonb, traceparent text, field text, problem text, limits jsonb, after jsonb, need text,
+    fair_key text, debounce jsonb, throttle jsonb, expires_at timestamptz, start_within_sec int,
+    schedule_id uuid, backfill_id uuid, logical_at timestamptz, interval_start timestamptz, interval_end timestamptz,
+    tags text[]
+);
+
+-- A job id begins with the time (RFC 9562, version 7, to a quarter of a microsecond), so that jobs created together are
+-- neighbours in every index that has it. A single expression: the planner inlines the call.
+CREATE OR REPLACE FUNCTION dl_new_id() RETURNS uuid
+    LANGUAGE sql VOLATILE PARALLEL SAFE
+    RETURN (overlay(lpad(to_hex((date_part('epoch', clock_timestamp()) * 4096000)::bigint), 15, '0') PLACING '7' FROM 13 FOR 0)
+            || substr(gen_random_uuid()::text, 20))::uuid;
+
+-- Whether these may be a job's tags: 1 to 20 texts, each of 1 to 100 bytes. In PL/pgSQL: the planner would try to inline a
+-- function in SQL for each statement that writes a job.
+CREATE OR REPLACE FUNCTION dl_is_tag_list(tags text[]) RETURNS bool
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+BEGIN
+    RETURN cardinality(tags) BETWEEN 1 AND 20 AND array_ndims(tags) = 1
+           AND (SELECT bool_and(coalesce(octet_length(tag) BETWEEN 1 AND 100, false)) FROM unnest(tags) AS tag);
+END $$;
+
+-- ── Jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+CREATE TABLE dl_jobs (
+    job_id           uuid          PRIMARY KEY DEFAULT dl_new_id(),
+    queue            text          NOT NULL,
+    task             text          NOT NULL,
+    args             jsonb         NOT NULL DEFAULT '{}',
+    idempotency_key  text          UNIQUE,
+    lock_key         text          NOT NULL,
+    partition_key    text          NOT NULL DEFAULT '',
+    priority         int           NOT NULL DEFAULT 100,
+    available_at     timestamptz   NOT NULL DEFAULT now(),
+    status           dl_status     NOT NULL DEFAULT 'queued',
+    attempt          int           NOT NULL DEFAULT 0,
+    max_attempts     int           NOT NULL DEFAULT 5,
+    lease_ttl_sec    int           NOT NULL DEFAULT 60,
+    lease_expires_at timestamptz,
+    heartbeat_at     timestamptz,
+    cancel_requested bool          NOT NULL DEFAULT false,
+    progress         jsonb         NOT NULL DEFAULT '{}',
+    error            text,
+    producer         text,
+    consumer_group   text,
+    created_at       timestamptz   NOT NULL DEFAULT now(),
+    started_at       timestamptz,
+    finished_at      timestamptz,
+    -- The fence: drawn by the worker at each claim. Kept when the attempt ends, so that its owner can be identified.
+    run_id           uuid,
+    wait_state       dl_wait_state NOT NULL DEFAULT 'scheduled',
+    unknown_task     bool          NOT NULL DEFAULT false,  -- deferred: no live worker knows the task
+    worker           text,
+    worker_id        uuid,          -- the process that runs the attempt, while it runs; NULL: the lease alone decides
+    result           jsonb,
+    traceback        text,
+    request_hash     text,          -- of queue, task and args as requested: identifies a repeated request
+    live_key         text,          -- unique among queued and running jobs only
+    time_limit_sec   int,
+    retry            jsonb,         -- this job's retry policy; NULL: its task's
+    checkpoint       jsonb,         -- where the next attempt resumes
+    crashes          int           NOT NULL DEFAULT 0,  -- how often a process of its own died under it
+    parent_id        uuid,          -- the job whose attempt enqueued this one
+    webhook          jsonb,         -- this job's own webhook: {"url": …, "events": […]}
+    traceparent      text,          -- W3C trace context of the request: the attempts are part of its trace
+    limits           jsonb,         -- {"name": weight}: what the job counts in each limit while it runs
+    waits_on         text,          -- the limit that a limited job waits for, or that a ready job has been woken for
+    graph_id         uuid,          -- the graph of a job with parents or children
+    graph_key        text,          -- its name within the graph
+    need             text,          -- 'any': it waits for the first parent that ends as it asks; NULL: for all
+    skipped          bool,          -- canceled because a parent did not end as it asked
+    -- The tenant that the job counts as where a queue serves tenants in turn.
+    fair_key         text CHECK (octet_length(fair_key) <= 500),
+    debounce_key     text,          -- while it is queued, triggers with this key change it and make no other job
+    throttle_key     text,          -- unique: key and time window of a request of which each window has one job
+    expires_at       timestamptz,   -- canceled if it has not started by then; NULL once it has
+    error_fingerprint text,         -- of the last attempt's error: its class, and the function it came from
+    schedule_id      uuid,          -- the schedule that made it
+    backfill_id      uuid,          -- the backfill that made it
+    logical_at       timestamptz,   -- the time it is for: the nominal time of its schedule, the end of its slice
+    interval_start   timestamptz,   -- the data it is to load, up to interval_end
+    interval_end     timestamptz,
+    warnings         int,           -- how many data checks of the attempt that succeeded did not pass; NULL: none
+    tags             text[],        -- by which people and programs find it
+    CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
+    CONSTRAINT dl_jobs_chk_tags CHECK (tags IS NULL OR dl_is_tag_list(tags)),
+    -- What fits into every index. Without it a job that no index holds yet would fail each statement that promotes it.
+    CONSTRAINT dl_jobs_chk_sizes
+        CHECK (octet_length(queue) <= 1000 AND octet_length(task) <= 1000 AND octet_length(lock_key) <= 2000)
+) WITH (
+    -- Free space on each page keeps a heartbeat's new row version on the page of the old one (HOT): no index changes.
+    -- Wide values are in the TOAST table, where a heartbeat that does not change them leaves them. Dead rows are
+    -- vacuumed soon, and statistics follow the work of a minute.
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.05,
+    toast.autovacuum_vacuum_scale_factor = 0.05,
+    toast.autovacuum_vacuum_threshold = 1000,
+    toast.autovacuum_vacuum_cost_delay = 0
+);
+
+-- A queued job is in exactly one of the first three, or waits for a limit. The order of the first is the order of claims.
+CREATE INDEX dl_jobs_ready_idx ON dl_jobs (queue, priority, created_at, job_id)
+    WHERE status = 'queued' AND wait_state = 'ready';
+CREATE INDEX dl_jobs_scheduled_idx ON dl_jobs (available_at)
+    WHERE status = 'queued' AND wait_state = 'scheduled';
+CREATE INDEX dl_jobs_blocked_idx ON dl_jobs (lock_key, priority, created_at, job_id)
+    WHERE status = 'queued' AND wait_state = 'blocked';
+
+CREATE INDEX dl_jobs_limited_idx ON dl_jobs (waits_on, queue, wait_state, priority, created_at, job_id)
+    WHERE status = 'queued' AND waits_on IS NOT NULL;
+
+CREATE INDEX dl_jobs_waiting_idx ON dl_jobs (queue) WHERE status = 'queued' AND wait_state = 'waiting';
+CREATE INDEX dl_jobs_graph_idx ON dl_jobs (graph_id) WHERE graph_id IS NOT NULL;
+
+-- The ready jobs of each tenant, in their order.
+CREATE INDEX dl_jobs_fair_idx ON dl_jobs (queue, priority, fair_key, created_at, job_id)
+    WHERE status = 'queued' AND wait_state = 'ready' AND fair_key IS NOT NULL;
+CREATE UNIQUE INDEX dl_jobs_debounce_key_idx ON dl_jobs (debounce_key) WHERE status = 'queued' AND debounce_key IS NOT NULL;
+CREATE UNIQUE INDEX dl_jobs_throttle_key_idx ON dl_jobs (throttle_key) WHERE throttle_key IS NOT NULL;
+CREATE INDEX dl_jobs_expires_idx ON dl_jobs (expires_at) WHERE status = 'queued' AND expires_at IS NOT NULL;
+
+-- The live jobs of a schedule and of a backfill, and all jobs of a slice.
+CREATE INDEX dl_jobs_schedule_idx ON dl_jobs (schedule_id, logical_at) WHERE schedule_id IS NOT NULL AND status IN ('queued', 'running');
+CREATE INDEX dl_jobs_backfill_idx ON dl_jobs (backfill_id) WHERE backfill_id IS NOT NULL AND status IN ('queued', 'running');
+CREATE INDEX dl_jobs_slice_idx ON dl_jobs (task, partition_key, created_at) WHERE live_key LIKE 'slice:%';
+
+-- No two running jobs share a lock key, whatever else goes wrong.
+CREATE UNIQUE INDEX dl_jobs_running_key_idx ON dl_jobs (lock_key) WHERE status = 'running';
+
+CREATE UNIQUE INDEX dl_jobs_live_key_idx ON dl_jobs (live_key)
+    WHERE live_key IS NOT NULL AND status IN ('queued', 'running');
+
+-- Deferred jobs: few, and searched by each worker that starts.
+CREATE INDEX dl_jobs_unknown_task_idx ON dl_jobs (queue, task) WHERE status = 'queued' AND unknown_task;
+
+-- Lists, newest first.
+CREATE INDEX dl_jobs_created_idx ON dl_jobs (created_at, job_id);
+
+-- Finished jobs in the order of their deletion, oldest first, for each status and task.
+CREATE INDEX dl_jobs_finished_idx ON dl_jobs (status, task, finished_at)
+    WHERE status IN ('succeeded', 'failed', 'canceled', 'lost');
+
+-- All jobs of a lock key, of whatever age.
+-- An operator class of its own, so that no claim sorts by this index: a plan made on an empty table did, and read all jobs.
+CREATE INDEX dl_jobs_lock_key_idx ON dl_jobs (lock_key text_pattern_ops, job_id);
+
+-- The jobs of a tag, of whatever age.
+CREATE INDEX dl_jobs_tags_idx ON dl_jobs USING gin (tags) WHERE tags IS NOT NULL;
+
+-- Lists of unsuccessful jobs, and bulk retries.
+CREATE INDEX dl_jobs_unsuccessful_idx ON dl_jobs (created_at, job_id)
+    WHERE status IN ('failed', 'canceled', 'lost');
+
+-- The follow-ups of a job.
+CREATE INDEX dl_jobs_parent_idx ON dl_jobs (parent_id, created_at) WHERE parent_id IS NOT NULL;
+
+-- What must be equal for two requests with one idempotency key to be the same request.
+CREATE OR REPLACE FUNCTION dl_request_hash(queue text, task text, args jsonb) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN encode(sha256(convert_to(jsonb_build_array(queue, task, args)::text, 'UTF8')), 'hex');
+
+-- Whether a running job's lease has expired. Other services may write any time into the row, so a lease ends no later
+-- than its length after the last heartbeat, and a lease or heartbeat further in the future than its length and a day
+-- does not count. A live owner writes both with each heartbeat.
+CREATE OR REPLACE FUNCTION dl_is_lease_expired(lease_expires_at timestamptz, heartbeat_at timestamptz, lease_ttl_sec int)
+    RETURNS bool LANGUAGE sql VOLATILE PARALLEL SAFE
+    RETURN coalesce(lease_expires_at, '-infinity') < clock_timestamp()
+        OR heartbeat_at < clock_timestamp() - make_interval(secs => lease_ttl_sec)
+        OR least(lease_expires_at, coalesce(heartbeat_at, 'infinity'))
+           > clock_timestamp() + make_interval(days => 1, secs => lease_ttl_sec);
+
+-- Whether a job matches a filter of lists and bulk operations. A single expression: the planner inlines the call and
+-- sees which index it may use.
+CREATE OR REPLACE FUNCTION dl_job_matches(j dl_jobs, filter jsonb) RETURNS bool
+    LANGUAGE sql STABLE
+    RETURN (filter ->> 'job_id' IS NULL OR j.job_id = ANY ((filter ->> 'job_id')::uuid[]))
+       AND (filter ->> 'idempotency_key' IS NULL OR j.idempotency_key = filter ->> 'idempotency_key')
+       AND (filter ->> 'status' IS NULL OR j.status::text = ANY ((filter ->> 'status')::text[]))
+       AND (filter ->> 'wait_state' IS NULL OR j.status::text = 'queued' AND j.wait_state::text = filter ->> 'wait_state')
+       AND (filter ->> 'queue' IS NULL OR j.queue = filter ->> 'queue')
+       AND (filter ->> 'task' IS NULL OR j.task = filter ->> 'task')
+       AND (filter ->> 'lock_key' IS NULL OR j.lock_key = filter ->> 'lock_key')
+       AND (filter ->> 'partition_key' IS NULL OR j.partition_key = filter ->> 'partition_key')
+       AND (filter ->> 'producer' IS NULL OR j.producer = filter ->> 'producer')
+       AND (filter ->> 'consumer_group' IS NULL OR j.consumer_group = filter ->> 'consumer_group')
+       AND (filter ->> 'tag' IS NULL OR j.tags @> ARRAY[filter ->> 'tag'])
+       AND (filter ->> 'fingerprint' IS NULL OR j.error_fingerprint = filter ->> 'fingerprint')
+       AND (filter ->> 'warnings' IS NULL OR (j.warnings IS NOT NULL) = (filter ->> 'warnings')::bool)
+       AND (filter ->> 'created_from' IS NULL OR j.created_at >= (filter ->> 'created_from')::timestamptz)
+       AND (filter ->> 'created_to' IS NULL OR j.created_at < (filter ->> 'created_to')::timestamptz)
+       AND (filter ->> 'started_from' IS NULL OR j.started_at >= (filter ->> 'started_from')::timestamptz)
+       AND (filter ->> 'started_to' IS NULL OR j.started_at < (filter ->> 'started_to')::timestamptz)
+       AND (filter ->> 'finished_from' IS NULL OR j.finished_at >= (filter ->> 'finished_from')::timestamptz)
+       AND (filter ->> 'finished_to' IS NULL OR j.finished_at < (filter ->> 'finished_to')::timestamptz)
+       AND (filter ->> 'text' IS NULL OR strpos(lower(j.args::text), lower(filter ->> 'text')) > 0
+            OR strpos(lower(coalesce(j.error, '')), lower(filter ->> 'text')) > 0);
+
+-- jsonb as text, or {"$dropped": reason} where the text is larger than `max_bytes` or cannot be made: a few bytes such as
+-- 1e131071 are 128 KB of text, and a failing cast would fail the statement around it, such as every claim of a queue.
+-- The second function is inlined and spares small values the call.
+CREATE OR REPLACE FUNCTION dl_json_text_limited(value jsonb, max_bytes int) RETURNS text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    text_value text;
+BEGIN
+    IF jsonb_path_exists(value, '$.** ? (@.type() == "number" && (@.abs() >= 1e310 || (@.abs() < 1e-310 && @ != 0)))') THEN
+        RETURN jsonb_build_object('$dropped', 'a number in it has more than 310 digits');
+    END IF;
+    IF pg_column_size(value) / 8 <= max_bytes THEN  -- else it is not even decompressed
+        text_value := value::text;
+    END IF;
+    IF octet_length(text_value) <= max_bytes THEN
+        RETURN text_value;
+    END IF;
+    RETURN jsonb_build_object('$dropped', format('more than %s bytes of JSON', max_bytes));
+EXCEPTION WHEN program_limit_exceeded OR out_of_memory OR internal_error THEN
+    RETURN jsonb_build_object('$dropped', 'more JSON than a text can hold');
+END $$;
+
+CREATE OR REPLACE FUNCTION dl_json_text(value jsonb, max_bytes int DEFAULT 67108864) RETURNS text LANGUAGE sql STABLE
+    RETURN CASE WHEN pg_column_size(value) < 2000 AND pg_column_compression(value) IS NULL THEN value::text
+                WHEN value IS NOT NULL THEN dl_json_text_limited(value, max_bytes) END;
+
+-- ── Events and job logs ──────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Both tables are partitioned by their ids, and old rows are removed by dropping whole partitions. Ids encode the time:
+-- the first id of a partition is 100,000 times its start in seconds since 1970, and the sequence is advanced to it when
+-- that time comes. So the primary key is the id alone. (Ids stay below 2^53, which JSON readers can represent.)
+
+CREATE TABLE dl_job_events (
+    event_id bigserial   PRIMARY KEY,
+    job_id   uuid        NOT NULL,  -- of dl_jobs, and deleted with it: see dl_job_events_check_job
+    queue    text        NOT NULL,
+    ts       timestamptz NOT NULL DEFAULT now(),  -- may be before an event of a transaction that this one waited for
+    kind     text        NOT NULL,
+    payload  jsonb       DEFAULT '{}'
+) PARTITION BY RANGE (event_id);
+CREATE INDEX dl_job_events_job_idx ON dl_job_events (job_id, event_id);
+CREATE TABLE dl_job_events_default PARTITION OF dl_job_events DEFAULT;
+
+-- Captured output of pipelines, one row a line. No foreign key: logs have their own retention period.
+CREATE TABLE dl_job_logs (
+    log_id  bigserial   PRIMARY KEY,
+    job_id  uuid        NOT NULL,
+    attempt int         NOT NULL,
+    ts      timestamptz NOT NULL,
+    level   text        NOT NULL,
+    stream  text        NOT NULL,
+    line    text        NOT NULL,
+    dropped int         -- of a note: how many lines were left out before it
+) PARTITION BY RANGE (log_id);
+CREATE INDEX dl_job_logs_job_idx ON dl_job_logs (job_id, log_id);
+CREATE TABLE dl_job_logs_default PARTITION OF dl_job_logs DEFAULT;
+
+CREATE OR REPLACE FUNCTION dl_first_id_at(at timestamptz) RETURNS bigint
+    LANGUAGE sql IMMUTABLE RETURN (extract(epoch FROM at) * 100000)::bigint;
+
+CREATE OR REPLACE FUNCTION dl_partitions(parent text) RETURNS TABLE (part text, low bigint, high bigint)
+    LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT c.relname::text,
+           coalesce(substring(bound FROM $r$FROM \('?(-?\d+)$r$)::bigint, -1), substring(bound FROM $r$TO \('?(\d+)$r$)::bigint
+      FROM pg_inherits i
+           JOIN pg_class c ON c.oid = i.inhrelid
+           CROSS JOIN LATERAL pg_get_expr(c.relpartbound, c.oid) AS bound
+     WHERE i.inhparent = to_regclass(parent) AND bound <> 'DEFAULT'
+     ORDER BY 2
+$$;
+
+-- Partitions are created, advanced to and dropped by the maintenance leader, who need not own the tables. Each function
+-- is one short transaction; where a lock is not to be had within 100 ms it does nothing and returns no row.
+
+-- Create partitions of length `span` until `ahead` from now; returns their names. The default partition takes ids that
+-- another service chose.
+CREATE OR REPLACE FUNCTION dl_create_partitions(parent text, span interval, ahead interval) RETURNS SETOF text
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '100ms' AS $$
+DECLARE
+    day       interval := interval '1 day';
+    min_span  interval := CASE WHEN pg_has_role(session_user, current_user, 'MEMBER') THEN interval '1 second'
+                                ELSE interval '1 hour' END;
+    low       bigint;
+    starts_at timestamptz := greatest(
+        (SELECT to_timestamp(max(high) / 100000.0) FROM dl_partitions(parent)),
+        CASE WHEN span >= day THEN date_trunc('day', clock_timestamp() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'
+             ELSE to_timestamp(floor(extract(epoch FROM clock_timestamp()) / extract(epoch FROM span))
+                               * extract(epoch FROM span)) END);
+    part      text;
+BEGIN
+    IF parent NOT IN ('dl_job_events', 'dl_job_logs') THEN
+        RAISE EXCEPTION 'unknown partitioned table %; expected dl_job_events or dl_job_logs', parent;
+    END IF;
+    -- The owner may use any span; the service's account must not fill the catalogue with tables.
+    IF NOT span BETWEEN min_span AND interval '31 days' OR ahead > interval '31 days' THEN
+        RAISE EXCEPTION 'partitions of % created % ahead; allowed are an hour to 31 days', span, ahead;
+    END IF;
+    WHILE starts_at < clock_timestamp() + ahead LOOP
+        low := dl_first_id_at(starts_at);
+        part := parent || '_' || to_char(starts_at AT TIME ZONE 'UTC',
+                                         CASE WHEN span >= day THEN 'YYYYMMDD' ELSE 'YYYYMMDD"t"HH24MISS' END);
+        EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE)'
+                       ' WITH (autovacuum_vacuum_insert_scale_factor = 0.1)', part, parent);
+        EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)', parent, part, low,
+                       dl_first_id_at(starts_at + span));
+        RETURN NEXT part;
+        starts_at := starts_at + span;
+    END LOOP;
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    RETURN;
+END $$;
+
+-- Advance the sequence to the current partition, never back: the lock serializes callers.
+CREATE OR REPLACE FUNCTION dl_advance_sequence(parent text) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    sequence          text := pg_get_serial_sequence(parent, CASE parent WHEN 'dl_job_logs' THEN 'log_id' ELSE 'event_id' END);
+    now_id            bigint := dl_first_id_at(clock_timestamp());
+    current_partition record;
+    last_id           bigint;
+BEGIN
+    IF parent NOT IN ('dl_job_events', 'dl_job_logs') THEN
+        RAISE EXCEPTION 'unknown partitioned table %; expected dl_job_events or dl_job_logs', parent;
+    END IF;
+    PERFORM pg_advisory_xact_lock(1684828527, 3);
+    SELECT * INTO current_partition FROM dl_partitions(parent) p WHERE p.low <= now_id AND now_id < p.high;
+    EXECUTE format('SELECT last_value FROM %s', sequence) INTO last_id;
+    IF current_partition.low IS NULL OR last_id >= current_partition.low THEN
+        RETURN NULL;
+    END IF;
+    PERFORM setval(sequence, current_partition.low);
+    RETURN current_partition.part;
+END $$;
+
+-- Drop the oldest partition whose rows are all older than `period`; with `dry_run` return all of them instead. The current
+-- partition stays, and so does one that a transaction has open. Only a role that could drop the tables itself may use a
+-- period under a day: the service's account cannot remove the trace of what it just did.
+CREATE OR REPLACE FUNCTION dl_drop_partitions(parent text, period interval, dry_run bool) RETURNS SETOF text
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '100ms' AS $$
+DECLARE
+    column_of  text := CASE parent WHEN 'dl_job_logs' THEN 'log_id' ELSE 'event_id' END;
+    min_age    interval := CASE WHEN pg_has_role(session_user, current_user, 'MEMBER') THEN period
+                               ELSE greatest(period, interval '1 day') END;
+    last_id    bigint;
+    candidate  record;
+    newest     timestamptz;
+    is_expired bool;
+BEGIN
+    IF parent NOT IN ('dl_job_events', 'dl_job_logs') THEN
+        RAISE EXCEPTION 'unknown partitioned table %; expected dl_job_events or dl_job_logs', parent;
+    END IF;
+    EXECUTE format('SELECT last_value FROM %s', pg_get_serial_sequence(parent, column_of)) INTO last_id;
+    FOR candidate IN SELECT * FROM dl_partitions(parent) p WHERE p.high <= last_id ORDER BY p.low LOOP
+        EXECUTE format('SELECT max(ts) FROM (SELECT ts FROM %I ORDER BY %I DESC LIMIT 1000) last', candidate.part, column_of)
+           INTO newest;
+        CONTINUE WHEN coalesce(newest, to_timestamp(least(candidate.high, 25340230080000000) / 100000.0))
+                      >= clock_timestamp() - min_age;
+        IF NOT dry_run THEN
+            -- Tested again under the lock: no transaction can have written to it since.
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', candidate.part);
+            EXECUTE format('SELECT coalesce(max(ts) < clock_timestamp() - $1, true)'
+                           ' FROM (SELECT ts FROM %I ORDER BY %I DESC LIMIT 1000) last', candidate.part, column_of)
+               INTO is_expired USING min_age;
+            CONTINUE WHEN NOT is_expired;
+            EXECUTE format('DROP TABLE %I', candidate.part);
+        END IF;
+        RETURN NEXT candidate.part;
+        EXIT WHEN NOT dry_run;  -- one per transaction: the lock on the whole table is held no longer than one drop takes
+    END LOOP;
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    RETURN;
+END $$;
+
+-- The events' reference to dl_jobs, as a statement trigger: a foreign key would check and lock the job for each row, a
+-- seventh of a job's cost. A statement of events whose jobs it has just changed skips the check: dl.events_checked is set
+-- before it and reset after it, here by set_config(…, true). An error in between undoes that with the (sub)transaction. A
+-- function's own SET of such a setting would reset it too, but only a superuser may declare that.
+--
+-- The queries of these functions are planned once per session, and the plans must serve tables of any size: sequential
+-- scans are off, here and in the functions below.
+CREATE OR REPLACE FUNCTION dl_job_events_check_job() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    unknown uuid := (SELECT f.job_id FROM inserted f
+                      WHERE (SELECT j.job_id FROM dl_jobs j WHERE j.job_id = f.job_id FOR KEY SHARE) IS NULL LIMIT 1);
+BEGIN
+    IF unknown IS NOT NULL THEN
+        RAISE foreign_key_violation USING MESSAGE = format('there is no job %s to record an event of', unknown),
+              CONSTRAINT = 'dl_job_events_check_job', TABLE = 'dl_job_events', COLUMN = 'job_id';
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_job_events_check_job AFTER INSERT ON dl_job_events
+    REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT WHEN (current_setting('dl.events_checked', true) IS DISTINCT FROM 'yes')
+    EXECUTE FUNCTION dl_job_events_check_job();
+
+-- Deleting a job deletes its events.
+CREATE OR REPLACE FUNCTION dl_jobs_deleted() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        DELETE FROM dl_job_events;  -- not TRUNCATE: it may be one of the tables of this TRUNCATE
+        DELETE FROM dl_edges;
+        DELETE FROM dl_graphs;
+        DELETE FROM dl_graph_work;
+    ELSE
+        DELETE FROM dl_job_events e USING deleted WHERE e.job_id = ANY (ARRAY[deleted.job_id]);
+        IF EXISTS (SELECT FROM deleted WHERE graph_id IS NOT NULL) THEN
+            -- By SQL: the API deletes finished jobs only. A job that waits for a deleted one can never run.
+            UPDATE dl_jobs c
+               SET cancel_requested = true, error = 'not needed: a job that it waited for was deleted'
+              FROM deleted d JOIN dl_edges e ON e.parent_id = d.job_id AND e.met IS NULL
+             WHERE d.graph_id IS NOT NULL AND c.job_id = ANY (ARRAY[e.child_id]) AND c.status = 'queued' AND c.wait_state = 'waiting';
+            DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.child_id = d.job_id;
+            -- What is left are edges of jobs that still exist: they keep such a job from reading fewer results than it waited for.
+            UPDATE dl_edges e SET met = false FROM deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id AND e.met IS NULL;
+            DELETE FROM dl_graphs g USING deleted d
+             WHERE g.graph_id = d.graph_id AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = g.graph_id);
+        END IF;
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_del AFTER DELETE ON dl_jobs
+    REFERENCING OLD TABLE AS deleted
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_deleted();
+CREATE OR REPLACE TRIGGER dl_jobs_trunc AFTER TRUNCATE ON dl_jobs
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_deleted();
+
+-- ── Workers and queues ───────────────────────────────────────────────────────────────────────────────────────────────
+
+CREATE TABLE dl_workers (
+    worker_id        uuid        PRIMARY KEY,
+    name             text        NOT NULL,
+    version          text        NOT NULL,
+    queues           text[]      NOT NULL,
+    tasks            text[]      NOT NULL,
+    threads          int         NOT NULL,
+    queue_threads    jsonb       NOT NULL DEFAULT '{}',  -- queue -> threads that run its jobs
+    heartbeat_sec    float8      NOT NULL,
+    started_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    draining         bool        NOT NULL DEFAULT false,  -- an operator stopped its claims
+    stopping         bool        NOT NULL DEFAULT false,  -- the process is shutting down
+    listener         text,                                -- state of its LISTEN connection
+    rss_bytes        bigint,                              -- its memory, without child processes
+    -- Of each attempt at the last heartbeat: run_id, age of its progress, stop reason and stop step.
+    running_attempts jsonb       NOT NULL DEFAULT '[]',
+    -- Identifies the process on its host, so that others there can prove its death. NULL: its lease alone decides.
+    boot_id          text,
+    pid_namespace    text,
+    time_namespace   text,
+    pid              int,
+    start_time       bigint,                              -- in clock ticks after boot
+    lock_file        text,                                -- locked by the process and by its children
+    child_tasks      text[]      NOT NULL DEFAULT '{}',   -- tasks that run in a child process
+    schedules        text[]      NOT NULL DEFAULT '{}',   -- schedules that its tasks declare
+    labels           jsonb       NOT NULL DEFAULT '{}',   -- of the process, such as {"gpu": true}
+    unserved_tasks   jsonb       NOT NULL DEFAULT '{}',   -- task -> the labels that it requires and the process lacks
+    reaps            bool        NOT NULL DEFAULT true,   -- takes jobs of dead processes; false: DL_REAPER=false
+    worker_name      text,                                -- DL_WORKER_NAME, which at most one process holds
+    incarnation      bigint,                              -- how many processes held the name so far
+    superseded_by    uuid,                                -- the process that took over its name
+    takeover_at      timestamptz,                         -- when a process last began to take over its jobs
+    dead_at          timestamptz,                         -- when its death was proved
+    -- A row of another program must not break the pages that show all workers.
+    CONSTRAINT dl_workers_chk_heartbeat CHECK (heartbeat_sec > 0 AND heartbeat_sec <= 86400),
+    CONSTRAINT dl_workers_chk_json CHECK (jsonb_typeof(running_attempts) = 'array' AND jsonb_typeof(queue_threads) = 'object'
+                                         AND jsonb_typeof(labels) = 'object' AND jsonb_typeof(unserved_tasks) = 'object')
+-- Heartbeats update it often. Each vacuum or analyze would make all sessions plan their statements on it again; updates prune its pages,
+-- as long as these have room for the next version of each row.
+) WITH (fillfactor = 50, autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);
+
+-- A claim of another service or an older process leaves worker_id as it is: that of an earlier attempt, whose process may
+-- be dead. Our claims set it and every end of an attempt clears it, so one that does not change is stale.
+CREATE OR REPLACE FUNCTION dl_jobs_clear_worker_id() RETURNS trigger
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    NEW.worker_id := NULL;
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_clear_worker_id BEFORE UPDATE OF run_id ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.worker_id = OLD.worker_id AND NEW.run_id IS DISTINCT FROM OLD.run_id)
+    EXECUTE FUNCTION dl_jobs_clear_worker_id();
+
+-- Settings of queues. A queue without a row is open and has no limit.
+CREATE TABLE dl_queues (
+    queue       text        PRIMARY KEY,
+    -- paused: nothing is claimed; draining: nor does the HTTP API accept new jobs.
+    state       text        NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'paused', 'draining')),
+    concurrency int         CHECK (concurrency >= 1),  -- running jobs in all processes together; NULL: no limit
+    per_worker  int         CHECK (per_worker >= 1),   -- running jobs in each process; NULL: as many as it has threads
+    note        text,
+    changed_by  text,
+    changed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- What distinguishes tenants, which are served in turn: partition_key, producer, or args and a path. NULL: by age.
+    fair        text        CHECK (fair ~ '^(partition_key|producer|args(\.[^.]+)+)$' AND octet_length(fair) <= 200),
+    -- The part of the queue's threads that one tenant may have while others wait. NULL: 0.5.
+    share       float8      CHECK (share > 0 AND share <= 1)
+);
+
+-- How many jobs a tenant of a fair queue may run for each job of another; without a row 1.
+CREATE TABLE dl_fair_weights (
+    queue    text NOT NULL,
+    fair_key text NOT NULL CHECK (octet_length(fair_key) <= 500),
+    weight   int  NOT NULL CHECK (weight BETWEEN 1 AND 1000),
+    PRIMARY KEY (queue, fair_key)
+);
+
+-- How many jobs of a queue may be claimed now; NULL: any number. VOLATILE: running jobs are counted by a fresh snapshot
+-- once the lock is held, so two claimers never both take the last slot.
+CREATE OR REPLACE FUNCTION dl_free_slots(queue_name text) RETURNS int
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+DECLARE
+    settings record;
+BEGIN
+    SELECT q.state, q.concurrency INTO settings FROM dl_queues q WHERE q.queue = queue_name;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF settings.state <> 'open' THEN
+        RETURN 0;
+    END IF;
+    IF settings.concurrency IS NULL THEN
+        RETURN NULL;
+    END IF;
+    PERFORM pg_advisory_xact_lock(1684828528, hashtext(queue_name));
+    RETURN greatest(0, settings.concurrency
+                       - (SELECT count(*) FROM dl_jobs j WHERE j.status = 'running' AND j.queue = queue_name)::int);
+END $$;
+
+-- A claim that prefetches holds one of the four permits of its queue until its transaction ends. Without permits each of many claims would
+-- read the rows that the others are claiming, and its snapshot would keep index entries of claimed rows, which the next claims read too.
+-- A claim that gets no permit in a second continues without one: a claim whose client has stopped reading may hold it for longer.
+CREATE OR REPLACE FUNCTION dl_take_claim_permit(queue_name text) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET lock_timeout = '1s' AS $$
+BEGIN
+    FOR n IN 0..3 LOOP
+        IF pg_try_advisory_xact_lock(1684828533, hashtext(queue_name) # n) THEN
+            RETURN;
+        END IF;
+    END LOOP;
+    PERFORM pg_advisory_xact_lock(1684828533, hashtext(queue_name) # floor(4 * random())::int);
+EXCEPTION WHEN lock_not_available THEN
+    NULL;
+END $$;
+
+-- The next ready jobs of a fair queue, at most `wanted`: of the best priority, its tenants in turn, beginning behind `start_key`,
+-- of which `start_used` jobs have been taken in this turn. Who has the fewest running jobs for its weight comes first; who has
+-- its share of the queue's threads comes last, and only if all other tenants that wait have been looked at. Of each tenant the
+-- oldest job is first that no other transaction has locked; it is locked. Sets dl.fair_position to where the next call begins, and dl.fair_more if tenants were left out.
+--
+-- Each tenant costs one search in dl_jobs_fair_idx; how many jobs or tenants wait does not matter. A job without a tenant is found
+-- among the first hundred of the queue. Claims of one queue follow each other, under the lock that dl_free_slots takes.
+CREATE OR REPLACE FUNCTION dl_fair_candidates(queue_name text, known_tasks text[], wanted int, start_key text, start_used int)
+    RETURNS TABLE (n int, job_id uuid)
+    LANGUAGE plpgsql VOLATILE ROWS 20 SET search_path FROM CURRENT
+    SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    max_running int;          -- of one tenant while others wait
+    running     jsonb;        -- tenant -> running jobs
+    visits      int;          -- how many tenants are looked at
+    no_tenant   uuid[] := ARRAY(SELECT front.job_id
+                                  FROM (SELECT j.job_id, j.fair_key, j.task
+                                          FROM dl_jobs j
+                                         WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready'
+                                         ORDER BY j.priority, j.created_at, j.job_id LIMIT 100) front
+                                 WHERE front.fair_key IS NULL AND front.task = ANY (known_tasks));
+    level       int := -1;
+    levels      int := 0;
+    tenants     text[];
+    has_no_tenant bool;       -- jobs without a tenant are of this level; they count as those of the tenant ''
+    is_circle   bool;         -- every tenant of the level has been looked at
+    position    text[] := ARRAY[start_key, start_used::text];
+    has_turn    bool;         -- the tenant at which the last call ended has jobs left in its turn
+    picked      record;
+    last_pos    bigint;
+    taken       int := 0;
+    extra       int;          -- how much further to look at each tenant's jobs
+    is_first    bool;         -- no job of a better priority was taken
+    tried       uuid[] := '{}';
+    is_locked   bool := false;  -- another transaction holds a job of the level: look behind it
+BEGIN
+    PERFORM pg_advisory_xact_lock(1684828528, hashtext(queue_name));
+    PERFORM set_config('dl.fair_more', '0', true);
+    max_running := (SELECT greatest(1, floor(coalesce((SELECT q.share FROM dl_queues q WHERE q.queue = queue_name), 0.5)
+                                             * sum(coalesce((w.queue_threads ->> queue_name)::int, w.threads))))
+                      FROM dl_workers w
+                     WHERE queue_name = ANY (w.queues) AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec));
+    max_running := coalesce(max_running, 1);
+    running := (SELECT coalesce(jsonb_object_agg(r.key, r.jobs), '{}')
+                  FROM (SELECT coalesce(j.fair_key, '') AS key, count(*) AS jobs
+                          FROM dl_jobs j WHERE j.status = 'running' AND j.queue = queue_name GROUP BY 1) r);
+    visits := least(256, wanted + 8 + (SELECT count(*) FROM jsonb_each_text(running) r WHERE r.value::int >= max_running));
+    has_turn := start_used < coalesce((SELECT w.weight FROM dl_fair_weights w WHERE w.queue = queue_name AND w.fair_key = start_key), 1);
+    WHILE taken < wanted AND levels < 32 LOOP
+        levels := levels + 1;
+        is_first := taken = 0;
+        IF NOT is_locked THEN
+            level := (SELECT min(l.priority)
+                        FROM (SELECT (SELECT j.priority FROM dl_jobs j
+                                       WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready'
+                                         AND j.fair_key IS NOT NULL AND j.priority > level AND j.task = ANY (known_tasks)
+                                       ORDER BY j.priority LIMIT 1) AS priority
+                              UNION ALL
+                              SELECT min(j.priority) FROM dl_jobs j WHERE j.job_id = ANY (no_tenant) AND j.priority > level) l);
+        END IF;
+        EXIT WHEN level IS NULL;
+        has_no_tenant := EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = ANY (no_tenant) AND j.priority = level);
+        WITH RECURSIVE behind AS (
+            (SELECT j.fair_key FROM dl_jobs j
+              WHERE j.queue = queue_name AND j.priority = level AND j.status = 'queued' AND j.wait_state = 'ready'
+                AND j.fair_key > start_key ORDER BY j.fair_key LIMIT 1)
+            UNION ALL
+            SELECT (SELECT j.fair_key FROM dl_jobs j
+                     WHERE j.queue = queue_name AND j.priority = level AND j.status = 'queued' AND j.wait_state = 'ready'
+                       AND j.fair_key > b.fair_key ORDER BY j.fair_key LIMIT 1)
+              FROM behind b WHERE b.fair_key IS NOT NULL
+        ), before AS (
+            (SELECT j.fair_key FROM dl_jobs j
+              WHERE j.queue = queue_name AND j.priority = level AND j.status = 'queued' AND j.wait_state = 'ready'
+                AND j.fair_key <= start_key ORDER BY j.fair_key LIMIT 1)
+            UNION ALL
+            SELECT (SELECT j.fair_key FROM dl_jobs j
+                     WHERE j.queue = queue_name AND j.priority = level AND j.status = 'queued' AND j.wait_state = 'ready'
+                       AND j.fair_key > b.fair_key AND j.fair_key <= start_key ORDER BY j.fair_key LIMIT 1)
+              FROM before b WHERE b.fair_key IS NOT NULL
+        )
+        SELECT coalesce(array_agg(ring.fair_key), '{}') INTO tenants
+          FROM (SELECT r.fair_key FROM (SELECT b.fair_key FROM behind b
+                                        UNION ALL SELECT '' WHERE has_no_tenant
+                                        UNION ALL SELECT b.fair_key FROM before b WHERE b.fair_key <> '' OR NOT has_no_tenant) r
+                 WHERE r.fair_key IS NOT NULL LIMIT visits) ring;
+        is_circle := cardinality(tenants) < visits;
+        IF has_turn THEN
+            tenants := start_key || array_remove(tenants, start_key);
+        END IF;
+        last_pos := -1;
+        extra := CASE WHEN is_locked THEN 10 * cardinality(tried) ELSE 0 END;
+        is_locked := false;
+        FOR picked IN
+            SELECT c.job_id, c.key, c.pos
+              FROM (SELECT h.job_id, h.i, t.key, t.pos, coalesce(w.weight, 1) AS weight, coalesce((running ->> t.key)::int, 0) AS used
+                      FROM unnest(tenants) WITH ORDINALITY AS t (key, pos)
+                           LEFT JOIN LATERAL (SELECT f.weight FROM dl_fair_weights f WHERE f.queue = queue_name AND f.fair_key = t.key) w ON true
+                           CROSS JOIN LATERAL (
+                               SELECT head.job_id, row_number() OVER (ORDER BY head.created_at, head.job_id) AS i
+                                 FROM ((SELECT j.job_id, j.created_at
+                                          FROM dl_jobs j
+                                         WHERE j.queue = queue_name AND j.priority = level AND j.status = 'queued' AND j.wait_state = 'ready'
+                                           AND j.fair_key = t.key AND j.task = ANY (known_tasks) AND j.job_id <> ALL (tried)
+                                           AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+                                         ORDER BY j.created_at, j.job_id
+                                         LIMIT extra + CASE WHEN cardinality(tenants) <= wanted THEN wanted
+                                                            ELSE least(wanted, greatest(coalesce(w.weight, 1), 4)) END)
+                                       UNION ALL
+                                       SELECT j.job_id, j.created_at
+                                         FROM dl_jobs j
+                                        WHERE t.key = '' AND j.job_id = ANY (no_tenant) AND j.priority = level AND j.job_id <> ALL (tried)
+                                          AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())) head) h) c
+             WHERE is_circle OR c.used + c.i <= max_running
+             ORDER BY c.used + c.i > max_running, (c.used + c.i - 1)::float8 / c.weight, c.pos, c.i
+        LOOP
+            EXIT WHEN taken = wanted;
+            tried := tried || picked.job_id;
+            PERFORM FROM dl_jobs j
+              WHERE j.job_id = ANY (ARRAY[picked.job_id]) AND j.status::text = 'queued' AND j.wait_state::text = 'ready'
+                FOR NO KEY UPDATE SKIP LOCKED;
+            IF NOT FOUND THEN
+                is_locked := true;
+                CONTINUE;
+            END IF;
+            taken := taken + 1;
+            n := taken;
+            job_id := picked.job_id;
+            RETURN NEXT;
+            IF is_first AND picked.pos > last_pos THEN
+                position := ARRAY[picked.key, CASE WHEN has_turn AND picked.key = start_key THEN start_used ELSE 0 END::text];
+                last_pos := picked.pos;
+            END IF;
+            IF is_first AND picked.pos = last_pos THEN
+                position[2] := (position[2]::int + 1)::text;
+            END IF;
+        END LOOP;
+        CONTINUE WHEN is_locked AND taken < wanted;
+        IF NOT is_circle THEN
+            IF taken < wanted THEN
+                PERFORM set_config('dl.fair_more', '1', true);
+                IF taken = 0 THEN
+                    position := ARRAY[tenants[cardinality(tenants)], '1000000'];
+                END IF;
+            END IF;
+            EXIT;
+        END IF;
+    END LOOP;
+    PERFORM set_config('dl.fair_position', to_jsonb(position)::text, true);
+END $$;
+
+-- ── Notifications ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Whether a worker process needs a notification for a queue, or claims again by itself (it has more jobs than threads).
+-- A server crash empties it, and ends the connections of the processes that wrote it.
+CREATE UNLOGGED TABLE dl_notify_state (
+    queue              text NOT NULL,
+    worker_id          uuid NOT NULL,
+    needs_notification bool NOT NULL,
+    PRIMARY KEY (queue, worker_id)
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+
+-- Whether some process is certain to look for jobs of the queue after this transaction commits: no live process needs a
+-- notification, and either one of them serves the queue, or none does and an older job waits there already, for which
+-- the maintenance leader notifies every second.
+CREATE OR REPLACE FUNCTION dl_claim_expected(queue_name text) RETURNS bool
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    awake bool;
+    alive bool;
+BEGIN
+    IF EXISTS (SELECT FROM dl_notify_state w WHERE w.queue = queue_name AND w.needs_notification) THEN
+        RETURN false;
+    END IF;
+    SELECT coalesce(bool_or(queue_name = ANY (w.queues)), false), count(*) > 0
+      INTO awake, alive
+      FROM dl_workers w
+     WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec);
+    IF NOT alive THEN
+        RETURN false;
+    ELSIF awake THEN
+        -- Every live process that serves it must have announced its state: one that has not is new.
+        RETURN NOT EXISTS (SELECT FROM dl_workers w
+                            WHERE queue_name = ANY (w.queues)
+                              AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
+                              AND NOT EXISTS (SELECT FROM dl_notify_state v
+                                               WHERE v.queue = queue_name AND v.worker_id = w.worker_id));
+    END IF;
+    RETURN coalesce((SELECT j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
+                       FROM dl_jobs j
+                      WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready'
+                      ORDER BY j.priority, j.created_at, j.job_id
+                      LIMIT 1), false)
+        OR coalesce((SELECT j.queue = queue_name AND j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
+                       FROM dl_jobs j
+                      WHERE j.status = 'queued' AND j.wait_state = 'scheduled' AND j.available_at <= (SELECT clock_timestamp())
+                      ORDER BY j.available_at
+                      LIMIT 1), false);
+END $$;
+
+-- Notify the workers of a queue, unless a claim is certain to follow this transaction's commit. A notification wakes
+-- every listening session and serializes commits across the WAL flush; decision 15 discusses each interleaving.
+--
+-- A transaction that skips the notification holds the queue's shared lock until it ends. A worker that has announced
+-- that it needs notifications claims once more after it has held that lock exclusively.
+CREATE OR REPLACE FUNCTION dl_notify_queue(queue_name text) RETURNS void
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    -- An older snapshot would show an older state.
+    IF current_setting('transaction_isolation') = 'read committed'
+       AND NOT EXISTS (SELECT FROM dl_notify_state w WHERE w.queue = queue_name AND w.needs_notification) THEN
+        PERFORM pg_advisory_xact_lock_shared(1684828530, hashtext(queue_name));
+        IF dl_claim_expected(queue_name) THEN
+            RETURN;
+        END IF;
+    END IF;
+    PERFORM pg_notify('dl_jobs', queue_name);  -- the server sends equal ones of a transaction once
+END $$;
+
+-- Make the next blocked job of each of these lock keys ready, if no job runs with the key, and notify its queue. Returns
+-- the keys whose job became ready. The caller holds the keys' transaction locks, (1684828526, hashtext(lock_key)).
+CREATE OR REPLACE FUNCTION dl_unblock_next(lock_keys text[]) RETURNS SETOF text
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN QUERY
+    WITH next AS (
+        SELECT candidate.job_id
+          FROM unnest(lock_keys) AS freed (lock_key)
+               CROSS JOIN LATERAL (SELECT j.job_id
+                                     FROM dl_jobs j
+                                    WHERE j.lock_key = freed.lock_key AND j.status = 'queued' AND j.wait_state = 'blocked'
+                                      AND NOT j.cancel_requested AND j.max_attempts > 0  -- else dl_jobs_end_queued ends it
+                                    ORDER BY j.priority, j.created_at, j.job_id
+                                    LIMIT 1
+                                      FOR NO KEY UPDATE SKIP LOCKED) candidate
+         WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running' OFFSET 0)
+    ), unblocked AS (
+        UPDATE dl_jobs j SET wait_state = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id])
+        RETURNING j.queue, j.lock_key
+    ), notified AS (
+        SELECT count(dl_notify_queue(q.queue)) FROM (SELECT DISTINCT queue FROM unblocked ORDER BY queue) q
+    )
+    SELECT u.lock_key FROM unblocked u, notified;
+END $$;
+
+-- ── Hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- What the statements of the core call for features, whose schema.sql replaces these functions.
+
+-- What is wrong with the limits of a request; NULL: nothing.
+CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    RETURN CASE WHEN limits IS NOT NULL THEN 'cannot be used: this queue has no limits' END;
+
+-- What is wrong with the parents of a request; NULL: nothing.
+CREATE OR REPLACE FUNCTION dl_after_problem(after jsonb, need text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    RETURN CASE WHEN after IS NOT NULL OR need IS NOT NULL THEN 'cannot be used: this queue has no graphs' END;
+
+-- ── Jobs written by other services ───────────────────────────────────────────────────────────────────────────────────
+
+-- Triggers that make a plain INSERT, UPDATE or DELETE of a job as good as ours. SECURITY DEFINER: a service that may only
+-- INSERT INTO dl_jobs has no right to the other tables. Their conditions are in WHEN, so that claims, heartbeats and
+-- settlements pay no call.
+
+-- A job that is due when it is inserted is ready at once: promoting it later would write another row version. One that is
+-- inserted as waiting for jobs or a limit has nothing yet that would end its wait. It gets the tenant that its queue's rule gives it. The
+-- statements of this project do both themselves.
+CREATE OR REPLACE FUNCTION dl_jobs_set_ready() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    NEW.wait_state := CASE WHEN NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END;
+    NEW.fair_key := coalesce(NEW.fair_key, dl_fair_key(NEW.queue, NEW.partition_key, NEW.producer, NEW.args));
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_set_ready BEFORE INSERT ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND NEW.wait_state IN ('scheduled', 'waiting', 'limited'))
+    EXECUTE FUNCTION dl_jobs_set_ready();
+
+-- A new job gets its event, and its queue a notification.
+CREATE OR REPLACE FUNCTION dl_jobs_inserted() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
+BEGIN
+    PERFORM set_config('dl.events_checked', 'yes', true);
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'queued',
+           CASE WHEN producer IS NULL THEN jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task)
+                ELSE jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task, 'producer', producer) END
+      FROM inserted
+     WHERE status = 'queued';
+    PERFORM set_config('dl.events_checked', checked_before, true);
+    IF EXISTS (SELECT FROM inserted WHERE status = 'queued' AND (cancel_requested OR max_attempts < 1)) THEN
+        UPDATE dl_jobs j SET cancel_requested = j.cancel_requested  -- fires dl_jobs_queued_ends
+          FROM inserted f
+         WHERE j.job_id = f.job_id AND f.status = 'queued' AND (f.cancel_requested OR f.max_attempts < 1);
+    END IF;
+    PERFORM dl_notify_queue(queue) FROM (SELECT DISTINCT queue FROM inserted WHERE status = 'queued' ORDER BY queue) queues;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
+    REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_inserted();
+
+CREATE OR REPLACE FUNCTION dl_jobs_on_requeue() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    PERFORM dl_notify_queue(NEW.queue);
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_notify_upd AFTER UPDATE ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
+    EXECUTE FUNCTION dl_jobs_on_requeue();
+
+-- Another service requeues a job or moves its time, and does not set its wait state, which follows from the time. (If its
+-- key is busy, a claim will block it.) One that waits for jobs or a limit continues to wait, and keeps the time for
+-- afterwards. A job that was finished or running is reset as by a retry or a release. Our own
+-- statements either set the wait state or end the lease.
+CREATE OR REPLACE FUNCTION dl_jobs_on_manual_update() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
+BEGIN
+    NEW.wait_state := CASE WHEN NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END;
+    NEW.waits_on := NULL;
+    IF OLD.status <> 'queued' AND (OLD.status <> 'running' OR NEW.lease_expires_at IS NOT NULL) THEN
+        NEW.attempt := CASE OLD.status WHEN 'running' THEN greatest(OLD.attempt - 1, 0) ELSE 0 END;
+        NEW.cancel_requested := false;
+        NEW.lease_expires_at := NULL;
+        NEW.finished_at := NULL;
+        PERFORM set_config('dl.events_checked', 'yes', true);
+        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+        VALUES (NEW.job_id, NEW.queue, clock_timestamp(), 'requeue',
+                jsonb_build_object('status', 'queued', 'attempt', NEW.attempt, 'reason', 'by_hand'));
+        PERFORM set_config('dl.events_checked', checked_before, true);
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_manual_update BEFORE UPDATE ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND NEW.wait_state = OLD.wait_state
+          AND (OLD.status <> 'queued'
+               OR NEW.available_at <> OLD.available_at AND OLD.wait_state NOT IN ('waiting', 'limited')))
+    EXECUTE FUNCTION dl_jobs_on_manual_update();
+
+-- A queued job whose cancel is requested by a plain UPDATE is canceled, and one with max_attempts 0 fails: without an
+-- attempt, with its event and deliveries, as by the statement `cancel`, which sets the status itself and skips this. It ends in the
+-- same UPDATE; one that this UPDATE has queued again ends in another, so that its events keep their order.
+CREATE OR REPLACE FUNCTION dl_jobs_end_queued() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
+    ending  dl_status := CASE WHEN NEW.cancel_requested THEN 'canceled' ELSE 'failed' END;
+    message text := CASE WHEN NOT NEW.cancel_requested THEN 'max_attempts is 0: the job may have no attempt' END;
+BEGIN
+    NEW.status := ending;
+    NEW.wait_state := 'scheduled';
+    NEW.waits_on := NULL;
+    NEW.unknown_task := false;
+    NEW.debounce_key := NULL;
+    NEW.finished_at := clock_timestamp();
+    NEW.error := coalesce(message, NEW.error);
+    PERFORM set_config('dl.ended_job', NEW.job_id::text, true),  -- for dl_jobs_queued_ended
+            set_config('dl.events_checked', 'yes', true);
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    VALUES (NEW.job_id, NEW.queue, clock_timestamp(), ending::text,
+            jsonb_strip_nulls(jsonb_build_object('status', ending, 'attempt', NEW.attempt, 'error', message,
+                                                 'reason', CASE ending WHEN 'failed' THEN 'no_attempts' ELSE 'sql' END)));
+    PERFORM set_config('dl.events_checked', checked_before, true);
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_queued_ends BEFORE UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
+    FOR EACH ROW
+    WHEN (OLD.status = 'queued' AND NEW.status = 'queued' AND (NEW.cancel_requested OR NEW.max_attempts < 1))
+    EXECUTE FUNCTION dl_jobs_end_queued();
+
+-- The row is locked already, so the key's lock is only tried: its holder may wait for the row. If it is not free, the
+-- reaper unblocks the key's next job a second later.
+CREATE OR REPLACE FUNCTION dl_jobs_queued_ended() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    IF NEW.status = 'queued' THEN
+        UPDATE dl_jobs SET cancel_requested = cancel_requested WHERE job_id = NEW.job_id AND status = 'queued';
+        RETURN NULL;
+    END IF;
+    -- No job waits for one that was blocked itself: to search for the next at each of thousands that an UPDATE cancels would pass all
+    -- that it has canceled before. Tested before locking: a lock for each key of a large UPDATE would fill the server's lock table. While
+    -- the key runs, it must not be locked until this transaction ends, which may stay open: the settlement waits for the lock.
+    IF OLD.wait_state <> 'blocked'
+       AND EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'queued' AND wait_state = 'blocked')
+       AND NOT EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'running')
+       AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key)) THEN
+        PERFORM dl_unblock_next(ARRAY[NEW.lock_key]);
+    END IF;
+    IF NEW.webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL) THEN
+        PERFORM dl_create_deliveries(ARRAY[NEW.job_id]);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_queued_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND (NEW.cancel_requested OR NEW.max_attempts < 1)
+          OR NEW.status IN ('canceled', 'failed') AND NEW.job_id::text = current_setting('dl.ended_job', true))
+    EXECUTE FUNCTION dl_jobs_queued_ended();
+
+-- The cancel of a running job, by HTTP or by SQL, notifies its worker.
+CREATE OR REPLACE FUNCTION dl_jobs_cancel_running() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
+BEGIN
+    PERFORM set_config('dl.events_checked', 'yes', true);
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT NEW.job_id, NEW.queue, clock_timestamp(), 'cancel_requested',
+           jsonb_build_object('status', 'running', 'attempt', NEW.attempt)
+     WHERE NOT EXISTS (SELECT FROM dl_job_events e
+                        WHERE e.job_id = NEW.job_id AND e.kind = 'cancel_requested'
+                          AND e.xmin = pg_current_xact_id()::xid);
+    PERFORM set_config('dl.events_checked', checked_before, true);
+    IF NEW.run_id IS NOT NULL THEN
+        PERFORM pg_notify('dl_control', 'cancel ' || NEW.run_id);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_cancel_running AFTER UPDATE OF cancel_requested ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested)
+    EXECUTE FUNCTION dl_jobs_cancel_running();
+
+-- Once a job has left the queue a trigger can no longer change it, and it cannot expire.
+CREATE OR REPLACE FUNCTION dl_jobs_left_queue() RETURNS trigger
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    NEW.debounce_key := NULL;
+    IF NEW.status IN ('queued', 'running') THEN
+        NEW.expires_at := NULL;
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_left_queue BEFORE UPDATE OF status ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status <> OLD.status AND (OLD.debounce_key IS NOT NULL OR OLD.expires_at IS NOT NULL))
+    EXECUTE FUNCTION dl_jobs_left_queue();
+
+-- ── Enqueueing from SQL ──────────────────────────────────────────────────────────────────────────────────────────────
+
+-- The tenant of a job, by its queue's rule; NULL: the queue serves by age.
+CREATE OR REPLACE FUNCTION dl_fair_key(queue_name text, partition_key text, producer text, args jsonb) RETURNS text
+    LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT CASE WHEN octet_length(tenant) > 500 THEN md5(tenant) ELSE tenant END
+      FROM (SELECT coalesce(CASE q.fair WHEN 'partition_key' THEN partition_key
+                                        WHEN 'producer' THEN producer
+                                        ELSE args #>> string_to_array(substr(q.fair, 6), '.') END, '') AS tenant
+              FROM dl_queues q
+             WHERE q.queue = queue_name AND q.fair IS NOT NULL) t
+$$;
+
+-- What is wrong with the `debounce` of a request; NULL: nothing.
+CREATE OR REPLACE FUNCTION dl_debounce_problem(debounce jsonb) RETURNS text
+    LANGUAGE sql IMMUTABLE RETURN
+    CASE WHEN debounce IS NULL THEN NULL
+         WHEN jsonb_typeof(debounce) <> 'object' OR debounce - '{key,wait_sec,max_wait_sec,args}'::text[] <> '{}'
+              OR jsonb_typeof(debounce -> 'key') IS DISTINCT FROM 'string' OR jsonb_typeof(debounce -> 'wait_sec') IS DISTINCT FROM 'number'
+              OR coalesce(jsonb_typeof(debounce -> 'max_wait_sec'), 'null') NOT IN ('null', 'number')
+         THEN 'must be an object such as {"key": "reload", "wait_sec": 60}, with max_wait_sec and args if wanted'
+         WHEN btrim(debounce ->> 'key') = '' OR octet_length(debounce ->> 'key') > 500 THEN 'has a key that is empty or has over 500 bytes'
+         WHEN (debounce ->> 'wait_sec')::numeric NOT BETWEEN 0.001 AND 2678400 THEN 'must have a wait_sec of 0.001 to 2678400'
+         WHEN (debounce ->> 'max_wait_sec')::numeric NOT BETWEEN (debounce ->> 'wait_sec')::numeric AND 26784000
+         THEN 'must have a max_wait_sec of wait_sec to 26784000'
+         WHEN coalesce(debounce ->> 'args', 'last') NOT IN ('last', 'first', 'list') THEN 'must have "last", "first" or "list" as args'
+         END;
+
+-- What is wrong with the `throttle` of a request; NULL: nothing.
+CREATE OR REPLACE FUNCTION dl_throttle_problem(throttle jsonb) RETURNS text
+    LANGUAGE sql IMMUTABLE RETURN
+    CASE WHEN throttle IS NULL THEN NULL
+         WHEN jsonb_typeof(throttle) <> 'object' OR throttle - '{key,per_sec}'::text[] <> '{}'
+              OR jsonb_typeof(throttle -> 'key') IS DISTINCT FROM 'string' OR jsonb_typeof(throttle -> 'per_sec') IS DISTINCT FROM 'number'
+         THEN 'must be an object such as {"key": "reload", "per_sec": 3600}'
+         WHEN btrim(throttle ->> 'key') = '' OR octet_length(throttle ->> 'key') > 500 THEN 'has a key that is empty or has over 500 bytes'
+         WHEN (throttle ->> 'per_sec')::numeric NOT BETWEEN 1 AND 2678400 THEN 'must have a per_sec of 1 to 2678400'
+         END;
+
+-- Whether a further request completes the list of args of a debounced job.
+CREATE OR REPLACE FUNCTION dl_is_list_full(args jsonb, debounce jsonb) RETURNS bool
+    LANGUAGE sql IMMUTABLE RETURN
+    CASE WHEN debounce ->> 'args' = 'list' AND jsonb_typeof(args -> 'items') = 'array'
+         THEN jsonb_array_length(args -> 'items') >= 999 OR octet_length(args::text) > 8388608 ELSE false END;
+
+-- A further request for the queued job with this debounce key: moves its time, and changes its args as the request says.
+-- The key is free again when a list has 1,000 args or 8 MiB: a worker reads no more than 64. NULL: no queued job of this queue
+-- and task has the key.
+CREATE OR REPLACE FUNCTION dl_debounce(request dl_enqueue_request) RETURNS uuid
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
+    debounced_job  uuid;
+BEGIN
+    PERFORM set_config('dl.events_checked', 'yes', true);
+    WITH changed AS (
+        UPDATE dl_jobs j
+           SET args = CASE coalesce(request.debounce ->> 'args', 'last')
+                           WHEN 'last' THEN request.args
+                           WHEN 'list' THEN jsonb_set(j.args, '{items}', CASE jsonb_typeof(j.args -> 'items') WHEN 'array' THEN j.args -> 'items'
+                                                                              ELSE '[]' END || (request.args -> 'items'))
+                           ELSE j.args END,
+               available_at = CASE WHEN dl_is_list_full(j.args, request.debounce) THEN clock_timestamp()
+                                   ELSE least(clock_timestamp() + make_interval(secs => (request.debounce ->> 'wait_sec')::float8),
+                                              j.created_at + make_interval(secs => coalesce((request.debounce ->> 'max_wait_sec')::float8,
+                                                                               10 * (request.debounce ->> 'wait_sec')::float8))) END,
+               expires_at = coalesce(request.expires_at, j.expires_at),
+               debounce_key = CASE WHEN NOT dl_is_list_full(j.args, request.debounce) THEN j.debounce_key END
+         WHERE j.debounce_key = request.debounce ->> 'key' AND j.status = 'queued' AND NOT j.cancel_requested
+           AND j.queue = request.queue AND j.task = request.task
+        RETURNING j.job_id, j.queue, j.attempt
+    ), events AS (
+        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+        SELECT job_id, queue, clock_timestamp(), 'debounced', jsonb_build_object('status', 'queued', 'attempt', attempt) FROM changed
+    )
+    SELECT job_id INTO debounced_job FROM changed;
+    PERFORM set_config('dl.events_checked', checked_before, true);
+    RETURN debounced_job;
+END $$;
+
+-- Requests as rows with their defaults filled in, each with what is wrong with it. A value that cannot be cast raises an
+-- error; dl_enqueue_many finds out whose it was. The limits are those of the HTTP API.
+CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueue_request
+    LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
+    SELECT i.n, dl_new_id(), r.queue, r.task, r.lock_key,
+           CASE WHEN r.debounce ->> 'args' = 'list' THEN jsonb_build_object('items', jsonb_build_array(coalesce(nullif(r.args, 'null'), '{}')))
+                ELSE coalesce(nullif(r.args, 'null'), '{}') END,
+           r.idempotency_key, coalesce(r.partition_key, ''), coalesce(r.priority, 100),
+           CASE WHEN f.field IS NULL AND jsonb_typeof(r.debounce) = 'object'
+                THEN clock_timestamp() + make_interval(secs => (r.debounce ->> 'wait_sec')::float8) ELSE r.available_at END,
+           coalesce(r.max_attempts, 5),
+           coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.live_key, r.time_limit_sec,
+           nullif(r.retry, 'null'), r.parent_id, nullif(r.webhook, 'null'), r.traceparent, f.field,
+           CASE WHEN f.field IS NULL THEN NULL
+                WHEN f.field = 'limits' THEN dl_limits_problem(r.limits)
+                WHEN f.field = 'after' THEN dl_after_problem(nullif(r.after, 'null'), r.need)
+                WHEN f.field IN ('debounce', 'throttle')
+                THEN coalesce(CASE f.field WHEN 'debounce' THEN dl_debounce_problem(r.debounce) ELSE dl_throttle_problem(r.throttle) END,
+                              CASE f.field WHEN 'debounce' THEN 'cannot be combined with idempotency_key, live_key, available_at, after or throttle'
+                                           ELSE 'cannot be combined with live_key or debounce' END)
+                WHEN f.field = 'fair_key' THEN 'must be a text of at most 500 bytes in UTF-8'
+                WHEN f.field = 'tags' THEN 'must be an array of at most 20 texts, each of 1 to 100 bytes in UTF-8'
+                WHEN f.field = 'start_within_sec' THEN 'must be 1 or more, and cannot be combined with expires_at'
+                WHEN f.field = '$problem' THEN i.item ->> '$problem'
+                WHEN f.field = '' THEN 'is no JSON object'
+                WHEN f.field IN ('queue', 'task', 'lock_key') AND i.item -> f.field IS NULL THEN 'is required'
+                WHEN f.field IN ('queue', 'task') THEN 'must be a text that is not empty, of at most 1000 bytes in UTF-8'
+                WHEN f.field IN ('lock_key', 'idempotency_key', 'live_key', 'partition_key', 'producer',
+                                 'consumer_group')
+                THEN 'must be a text that is not empty, of at most 2000 bytes in UTF-8'
+                WHEN f.field IN ('args', 'retry', 'webhook') THEN 'must be a JSON object'
+                WHEN f.field = 'priority' THEN 'must be 0 or more'
+                WHEN f.field IN ('available_at', 'expires_at', 'logical_at') THEN 'must be a time between the years 1 and 9999'
+                WHEN f.field = 'interval_end' THEN 'must be later than interval_start, and neither is given alone'
+                WHEN f.field IN ('max_attempts', 'lease_ttl_sec', 'time_limit_sec')
+                THEN 'must be 1 or more'
+                ELSE 'is no field of this request; leave it out' END,
+           nullif(r.limits, 'null'), nullif(r.after, 'null'), r.need,
+           coalesce(r.fair_key, CASE WHEN (SELECT EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL))
+                                     THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''), r.producer, r.args) END),
+           nullif(r.debounce, 'null'), nullif(r.throttle, 'null'),
+           coalesce(r.expires_at, greatest(r.available_at, clock_timestamp()
+                                           + CASE WHEN f.field IS NULL AND jsonb_typeof(r.debounce) = 'object'
+                                                  THEN make_interval(secs => (r.debounce ->> 'wait_sec')::float8) ELSE interval '0' END)
+                                  + make_interval(secs => r.start_within_sec)), NULL::int, r.schedule_id, r.backfill_id,
+           r.logical_at, r.interval_start, r.interval_end, nullif(r.tags, '{}')
+      FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n)
+           CROSS JOIN (SELECT array_agg(key) AS fields
+                         FROM jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
+                                                - '{n,job_id,field,problem}'::text[]) key OFFSET 0) known
+           CROSS JOIN LATERAL jsonb_populate_record(
+               NULL::dl_enqueue_request,
+               CASE jsonb_typeof(i.item) WHEN 'object' THEN i.item - '{n,job_id,field,problem}'::text[] ELSE '{}' END) r
+           CROSS JOIN LATERAL (SELECT
+               CASE WHEN jsonb_typeof(i.item) <> 'object' THEN ''
+                    WHEN i.item ? '$problem' THEN '$problem'
+                    WHEN i.item - known.fields <> '{}'
+                    THEN (SELECT min(key) FROM jsonb_object_keys(i.item - known.fields) key)
+                    WHEN coalesce(btrim(r.queue, E' \t\n\r\f\v'), '') = '' OR octet_length(r.queue) > 1000 THEN 'queue'
+                    WHEN coalesce(btrim(r.task, E' \t\n\r\f\v'), '') = '' OR octet_length(r.task) > 1000 THEN 'task'
+                    WHEN coalesce(btrim(r.lock_key, E' \t\n\r\f\v'), '') = '' OR octet_length(r.lock_key) > 2000 THEN 'lock_key'
+                    WHEN jsonb_typeof(r.args) NOT IN ('object', 'null') THEN 'args'
+                    WHEN btrim(r.idempotency_key, E' \t\n\r\f\v') = '' OR octet_length(r.idempotency_key) > 2000 THEN 'idempotency_key'
+                    WHEN btrim(r.live_key, E' \t\n\r\f\v') = '' OR octet_length(r.live_key) > 2000 THEN 'live_key'
+                    WHEN octet_length(r.partition_key) > 2000 THEN 'partition_key'
+                    WHEN r.priority < 0 THEN 'priority'
+                    WHEN r.available_at < '0001-01-01' OR r.available_at >= '9999-12-31' THEN 'available_at'
+                    WHEN r.max_attempts < 1 THEN 'max_attempts'
+                    WHEN r.lease_ttl_sec < 1 THEN 'lease_ttl_sec'
+                    WHEN r.time_limit_sec < 1 THEN 'time_limit_sec'
+                    WHEN octet_length(r.producer) > 2000 THEN 'producer'
+                    WHEN octet_length(r.consumer_group) > 2000 THEN 'consumer_group'
+                    WHEN jsonb_typeof(r.retry) NOT IN ('object', 'null') THEN 'retry'
+                    WHEN jsonb_typeof(r.webhook) NOT IN ('object', 'null') THEN 'webhook'
+                    WHEN nullif(r.limits, 'null') IS NOT NULL AND dl_limits_problem(r.limits) IS NOT NULL THEN 'limits'
+                    WHEN coalesce(nullif(r.after, 'null') IS NOT NULL, r.need IS NOT NULL)
+                         AND dl_after_problem(nullif(r.after, 'null'), r.need) IS NOT NULL THEN 'after'
+                    WHEN r.need IS NOT NULL AND nullif(r.after, 'null') IS NULL THEN 'after'
+                    WHEN octet_length(r.fair_key) > 500 THEN 'fair_key'
+                    WHEN NOT dl_is_tag_list(nullif(r.tags, '{}')) THEN 'tags'
+                    WHEN r.expires_at < '0001-01-01' OR r.expires_at >= '9999-12-31' THEN 'expires_at'
+                    WHEN r.logical_at < '0001-01-01' OR r.logical_at >= '9999-12-31' THEN 'logical_at'
+                    WHEN (r.interval_start IS NULL) <> (r.interval_end IS NULL) OR r.interval_start >= r.interval_end
+                         OR r.interval_start < '0001-01-01' OR r.interval_end >= '9999-12-31' THEN 'interval_end'
+                    WHEN r.start_within_sec < 1 OR r.start_within_sec IS NOT NULL AND r.expires_at IS NOT NULL THEN 'start_within_sec'
+                    WHEN nullif(r.debounce, 'null') IS NOT NULL
+                         AND (dl_debounce_problem(r.debounce) IS NOT NULL OR r.available_at IS NOT NULL
+                              OR coalesce(r.idempotency_key, r.live_key, nullif(r.after, 'null')::text, nullif(r.throttle, 'null')::text) IS NOT NULL)
+                    THEN 'debounce'
+                    WHEN nullif(r.throttle, 'null') IS NOT NULL
+                         AND (dl_throttle_problem(r.throttle) IS NOT NULL OR r.live_key IS NOT NULL)
+                    THEN 'throttle' END AS field
+              OFFSET 0) f  -- evaluated once
+$$;
+
+-- The work of dl_enqueue_many, without the setting that names the function to the audit.
+CREATE OR REPLACE FUNCTION dl_create_jobs(jobs jsonb, whole bool)
+    RETURNS TABLE (n bigint, outcome text, job_id uuid, status text, field text, detail text)
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    input     jsonb := jobs;
+    request   record;
+    repeated  dl_enqueue_request;
+    requests  dl_enqueue_request[];  -- all of them
+    pending   dl_enqueue_request[];  -- those without a job yet
+    created   jsonb;                 -- ids of new jobs, as keys: a lookup for each, where the planner would misjudge a join
+    existing  jsonb := '{}';         -- n -> [job_id, status, is_same] of the job that serves the request already
+    additions jsonb;
+    debounced_job uuid;
+    new       uuid[];
+    rounds    int := 0;
+    has_fair_queue bool := EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL);
+BEGIN
+    IF jsonb_typeof(input) IS DISTINCT FROM 'array' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'expected a JSON array of requests';
+    END IF;
+    -- The usual case: no request has a key that a job may have already, and all are valid. One INSERT writes them, and only if
+    -- a row is missing is it worked out which one, and why.
+    IF NOT jsonb_path_exists(input, 'strict $[*] ? (@.idempotency_key != null || @.live_key != null || @.after != null || @.need != null
+                                             || @.debounce != null || @.throttle != null || @.start_within_sec != null
+                                             || @.expires_at != null || @.fair_key != null || @.logical_at != null
+                                             || @.interval_start != null || @.interval_end != null
+                                             || @.schedule_id != null || @.backfill_id != null)') THEN
+        BEGIN
+            WITH new AS (
+                INSERT INTO dl_jobs (queue, task, args, lock_key, partition_key, priority, available_at, max_attempts,
+                                     lease_ttl_sec, producer, consumer_group, time_limit_sec, retry, parent_id, webhook,
+                                     traceparent, limits, fair_key, tags, wait_state, created_at)
+                SELECT r.queue, r.task, coalesce(nullif(r.args, 'null'), '{}'), r.lock_key, coalesce(r.partition_key, ''),
+                       coalesce(r.priority, 100), coalesce(r.available_at, clock_timestamp()), coalesce(r.max_attempts, 5),
+                       coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.time_limit_sec, nullif(r.retry, 'null'),
+                       r.parent_id, nullif(r.webhook, 'null'), r.traceparent, nullif(r.limits, 'null'),
+                       CASE WHEN has_fair_queue THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''), r.producer, r.args) END,
+                       nullif(r.tags, '{}'),
+                       CASE WHEN r.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
+                       now() + r.ordinality * interval '1 microsecond'  -- so that they are claimed in their order
+                  FROM ROWS FROM (jsonb_populate_recordset(NULL::dl_enqueue_request, input), jsonb_array_elements(input))
+                       WITH ORDINALITY AS r
+                 WHERE btrim(r.queue, E' \t\n\r\f\v') <> '' AND octet_length(r.queue) <= 1000
+                   AND btrim(r.task, E' \t\n\r\f\v') <> '' AND octet_length(r.task) <= 1000
+                   AND btrim(r.lock_key, E' \t\n\r\f\v') <> '' AND octet_length(r.lock_key) <= 2000
+                   AND (jsonb_typeof(r.args) IN ('object', 'null')) IS NOT FALSE
+                   AND (r.value - '{queue,task,lock_key,args}'::text[] = '{}'
+                        OR r.value - ARRAY(SELECT jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
+                                                            - '{n,job_id,field,problem}'::text[])) = '{}'
+                           AND (octet_length(r.partition_key) <= 2000) IS NOT FALSE
+                           AND (r.priority >= 0) IS NOT FALSE
+                           AND (r.available_at >= '0001-01-01' AND r.available_at < '9999-12-31') IS NOT FALSE
+                           AND (r.max_attempts >= 1) IS NOT FALSE
+                           AND (r.lease_ttl_sec >= 1) IS NOT FALSE
+                           AND (r.time_limit_sec >= 1) IS NOT FALSE
+                           AND (octet_length(r.producer) <= 2000) IS NOT FALSE
+                           AND (octet_length(r.consumer_group) <= 2000) IS NOT FALSE
+                           AND (jsonb_typeof(r.retry) IN ('object', 'null')) IS NOT FALSE
+                           AND (jsonb_typeof(r.webhook) IN ('object', 'null')) IS NOT FALSE
+                           AND dl_is_tag_list(nullif(r.tags, '{}')) IS NOT FALSE)
+                RETURNING job_id, created_at
+            )
+            SELECT array_agg(job_id ORDER BY created_at) INTO new FROM new;
+            IF cardinality(new) = jsonb_array_length(input) THEN
+                RETURN QUERY SELECT i.n, 'created', i.id, 'queued', NULL::text, NULL::text
+                               FROM unnest(new) WITH ORDINALITY AS i (id, n);
+                RETURN;
+            END IF;
+            RAISE EXCEPTION USING ERRCODE = 'DL002';  -- undoes what this block has written
+        EXCEPTION WHEN data_exception OR SQLSTATE 'DL002' THEN
+            NULL;
+        END;
+    END IF;
+
+    BEGIN
+        SELECT coalesce(array_agg(a), '{}') INTO requests FROM dl_parse_requests(input) a;
+    EXCEPTION WHEN data_exception THEN
+        -- A value is not of its type. Parse one by one to find out whose.
+        input := '[]';
+        FOR request IN SELECT i.item FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n) ORDER BY i.n LOOP
+            BEGIN
+                PERFORM count(a) FROM dl_parse_requests(jsonb_build_array(request.item)) a;
+                input := input || jsonb_build_array(request.item);
+            EXCEPTION WHEN data_exception THEN
+                input := input || jsonb_build_array(jsonb_build_object('$problem', SQLERRM));
+            END;
+        END LOOP;
+        SELECT array_agg(a) INTO requests FROM dl_parse_requests(input) a;
+    END;
+
+    -- Two batches with common debounce keys follow each other: one may have made the job of one key, and the other have changed
+    -- that of another, before each asks for the rest.
+    PERFORM pg_advisory_xact_lock(1684828532, k.hash)
+       FROM (SELECT DISTINCT hashtext(a.debounce ->> 'key') AS hash FROM unnest(requests) a
+              WHERE a.debounce IS NOT NULL AND a.field IS NULL ORDER BY 1 OFFSET 0) k;
+    BEGIN
+        SELECT array_agg(a), '{}' INTO pending, created FROM unnest(requests) a WHERE a.field IS NULL;
+        WHILE cardinality(pending) > 0 LOOP
+            rounds := rounds + 1;
+            IF rounds > 20 THEN
+                RAISE serialization_failure USING MESSAGE = 'keys of this batch come and go; try again';
+            END IF;
+            -- In the order of the keys: two batches with common keys wait for each other in one direction only.
+            WITH new AS (
+                INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority,
+                                     available_at, max_attempts, lease_ttl_sec, producer, consumer_group, live_key,
+                                     time_limit_sec, retry, parent_id, webhook, traceparent, limits, fair_key, debounce_key,
+                                     throttle_key, expires_at, schedule_id, backfill_id, logical_at, interval_start,
+                                     interval_end, tags, request_hash, wait_state, created_at)
+                SELECT a.job_id, a.queue, a.task, a.args, a.idempotency_key, a.lock_key, a.partition_key, a.priority,
+                       coalesce(a.available_at, clock_timestamp()), a.max_attempts, a.lease_ttl_sec, a.producer,
+                       a.consumer_group, a.live_key, a.time_limit_sec, a.retry, a.parent_id, a.webhook, a.traceparent,
+                       a.limits, a.fair_key, a.debounce ->> 'key',
+                       (a.throttle ->> 'key') || '@' || floor(date_part('epoch', clock_timestamp()) / (a.throttle ->> 'per_sec')::float8),
+                       a.expires_at, a.schedule_id, a.backfill_id, a.logical_at, a.interval_start, a.interval_end, a.tags,
+                       CASE WHEN a.idempotency_key IS NOT NULL THEN dl_request_hash(a.queue, a.task, a.args) END,
+                       CASE WHEN a.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
+                       now() + a.n * interval '1 microsecond'  -- so that they are claimed in their order
+                  FROM unnest(pending) a
+                 ORDER BY a.idempotency_key, a.live_key, a.debounce ->> 'key', a.throttle ->> 'key', a.n
+                    ON CONFLICT DO NOTHING
+                RETURNING job_id
+            )
+            SELECT array_agg(job_id) INTO new FROM new;
+            PERFORM dl_set_parents(a.job_id, a.after, a.need) FROM unnest(pending) a
+              WHERE a.after IS NOT NULL AND a.job_id = ANY (new);
+            IF rounds = 1 AND cardinality(new) = cardinality(requests) THEN  -- the usual case: all are valid and new
+                RETURN QUERY SELECT a.n, 'created', a.job_id, 'queued', NULL::text, NULL::text FROM unnest(requests) a ORDER BY a.n;
+                RETURN;
+            END IF;
+            SELECT coalesce(jsonb_object_agg(id, true), '{}') INTO additions FROM unnest(new) id;
+            created := created || additions;
+            SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT created ? a.job_id::text;
+            EXIT WHEN pending IS NULL;
+
+            -- Queued jobs with the debounce keys. None: it has started meanwhile, so try again.
+            FOR repeated IN SELECT * FROM unnest(pending) a WHERE a.debounce IS NOT NULL ORDER BY a.debounce ->> 'key', a.n LOOP
+                debounced_job := dl_debounce(repeated);
+                IF debounced_job IS NOT NULL THEN
+                    existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(debounced_job, 'queued', true, true));
+                ELSE
+                    SELECT j.job_id INTO debounced_job FROM dl_jobs j
+                     WHERE j.debounce_key = repeated.debounce ->> 'key' AND j.status = 'queued'
+                       AND (j.queue, j.task) <> (repeated.queue, repeated.task);
+                    IF debounced_job IS NOT NULL THEN
+                        existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(debounced_job, 'queued', false));
+                    END IF;
+                END IF;
+            END LOOP;
+            SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT existing ? a.n::text;
+            EXIT WHEN pending IS NULL;
+
+            -- The jobs that have the keys. None: it was deleted or has finished meanwhile, so try again.
+            SELECT coalesce(jsonb_object_agg(l.n, coalesce(k.answer, v.answer, t.answer))
+                            FILTER (WHERE coalesce(k.answer, v.answer, t.answer) IS NOT NULL), '{}')
+              INTO additions
+              FROM (SELECT * FROM unnest(pending) a WHERE a.debounce IS NULL) l
+                   LEFT JOIN LATERAL (
+                       SELECT jsonb_build_array(j.job_id, j.status,
+                                  coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args))
+                                  = dl_request_hash(l.queue, l.task, l.args)) AS answer
+                         FROM dl_jobs j WHERE j.idempotency_key = l.idempotency_key LIMIT 1) k ON true
+                   LEFT JOIN LATERAL (
+                       -- A slice is loaded once, by whichever queue.
+                       SELECT jsonb_build_array(j.job_id, j.status,
+                                  j.task = l.task AND (j.queue = l.queue OR l.live_key LIKE 'slice:%')) AS answer
+                         FROM dl_jobs j
+                        WHERE j.live_key = l.live_key AND j.status IN ('queued', 'running') LIMIT 1) v ON true
+                   LEFT JOIN LATERAL (
+                       SELECT jsonb_build_array(j.job_id, j.status, (j.queue, j.task) = (l.queue, l.task)) AS answer
+                         FROM dl_jobs j
+                        WHERE j.throttle_key = (l.throttle ->> 'key') || '@'
+                                               || floor(date_part('epoch', clock_timestamp()) / (l.throttle ->> 'per_sec')::float8)
+                        LIMIT 1) t ON true;
+            existing := existing || additions;
+            SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT existing ? a.n::text;
+        END LOOP;
+        IF whole AND (EXISTS (SELECT FROM unnest(requests) a WHERE a.field IS NOT NULL)
+                      OR EXISTS (SELECT FROM jsonb_each(existing) f WHERE NOT (f.value ->> 2)::bool)) THEN
+            RAISE EXCEPTION USING ERRCODE = 'DL001';  -- undoes what this block has written
+        END IF;
+    EXCEPTION WHEN SQLSTATE 'DL001' THEN
+        -- Jobs of this batch that served another of its requests are undone too, and so are changes of debounced jobs.
+        SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}')
+          INTO existing
+          FROM jsonb_each(existing) f
+         WHERE NOT created ? (f.value ->> 0) AND f.value -> 3 IS NULL;
+        created := '{}';
+    END;
+
+    RETURN QUERY
+    SELECT a.n,
+           CASE WHEN a.field IS NOT NULL THEN 'invalid'
+                WHEN created ? a.job_id::text THEN 'created'
+                WHEN f IS NULL THEN 'skipped'
+                WHEN (f ->> 3)::bool THEN 'debounced'
+                WHEN (f ->> 2)::bool THEN 'exists'
+                ELSE 'conflict' END,
+           CASE WHEN created ? a.job_id::text THEN a.job_id ELSE (f ->> 0)::uuid END,
+           CASE WHEN created ? a.job_id::text THEN 'queued' ELSE f ->> 1 END,
+           nullif(nullif(a.field, '$problem'), ''), a.problem
+      FROM unnest(requests) a
+           CROSS JOIN LATERAL (SELECT existing -> a.n::text AS f) instead
+     ORDER BY a.n;
+END $$;
+
+-- Enqueue many jobs in the caller's own transaction: a JSON array of objects with the fields of the HTTP API's trigger.
+-- Returns one row a request, in their order, with its outcome:
+--   created, exists   job_id and status are those of the job that now serves the request
+--   debounced         the request changed a queued job (job_id) with its debounce key
+--   conflict          a key belongs to a job (job_id) of another queue or task, or an idempotency key to one with other args
+--   invalid           field and detail say what is wrong
+--   skipped           the request is valid, but `whole` was asked for and another one is not
+-- With `whole`, either all of them are created or exist, or none is created.
+CREATE OR REPLACE FUNCTION dl_enqueue_many(jobs jsonb, whole bool DEFAULT false)
+    RETURNS TABLE (n bigint, outcome text, job_id uuid, status text, field text, detail text)
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    function_before text := coalesce(current_setting('dl.function', true), '');
+BEGIN
+    PERFORM set_config('dl.function', 'dl_enqueue', true);
+    RETURN QUERY SELECT * FROM dl_create_jobs(jobs, whole);
+    PERFORM set_config('dl.function', function_before, true);
+END $$;
+
+-- Enqueue one job in the caller's own transaction; returns its id, or that of the job that serves the request already.
+-- Errors: 22023 for an invalid value, 23505 for a key of another request.
+CREATE OR REPLACE FUNCTION dl_enqueue(
+    queue text, task text, lock_key text, args jsonb DEFAULT '{}', idempotency_key text DEFAULT NULL,
+    partition_key text DEFAULT '', priority int DEFAULT 100, available_at timestamptz DEFAULT NULL,
+    max_attempts int DEFAULT 5, lease_ttl_sec int DEFAULT 60, producer text DEFAULT NULL,
+    consumer_group text DEFAULT NULL, live_key text DEFAULT NULL, time_limit_sec int DEFAULT NULL,
+    retry jsonb DEFAULT NULL, parent_id uuid DEFAULT NULL, limits jsonb DEFAULT NULL, after jsonb DEFAULT NULL,
+    need text DEFAULT NULL, fair_key text DEFAULT NULL, debounce jsonb DEFAULT NULL, throttle jsonb DEFAULT NULL,
+    expires_at timestamptz DEFAULT NULL, start_within_sec int DEFAULT NULL, logical_at timestamptz DEFAULT NULL,
+    interval_start timestamptz DEFAULT NULL, interval_end timestamptz DEFAULT NULL, tags text[] DEFAULT NULL
+) RETURNS uuid
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    result record;
+BEGIN
+    -- Without nulls and defaults, which cost time to read; nulls within args, retry and limits stay.
+    SELECT m.* INTO result
+      FROM dl_enqueue_many(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
+               'queue', queue, 'task', task, 'lock_key', lock_key, 'idempotency_key', idempotency_key,
+               'partition_key', nullif(partition_key, ''), 'priority', nullif(priority, 100), 'available_at', available_at,
+               'max_attempts', nullif(max_attempts, 5), 'lease_ttl_sec', nullif(lease_ttl_sec, 60), 'producer', producer,
+               'consumer_group', consumer_group, 'live_key', live_key, 'time_limit_sec', time_limit_sec,
+               'parent_id', parent_id, 'after', after, 'need', need, 'fair_key', fair_key, 'debounce', debounce,
+               'throttle', throttle, 'expires_at', expires_at, 'start_within_sec', start_within_sec, 'logical_at', logical_at,
+               'interval_start', interval_start, 'interval_end', interval_end, 'tags', tags))
+           || jsonb_build_object('args', args)
+           || CASE WHEN retry IS NULL THEN '{}' ELSE jsonb_build_object('retry', retry) END
+           || CASE WHEN limits IS NULL THEN '{}' ELSE jsonb_build_object('limits', limits) END)) m;
+    IF result.outcome = 'invalid' THEN
+        RAISE invalid_parameter_value USING MESSAGE = coalesce(result.field || ' ', '') || result.detail;
+    ELSIF result.outcome = 'conflict' THEN
+        RAISE unique_violation
+              USING MESSAGE = format('the key %L belongs to job %s, which has another queue, task or args',
+                                     coalesce(idempotency_key, live_key, throttle ->> 'key', debounce ->> 'key'), result.job_id),
+                    DETAIL = result.job_id::text;
+    END IF;
+    RETURN result.job_id;
+END $$;
+
+-- ── First partitions, rights ─────────────────────────────────────────────────────────────────────────────────────────
+
+SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_advance_sequence(parent)
+  FROM unnest(ARRAY['dl_job_events', 'dl_job_logs']) AS p (parent);
+
+-- Only the owner may call the functions that have the owner's rights, until roles.sql grants them. Triggers fire all the
+-- same. PUBLIC keeps two: a plain INSERT draws an id and checks tags with the rights of its sender.
+REVOKE EXECUTE ON FUNCTION
+    dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
+    dl_claim_expected, dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_on_requeue,
+    dl_jobs_on_manual_update, dl_jobs_end_queued, dl_jobs_queued_ended, dl_jobs_cancel_running,
+    dl_parse_requests, dl_enqueue_many, dl_enqueue
+  FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION dl_new_id, dl_is_tag_list TO PUBLIC;
+
+COMMIT;

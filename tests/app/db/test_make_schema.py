@@ -1,0 +1,19 @@
+"""schema.sql is made of the core's schema and those of the features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dataloader.app.db.make_schema import CORE, FEATURES, SCHEMA, make_schema
+
+APP = Path(__file__).parents[3] / "app"
+
+
+def test_schema_is_made_of_its_parts():
+    assert SCHEMA.read_text(encoding="utf-8") == make_schema(), "run `make schema`"
+
+
+def test_every_part_is_in_the_schema():
+    folders = {path.parent.relative_to(APP).as_posix() for path in APP.rglob("schema.sql")}
+
+    assert folders == {CORE, *FEATURES}

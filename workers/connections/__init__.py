@@ -1,0 +1,1 @@
+"""Database sessions of attempts: fenced, known by name, stopped with their attempt."""

@@ -1,0 +1,1 @@
+"""Proof that a worker process is dead, and the takeover of its runs."""
