@@ -40,10 +40,10 @@ from dataloader.app.features.doctor.examine import Connections, run_checks
 from dataloader.app.features.doctor.facts import DatabaseFacts
 from dataloader.app.features.jobs.job_search import Cursor
 from dataloader.app.features.jobs.list_routes import encode_cursor
-from dataloader.app.features.retention.rows import RetentionPeriods
 from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.retention_periods import RetentionPeriods
 from dataloader.pipelines import contract
 
 MAX_PAGE_MS, MAX_LARGE_PAGE_MS, MAX_METRICS_MS = 60, 150, 50

@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from dataloader.app.db.connection import Session
-from dataloader.app.features.retention.rows import Retention, RetentionPeriods
+from dataloader.app.features.retention.rows import Retention
 from dataloader.app.queue.batch import enqueue_batch
 from dataloader.app.queue.job import NewJob, Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.retention_periods import RetentionPeriods
 
 QUEUE, TASK = "bench", "noop"
 MAX_WAITING = 20_000

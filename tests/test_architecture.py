@@ -15,96 +15,95 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = ("app", "dataloader", "workers", "pipelines")
+OURS = ("app", "workers", "pipelines", "dataloader")
 
-_CLIENT = frozenset(f"dataloader.{name}" for name in ("client", "errors", "_address", "_enqueue", "_transport"))
-_SERVICE = (
-    "dataloader.app.errors",
-    "dataloader.app.log",
-    "dataloader.app.net",
-    "dataloader.app.tracing",
-    "dataloader.app.wording",
-)
+_D = "dataloader"
+_APP, _CORE, _FEATURES = f"{_D}.app", f"{_D}.app.queue", f"{_D}.app.features"
+_CLIENT = frozenset(f"{_D}.{name}" for name in ("client", "errors", "_address", "_enqueue", "_transport", "_old_names"))
 
-# room → what it may import of ours, beside itself. The longest name that fits a module is its room.
+
+def _app(*names: str) -> frozenset[str]:
+    return frozenset(f"{_APP}.{name}" for name in names)
+
+
+_SERVICE = _app("errors", "log", "net", "tracing", "wording")
+_PIPELINES, _WORKERS = f"{_D}.pipelines", f"{_D}.workers"
+
+# room → what it may import of ours, next to itself. The longest name that fits a module is its room.
 ROOMS: dict[str, frozenset[str]] = {
-    "app": frozenset(),
-    "dataloader.app.errors": frozenset(),
-    "dataloader.app.config": frozenset({"dataloader.app.errors", "dataloader.pipelines.zone_clock"}),
-    "dataloader.app.net": frozenset({"dataloader.pipelines.toolkit.networks"}),
-    "dataloader.app.wording": frozenset(),
-    "dataloader.app.tracing": frozenset({"dataloader.app.errors"}),
-    "dataloader.app.log": frozenset({"dataloader.app.errors"}),
-    "dataloader.app.postgres": frozenset({"dataloader.app.errors"}),
-    "dataloader.app.db": frozenset({"dataloader.app.errors", "dataloader.app.wording"}),
-    "dataloader.app.queue": frozenset({"dataloader.app.db", "dataloader.app.errors", "dataloader.app.wording"}),
-    "dataloader.app.admin": frozenset(
-        {"dataloader.app.queue", "dataloader.app.db", "dataloader.app.errors", "dataloader.app.wording"}
-    ),
-    "dataloader.app.features.doctor": frozenset(
-        {
-            "dataloader.app.admin",
-            "dataloader.app.queue",
-            "dataloader.app.db",
-            "dataloader.app.errors",
-            "dataloader.app.wording",
-        }
-    ),
-    "dataloader.app.acts": frozenset(
-        {"dataloader.app.admin", "dataloader.app.db", "dataloader.app.errors", "dataloader.app.wording", "pipelines"}
-    ),
-    "dataloader.app.features": frozenset(
-        {
-            *_SERVICE,
-            "dataloader.app.acts",
-            "dataloader.app.admin",
-            "dataloader.app.queue",
-            "dataloader.app.db",
-            "dataloader.app.http",
-            "pipelines",
-        }
-    ),
-    "dataloader.app.http": frozenset(
-        {
-            *_SERVICE,
-            "dataloader.app.acts",
-            "dataloader.app.features",
-            "dataloader.app.features.doctor",
-            "dataloader.app.admin",
-            "dataloader.app.queue",
-            "dataloader.app.db",
-            "pipelines",
-        }
-    ),
-    "workers": frozenset({*_SERVICE, "dataloader.app.admin", "dataloader.app.queue", "dataloader.app.db", "pipelines"}),
-    "pipelines": frozenset(),
-    "dataloader": frozenset({"dataloader.pipelines.contract", "dataloader.app.runtime.embedding"}),
-    # What other projects use beside packages named as ours: it imports nothing of them.
+    _APP: frozenset({f"{_D}._old_names"}),
+    **{room: frozenset() for room in _app("errors", "wording")},
+    f"{_APP}.config": _app("errors") | {f"{_PIPELINES}.zone_clock"},
+    f"{_APP}.net": frozenset({f"{_PIPELINES}.toolkit.networks"}),
+    f"{_APP}.tracing": _app("errors"),
+    f"{_APP}.log": _app("errors"),
+    f"{_APP}.postgres": _app("errors"),
+    f"{_APP}.db": _app("errors", "wording"),
+    _CORE: _app("db", "errors", "wording"),
+    f"{_APP}.acts": _app("db", "queue", "http", "ui", "errors", "wording") | {_PIPELINES},
+    f"{_APP}.http": _SERVICE | _app("acts", "db", "queue", "ui") | {_PIPELINES},
+    f"{_APP}.ui": _SERVICE | _app("acts", "http", "db", "queue") | {_PIPELINES},
+    _FEATURES: _SERVICE
+    | _app("acts", "http", "ui", "db", "queue", "cli", "config", "runtime")
+    | {_PIPELINES, _WORKERS, f"{_D}.errors", f"{_D}.client", f"{_D}._enqueue"},
+    _WORKERS: _SERVICE | _app("acts.feature", "queue", "db") | {_PIPELINES, f"{_WORKERS}.offloads", f"{_D}._old_names"},
+    f"{_WORKERS}.offloads": _SERVICE | _app("features.offload.rows", "queue", "db") | {_PIPELINES, _WORKERS},
+    _PIPELINES: frozenset({f"{_D}._old_names"}),
+    _D: _CLIENT | {f"{_PIPELINES}.contract", f"{_APP}.runtime.embedding", f"{_APP}.__main__"},
+    # What other projects use where they have no service: it imports nothing of one.
     **dict.fromkeys(_CLIENT, _CLIENT),
 }
 # These wire the rooms together, and may import them all.
 WIRING = (
-    *(
-        "dataloader.app.__main__",
-        "dataloader.app.cli",
-        "dataloader.app.runtime",
-        "dataloader.app.runtime.commands",
-        "dataloader.app.http.__main__",
-        "dataloader.app.features.doctor.__main__",
-    ),
-    *("wsgi", "gunicorn.conf"),
-)
+    *(f"{_APP}.{name}" for name in ("__main__", "cli", "runtime", "http.__main__")),
+    f"{_FEATURES}.doctor.__main__", f"{_D}.wsgi", f"{_D}.gunicorn_conf",
+)  # fmt: skip
+# The core imports no feature; the registry, in these, adds them.
+USES_THE_REGISTRY = (f"{_APP}.http.app", f"{_WORKERS}.maintenance", f"{_WORKERS}.pool")
+# What the core still imports of features: a list that gets shorter.
+CORE_IMPORTS = {
+    f"{_APP}.http.standby_reads": {f"{_FEATURES}.standby.rows"},
+    f"{_WORKERS}.connections.task_connections": {f"{_FEATURES}.graphs.rows"},
+    f"{_WORKERS}.context": {f"{_FEATURES}.graphs.rows", f"{_FEATURES}.limits.rows"},
+    f"{_WORKERS}.maintenance": {f"{_FEATURES}.offload.rows"},
+    f"{_WORKERS}.pool": {f"{_FEATURES}.offload.rows"},
+    f"{_WORKERS}.testing": {f"{_FEATURES}.schedules.duty", f"{_FEATURES}.schedules.rows"},
+}
+# By the name of a file in a feature's folder: what it never imports, itself or by another module.
+WITHOUT_FLASK = ("rows", "duty", "checks", "sender", "declare", "feature")
+WITHOUT_WORKERS = ("rows", "acts", "pages", "routes", "feature")
+# A feature imports the rows of another. What else it imports of another is listed here: a list that gets shorter.
+FEATURE_IMPORTS: dict[str, set[str]] = {
+    "alerts": {"overview.problems"},
+    "backfills": {"why.explain"},
+    "bulk": {"jobs.job_search", "jobs.list_routes"},
+    "doctor": {"roles.rights"},
+    "graphs": {"jobs.job_history"},
+    "jobs": {"why.explain", "why.reasons"},
+    "metrics": {"limits.breakers"},
+    "overview": {"doctor.facts", "doctor.findings", "doctor.queue", "jobs.job_search", "limits.breakers", "schedules.changes", "statistics.throughput"},
+    "quality": {"statistics.charts_page"},
+    "queues": {"why.explain"},
+    "search": {"jobs.job_detail", "jobs.job_lookup", "jobs.job_search"},
+    "tasks": {"backfills.changes", "backfills.slices_page", "jobs.start_form", "limits.acts", "limits.breakers", "quality.pages", "schedules.changes", "schedules.pages", "statistics.charts_page", "statistics.run_chart"},
+    "undo": {"jobs.edits", "jobs.job_detail", "limits.breakers", "schedules.changes"},
+    "why": {"jobs.job_detail", "limits.breakers"},
+    "workers": {"queues.acts"},
+}
 
-# library → the rooms that may import it, beside those that wire
+# library → the rooms that may import it, next to those that wire
 LIBRARIES: dict[str, tuple[str, ...]] = {
-    "psycopg2": ("dataloader.app.db", "dataloader.app.queue", "dataloader.app.features.doctor.facts", "pipelines"),
-    "psycopg2_pool": ("dataloader.app.db",),
-    "flask": ("dataloader.app.http", "dataloader.app.features"),
-    "werkzeug": ("dataloader.app.http",),
-    "jinja2": ("dataloader.app.http",),
+    "psycopg2": (
+        *(f"{_APP}.db", _CORE, _PIPELINES, f"{_WORKERS}.connections"),
+        *(f"{_FEATURES}.{name}" for name in ("doctor.facts", "embedding", "uninstall")),
+    ),
+    "psycopg2_pool": (f"{_APP}.db",),
+    "flask": (f"{_APP}.http", f"{_APP}.ui", f"{_APP}.acts.web", _FEATURES),
+    "werkzeug": (f"{_APP}.http", f"{_APP}.ui", _FEATURES),
+    "jinja2": (f"{_APP}.http", f"{_APP}.ui"),
     "gunicorn": (),
-    "pydantic_settings": ("dataloader.app.config",),
-    "requests": ("dataloader", "pipelines"),
+    "pydantic_settings": (f"{_APP}.config",),
+    "requests": (_D,),
 }
 MAX_LINES = 450
 # Another interpreter runs this file by itself, without our packages: it cannot be split.
@@ -117,11 +116,8 @@ _SQL = re.compile(
     re.DOTALL,
 )
 SPEAKS_SQL = (
-    "dataloader.app.db",
-    "dataloader.app.queue",
-    "dataloader.app.admin",
-    "dataloader.app.features.doctor",
-    "pipelines",
+    *(f"{_APP}.db", _CORE, _PIPELINES, f"{_WORKERS}.connections"),
+    *(f"{_FEATURES}.{name}" for name in ("doctor", "uninstall", "embedding")),
 )
 SPEAKS_OF_ITS_CONNECTION = ("dataloader.workers.listener",)  # the echo that proves a LISTEN
 
@@ -142,13 +138,16 @@ _BEGINS_SOMETHING = frozenset({
 
 
 def name_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    renamed = {"gunicorn.conf": "gunicorn_conf"}.get(name, name)
+    return renamed if renamed == _D or renamed.startswith(f"{_D}.") else f"{_D}.{renamed}"
 
 
 SOURCES = {
     name_of(path): path
     for top in (*OURS, "wsgi.py", "gunicorn.conf.py")
     for path in ([ROOT / top] if top.endswith(".py") else sorted((ROOT / top).rglob("*.py")))
+    if not path.is_symlink()
 }
 
 
@@ -165,7 +164,12 @@ def room_of(module: str) -> str:
     return max((room for room in ROOMS if within(module, (room,))), key=len)
 
 
-def imports_of(module: str) -> Iterator[tuple[str, int]]:
+@cache
+def imports_of(module: str) -> list[tuple[str, int]]:
+    return list(_imports_of(module))
+
+
+def _imports_of(module: str) -> Iterator[tuple[str, int]]:
     """What a module imports, wherever in it: the module, or the module and the name that is taken from it."""
     for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.Import):
@@ -208,13 +212,9 @@ def docstrings(tree: ast.Module) -> set[ast.AST]:
 
 
 def test_there_is_something_to_look_at():
-    assert {
-        "dataloader.app.queue.jobs",
-        "dataloader.workers.pool",
-        "dataloader.pipelines.contract",
-        "wsgi",
-        "gunicorn.conf",
-    } <= set(SOURCES)
+    expected = ("app.queue.jobs", "workers.pool", "pipelines.contract", "client", "wsgi", "gunicorn_conf")
+
+    assert {f"{_D}.{name}" for name in expected} <= set(SOURCES)
 
 
 def test_a_room_imports_only_what_the_table_allows():
@@ -224,10 +224,64 @@ def test_a_room_imports_only_what_the_table_allows():
         if not within(module, WIRING)
         for room in [room_of(module)]
         for imported, line in imports_of(module)
-        if within(imported, OURS)
-        and not within(imported, (room,) if room != "app" else ())
+        if within(imported, (_D,))
+        and not (imported in SOURCES and room_of(imported) == room)
         and not within(imported, ROOMS[room])
+        and not (within(module, USES_THE_REGISTRY) and imported == f"{_FEATURES}.registry")
+        and imported not in CORE_IMPORTS.get(module, set())
     ]
+
+    assert wrong == []
+
+
+def _feature_of(module: str) -> str:
+    return module.removeprefix(f"{_FEATURES}.").partition(".")[0] if within(module, (_FEATURES,)) else ""
+
+
+def test_a_feature_imports_the_rows_of_another_at_most():
+    found: dict[str, set[str]] = {}
+    for module in SOURCES:
+        feature = _feature_of(module)
+        for imported, _ in imports_of(module) if feature and module != f"{_FEATURES}.registry" else ():
+            other = _feature_of(imported)
+            if other not in ("", feature) and imported != f"{_FEATURES}.{other}.rows":
+                found.setdefault(feature, set()).add(imported.removeprefix(f"{_FEATURES}."))
+
+    assert found == FEATURE_IMPORTS
+
+
+@cache
+def _loads(module: str) -> frozenset[str]:
+    """The modules that an import of this one loads by its own lines; not what its functions import."""
+    nodes = [node for node in tree_of(module).body if isinstance(node, ast.ImportFrom | ast.Import)]
+    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            named |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(named)
+
+
+def _reached_from(module: str) -> set[str]:
+    reached, pending = set(), [module]
+    while pending:
+        name = pending.pop()
+        if name not in reached:
+            reached.add(name)
+            pending += _loads(name) if name in SOURCES else ()
+    return reached
+
+
+def test_files_of_features_load_no_layer_that_their_name_excludes():
+    wrong = []
+    for module in SOURCES:
+        name = module.rpartition(".")[2]
+        if not _feature_of(module):
+            continue
+        reached = _reached_from(module)
+        if name in WITHOUT_FLASK:
+            wrong += [f"{module} loads {r}" for r in reached if within(r, ("flask",))]
+        if name in WITHOUT_WORKERS:
+            wrong += [f"{module} loads {r}" for r in reached if within(r, (_WORKERS,))]
 
     assert wrong == []
 
@@ -246,13 +300,13 @@ def test_a_library_is_imported_only_where_it_belongs():
     assert wrong == []
 
 
-def test_web_and_workers_do_not_know_each_other():
+def test_http_and_workers_do_not_know_each_other():
     meetings = [
         (module, imported)
         for module in SOURCES
         for imported, _ in imports_of(module)
-        if (within(module, ("dataloader.app.http",)) and within(imported, ("workers",)))
-        or (within(module, ("workers",)) and within(imported, ("dataloader.app.http",)))
+        if (within(module, (f"{_APP}.http", f"{_APP}.ui")) and within(imported, (_WORKERS,)))
+        or (within(module, (_WORKERS,)) and within(imported, (f"{_APP}.http", f"{_APP}.ui")))
     ]
 
     assert meetings == []
@@ -303,7 +357,7 @@ def test_nothing_begins_at_import():
     begun = [
         f"{module}:{node.lineno}: {ast.unparse(node.func)}"
         for module in SOURCES
-        if module not in ("wsgi", "gunicorn.conf")
+        if module not in (f"{_D}.wsgi", f"{_D}.gunicorn_conf")
         for node in at_import(tree_of(module).body)
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _BEGINS_SOMETHING
     ]
@@ -332,26 +386,16 @@ def test_no_file_is_too_long():
     assert too_long == {}, "split it by subject"
 
 
-def test_the_package_holds_a_docstring_and_nothing_else():
-    (only,) = tree_of("app").body
-
-    assert only in [node for node in tree_of("app").body if isinstance(node, ast.Expr)]
-    assert ast.get_docstring(tree_of("app"))
-
-
 @pytest.mark.parametrize(
     ("module", "must_not_load"),
     [
-        ("app", {"dataloader.app.config", "dataloader.app.queue", "flask", "psycopg2", "pydantic"}),
-        (
-            "dataloader.workers.pool",
-            {"flask", "dataloader.app.http", "dataloader.app.config", "pydantic_settings", "gunicorn"},
-        ),
-        ("dataloader.app.queue.jobs", {"flask", "workers", "pipelines", "pydantic"}),
-        ("dataloader.pipelines.contract", {"app", "workers", "flask", "psycopg2"}),
-        ("dataloader.app.cli", {"flask", "pydantic", "psycopg2", "workers", "requests"}),
-        ("dataloader", {"app", "workers", "pipelines", "requests"}),
-        ("dataloader.client", {"app", "workers", "pipelines"}),
+        ("dataloader.app", {"dataloader.app.config", "dataloader.app.queue", "flask", "psycopg2", "pydantic"}),
+        ("dataloader.workers.pool", {"flask", "dataloader.app.http", "pydantic_settings", "gunicorn"}),
+        ("dataloader.app.queue.jobs", {"flask", "dataloader.workers", "dataloader.pipelines", "pydantic"}),
+        ("dataloader.pipelines.contract", {"dataloader.app", "dataloader.workers", "flask", "psycopg2"}),
+        ("dataloader.app.cli", {"flask", "pydantic", "psycopg2", "dataloader.workers", "requests"}),
+        ("dataloader", {"dataloader.app", "dataloader.workers", "dataloader.pipelines", "requests"}),
+        ("dataloader.client", {"dataloader.app", "dataloader.workers", "dataloader.pipelines"}),
     ],
 )
 def test_import_loads_and_starts_no_more_than_needed(module: str, must_not_load: set[str]):

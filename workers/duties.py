@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from uuid import UUID
 
+from dataloader.app.acts.feature import Feature, load_all
 from dataloader.app.db.statements import Executor
-from dataloader.app.features.retention.rows import RetentionPeriods
+from dataloader.app.queue.retention_periods import RetentionPeriods
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.executors import Engines
@@ -60,7 +62,7 @@ class ThreadContext:
     """What a feature's thread works with."""
 
     executor: Executor
-    options: Any  # of the feature; None: its defaults
+    options: Mapping[str, Any]  # by the feature's name
     on_crash: Callable[[str], None]
     counters: PoolCounters
     is_notified: Callable[[], bool]  # whether notifications of the database arrive
@@ -80,11 +82,16 @@ class FeatureThread(Protocol):
         """Wait for what it does now, once its thread was stopped."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Declaration:
     """What a process declares to the database of its tasks when it starts."""
 
     executor: Executor
     pipelines: Pipelines
-    worker_id: Any
+    worker_id: UUID
     options: MaintenanceOptions
+
+
+def declare_all(features: Iterable[Feature], declaration: Declaration) -> None:
+    for declare in load_all(features, "declare"):
+        declare(declaration)

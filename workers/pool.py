@@ -15,7 +15,6 @@ from uuid import uuid4
 from dataloader.app import log
 from dataloader.app.acts.feature import Feature, load_all
 from dataloader.app.db.connection import Session
-from dataloader.app.db.statements import Executor
 from dataloader.app.features.offload.rows import Offloads
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.jobs import JobQueue
@@ -27,7 +26,7 @@ from dataloader.workers.claim_timers import default_poll
 from dataloader.workers.claimer import Claimer, KeyLocks, NotifyState, UnwantedNotifications
 from dataloader.workers.declarations import describe_worker
 from dataloader.workers.dispatcher import Dispatcher
-from dataloader.workers.duties import Declaration, DutyContext, FeatureThread, ThreadContext
+from dataloader.workers.duties import Declaration, DutyContext, FeatureThread, ThreadContext, declare_all
 from dataloader.workers.heartbeat import Heartbeat
 from dataloader.workers.isolation.run import run_isolated
 from dataloader.workers.listener import Listener, ListenerLike, ListenMode, NoListener
@@ -128,8 +127,8 @@ class WorkerPool:
             self._worker_control,
             self._maintenance,
         )
-        threads = [owner.thread for owner in owners] + [owner.thread for owner in self._feature_threads]
-        self._background_threads = [*threads, *self._offloads.threads]
+        of_features = (owner.thread for owner in self._feature_threads)
+        self._background_threads = [*(owner.thread for owner in owners), *of_features, *self._offloads.threads]
         self._worker_stopper = WorkerStopper(
             self._workers, self._running_attempts, self._settler, self._key_locks, stop_wait_sec=options.stop_wait_sec
         )
@@ -184,6 +183,7 @@ class WorkerPool:
     def _build_lease_threads(self, queue: Mapping[str, JobQueue], info: WorkerInfo) -> None:
         """Make what renews leases, stops attempts and takes jobs from dead processes."""
         options, connections = self._options, self._connection_settings
+        declaration = Declaration(queue["renew"].executor, self._pipelines, self.id, options.maintenance)
         pause_sec = min(5.0, options.heartbeat_sec / 2)
         self._heartbeat = Heartbeat(
             queue["renew"],
@@ -191,7 +191,7 @@ class WorkerPool:
             interval_sec=options.heartbeat_sec,
             info=info,
             register=self._send_heartbeat,
-            declare=lambda: self._declare(queue["renew"].executor),
+            declare=partial(declare_all, self._features, declaration),
             listen=self._dispatcher.listen_while_busy,
             on_crash=self._on_crash,
             counters=self.counters,
@@ -226,12 +226,6 @@ class WorkerPool:
             takes_from_others=options.reaps,
         )
 
-    def _declare(self, executor: Executor) -> None:
-        options = self._options.maintenance
-        declaration = Declaration(executor=executor, pipelines=self._pipelines, worker_id=self.id, options=options)
-        for declare in load_all(self._features, "declare"):
-            declare(declaration)
-
     def _send_heartbeat(self) -> None:
         heartbeat = self._dispatcher.poll_by_heartbeat(self._registration.send_heartbeat)
         for owner in (self._death_watch, self._reaper, self._maintenance, self._worker_control):
@@ -242,17 +236,16 @@ class WorkerPool:
     def _build_database_threads(self) -> None:
         """Make the threads that serve operators, those of features, and the maintenance duties."""
         options, session = self._options, self._sessions.settle
-        self._feature_threads: list[FeatureThread] = []
-        for feature in self._features:
-            if feature.threads is not None:
-                thread_context = ThreadContext(
-                    executor=session,
-                    options=options.maintenance.features.get(feature.name),
-                    on_crash=self._on_crash,
-                    counters=self.counters,
-                    is_notified=lambda: self._listener.state.is_receiving,
-                )
-                self._feature_threads.append(feature.load(feature.threads)(thread_context))
+        thread_context = ThreadContext(
+            executor=session,
+            options=options.maintenance.features,
+            on_crash=self._on_crash,
+            counters=self.counters,
+            is_notified=lambda: self._listener.state.is_receiving,
+        )
+        self._feature_threads: list[FeatureThread] = [
+            create(thread_context) for create in load_all(self._features, "threads")
+        ]
         self._worker_control = WorkerControl(
             QueueControl(session),
             self._dispatcher,

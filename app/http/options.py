@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataloader.app.features.retention.rows import RetentionPeriods
 from dataloader.app.queue.labels import Labels
+from dataloader.app.queue.retention_periods import RetentionPeriods
 
 MAX_BATCH_BYTES = 4_194_304  # the largest body of any request
 

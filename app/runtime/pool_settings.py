@@ -8,7 +8,7 @@ from dataloader.app.config import Settings
 from dataloader.app.config.values import ExponentialPoll, FixedPoll, LinearPoll, QueuePoll, TablePoll
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.registry import FEATURES
-from dataloader.app.features.retention.rows import DAY_SEC, RetentionPeriods
+from dataloader.app.queue.retention_periods import DAY_SEC, RetentionPeriods
 from dataloader.app.runtime.startup import version
 from dataloader.app.tracing import Tracer
 from dataloader.pipelines.executors import Engines

@@ -49,8 +49,15 @@ def queue_db(shared_dsn: str) -> Iterator[QueueFixture]:
 
 
 @pytest.fixture
-def own_queue_db(dsn: str) -> Iterator[QueueFixture]:
+def own_dsn(databases: Databases) -> Iterator[str]:
+    """A database of this test's own, also where `dsn` is one that the tests of a module share."""
+    with databases.fresh() as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def own_queue_db(own_dsn: str) -> Iterator[QueueFixture]:
     """A queue database whose tables may be changed at will."""
-    made = QueueFixture(dsn)
+    made = QueueFixture(own_dsn)
     yield made
     made.close()

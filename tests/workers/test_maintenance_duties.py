@@ -10,10 +10,11 @@ from dataloader.app.features.bulk.rows import BulkAction, BulkOperations, BulkSt
 from dataloader.app.features.jobs.job_search import Filter
 from dataloader.app.features.retention import duty as retention_duty
 from dataloader.app.features.retention.duty import RetentionDuty
-from dataloader.app.features.retention.rows import DAY_SEC, RetentionPeriods
-from dataloader.app.features.webhooks.rows import WebhookEvent, Webhooks
+from dataloader.app.features.webhooks.rows import Webhooks
 from dataloader.app.features.webhooks.sender import WebhookOptions
 from dataloader.app.queue.job import Status
+from dataloader.app.queue.retention_periods import DAY_SEC, RetentionPeriods
+from dataloader.app.queue.webhook_events import WebhookEvent
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import Breaker, Pipelines
 from dataloader.workers.duties import MaintenanceOptions

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.features.webhooks.rows import DeliveryState, LeasedDelivery, WebhookEvent, Webhooks
+from dataloader.app.features.webhooks.rows import DeliveryState, LeasedDelivery, Webhooks
 from dataloader.app.features.webhooks.sender import (
     RETRY_DELAYS_SEC,
     PostResult,
@@ -21,6 +21,7 @@ from dataloader.app.features.webhooks.sender import (
 )
 from dataloader.app.net import AllowedHosts
 from dataloader.app.queue.job import Status
+from dataloader.app.queue.webhook_events import WebhookEvent
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.workers.duties import MaintenanceOptions
 from dataloader.workers.metrics import PoolCounters

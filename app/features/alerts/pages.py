@@ -13,12 +13,13 @@ from dataloader.app.errors import AlertNotFound
 from dataloader.app.features.alerts.routes import AlertMute, AlertRuleEdit, NewAlertRule
 from dataloader.app.features.alerts.rows import AlertRule, Alerts, FiredAlert, RuleKind
 from dataloader.app.features.overview.problems import ALERT_FIELD
-from dataloader.app.features.webhooks.rows import WebhookEvent, Webhooks
+from dataloader.app.features.webhooks.rows import Webhooks
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
+from dataloader.app.queue.webhook_events import WebhookEvent
 from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to, safe_path
 from dataloader.app.ui.formatter import Formatter
 from dataloader.app.ui.forms import (

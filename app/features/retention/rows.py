@@ -5,30 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dataloader.app.db.encoding import array
 from dataloader.app.db.statements import Executor
 from dataloader.app.queue.job import Status
+from dataloader.app.queue.retention_periods import DAY_SEC, RetentionPeriods
 
-DAY_SEC = 86_400.0
 EVENTS_TABLE, LOGS_TABLE = "dl_job_events", "dl_job_logs"
 _PARTITIONS_PER_PERIOD = 5
 _MAX_PARTITION_SEC = 7 * DAY_SEC
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetentionPeriods:
-    """Retention periods in seconds. Those of a task take precedence over those of a status."""
-
-    succeeded: float = 14 * DAY_SEC
-    canceled: float = 14 * DAY_SEC
-    failed: float = 30 * DAY_SEC
-    lost: float = 30 * DAY_SEC
-    tasks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # task → status → seconds
-    events: float = 30 * DAY_SEC
-    logs: float = 14 * DAY_SEC
-    audit: float = 365 * DAY_SEC
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,14 @@ from dataloader.app.features.webhooks.routes import (
     visible_webhook,
     with_url_check,
 )
-from dataloader.app.features.webhooks.rows import SUBSCRIBABLE_EVENTS, DeliveryState, Webhook, Webhooks
+from dataloader.app.features.webhooks.rows import DeliveryState, Webhook, Webhooks
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.net import AllowedHosts
+from dataloader.app.queue.webhook_events import SUBSCRIBABLE_EVENTS
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer, parse_choice, redirect_to
 from dataloader.app.ui.forms import NamingForm, parse_duration, validate_form
 

@@ -11,15 +11,7 @@ from uuid import UUID
 from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
 
 from dataloader.app.acts.known_names import NameCheck
-from dataloader.app.features.webhooks.rows import (
-    FINAL_EVENTS,
-    SUBSCRIBABLE_EVENTS,
-    Delivery,
-    DeliveryDetail,
-    DeliveryState,
-    Webhook,
-    Webhooks,
-)
+from dataloader.app.features.webhooks.rows import Delivery, DeliveryDetail, DeliveryState, Webhook, Webhooks
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.json_io import dump_json
@@ -40,6 +32,7 @@ from dataloader.app.http.schemas import (
 from dataloader.app.http.site import Site
 from dataloader.app.log import mask_secret_fields, redact_text
 from dataloader.app.net import MAX_URL_LENGTH, AllowedHosts
+from dataloader.app.queue.webhook_events import FINAL_EVENTS, SUBSCRIBABLE_EVENTS
 
 _MAX_OVERLAP_SEC = 30 * 86_400
 

@@ -16,6 +16,7 @@ from uuid import UUID
 from dataloader.app.db.encoding import array, as_uuid, from_row, id_of_key, sanitize_text, validate_texts
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DeliveryNotFound, IdempotencyConflict, WebhookNotFound
+from dataloader.app.queue.webhook_events import FINAL_EVENTS, WebhookEvent
 from dataloader.app.wording import replace_seconds
 
 MAX_RESPONSE_LENGTH = 500
@@ -23,24 +24,6 @@ MAX_REDELIVERED = 1_000  # at a time: each has a line in the audit log
 _MAX_ERROR_LENGTH = 500
 _SECRET_BYTES = 32
 SECRET_PREFIX = "whsec_"  # noqa: S105 - a prefix, not a secret
-
-
-class WebhookEvent(StrEnum):
-    """An event that a webhook can deliver."""
-
-    SUCCEEDED = "job.succeeded"
-    FAILED = "job.failed"
-    CANCELED = "job.canceled"
-    LOST = "job.lost"
-    RETRYING = "job.retrying"
-    ALERT_FIRING = "alert.firing"
-    ALERT_RESOLVED = "alert.resolved"
-    PING = "webhook.ping"
-
-
-FINAL_EVENTS = (WebhookEvent.SUCCEEDED, WebhookEvent.FAILED, WebhookEvent.CANCELED, WebhookEvent.LOST)
-JOB_EVENTS = (*FINAL_EVENTS, WebhookEvent.RETRYING)
-SUBSCRIBABLE_EVENTS = (*JOB_EVENTS, WebhookEvent.ALERT_FIRING, WebhookEvent.ALERT_RESOLVED)
 
 
 class DeliveryState(StrEnum):

@@ -121,7 +121,7 @@ def next_delivery_state(
 def create_sender(context: ThreadContext) -> WebhookSender:
     return WebhookSender(
         Webhooks(context.executor),
-        context.options or WebhookOptions(),
+        context.options.get("webhooks") or WebhookOptions(),
         on_crash=context.on_crash,
         counters=context.counters,
         is_notified=context.is_notified,

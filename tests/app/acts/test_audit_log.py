@@ -10,9 +10,10 @@ import pytest
 from dataloader.app.acts.audit_log import AuditLog, AuditPage, Triggers
 from dataloader.app.db.pool import BorrowedConnection, Pool
 from dataloader.app.db.statements import AuditContext, acting_as
-from dataloader.app.features.retention.rows import DAY_SEC, Retention, RetentionPeriods
+from dataloader.app.features.retention.rows import Retention
 from dataloader.app.queue.job import NewJob
 from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.retention_periods import DAY_SEC, RetentionPeriods
 
 ANNA = AuditContext(
     action="test", actor="Anna", via="key", key_id="3f9a1c22b7d0", address="192.0.2.7", request_id="r-1"

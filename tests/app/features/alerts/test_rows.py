@@ -9,7 +9,8 @@ import pytest
 from dataloader.app.errors import AlertNotFound, RuleExists, RuleNotFound
 from dataloader.app.features.alerts.rows import Alerts, RuleKind
 from dataloader.app.features.quality.rows import DataQuality
-from dataloader.app.features.webhooks.rows import WebhookEvent, Webhooks
+from dataloader.app.features.webhooks.rows import Webhooks
+from dataloader.app.queue.webhook_events import WebhookEvent
 from tests.support import eventually
 from tests.support.queue_fixture import QueueFixture
 

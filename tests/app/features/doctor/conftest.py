@@ -10,6 +10,11 @@ from tests.support import Databases
 from tests.support.queue_fixture import QueueFixture
 
 
+@pytest.fixture
+def dsn(own_dsn: str) -> str:
+    return own_dsn
+
+
 @pytest.fixture(scope="module")
 def shared_dsn(databases: Databases) -> Iterator[str]:
     with databases.fresh() as dsn:

@@ -20,6 +20,11 @@ from tests.support.queue_fixture import list_jobs
 
 
 @pytest.fixture
+def dsn(own_dsn: str) -> str:
+    return own_dsn
+
+
+@pytest.fixture
 def queue(dsn):
     pool = Pool(dsn, size=1, overflow=1)
     yield JobQueue(pool)

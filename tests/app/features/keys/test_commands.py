@@ -19,6 +19,11 @@ from tests.app.cli.fake_service import problem
 
 
 @pytest.fixture
+def dsn(own_dsn: str) -> str:
+    return own_dsn
+
+
+@pytest.fixture
 def run(dsn, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DL_DB_DSN", dsn)

@@ -15,6 +15,11 @@ from tests.support.queue_fixture import QueueFixture
 
 
 @pytest.fixture
+def dsn(own_dsn: str) -> str:
+    return own_dsn
+
+
+@pytest.fixture
 def queue_db(dsn: str) -> Iterator[QueueFixture]:
     made = QueueFixture(dsn)
     yield made

@@ -6,15 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dataloader.app.features.retention.rows import (
-    DAY_SEC,
-    EVENTS_TABLE,
-    LOGS_TABLE,
-    Retention,
-    RetentionPeriods,
-    partition_span,
-)
+from dataloader.app.features.retention.rows import EVENTS_TABLE, LOGS_TABLE, Retention, partition_span
 from dataloader.app.queue.job import LogEntry, NewJob, Status
+from dataloader.app.queue.retention_periods import DAY_SEC, RetentionPeriods
 from tests.support.queue_fixture import QueueFixture
 
 WEEKS = RetentionPeriods(succeeded=14 * DAY_SEC, failed=30 * DAY_SEC, canceled=14 * DAY_SEC, lost=30 * DAY_SEC)

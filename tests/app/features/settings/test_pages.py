@@ -6,11 +6,11 @@ import pytest
 
 from dataloader.app.config import Settings
 from dataloader.app.features.doctor.findings import error, ok
-from dataloader.app.features.retention.rows import RetentionPeriods
 from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.job import Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.retention_periods import RetentionPeriods
 from dataloader.pipelines.contract import Pipelines
 
 

@@ -12,15 +12,9 @@ import pytest
 
 from dataloader.app.db.statements import statements
 from dataloader.app.errors import DeliveryNotFound, InvalidJob, WebhookNotFound
-from dataloader.app.features.webhooks.rows import (
-    SUBSCRIBABLE_EVENTS,
-    DeliveryResult,
-    DeliveryState,
-    LeasedDelivery,
-    WebhookEvent,
-    Webhooks,
-)
+from dataloader.app.features.webhooks.rows import DeliveryResult, DeliveryState, LeasedDelivery, Webhooks
 from dataloader.app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status
+from dataloader.app.queue.webhook_events import SUBSCRIBABLE_EVENTS, WebhookEvent
 from tests.support.queue_fixture import QueueFixture
 
 URL = "http://127.0.0.1:1/hook"

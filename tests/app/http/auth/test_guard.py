@@ -9,13 +9,14 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
-from dataloader.app.features.retention.rows import Retention, RetentionPeriods
+from dataloader.app.features.retention.rows import Retention
 from dataloader.app.http.app import create_app
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import Authenticator, is_local_host_header, parse_networks
 from dataloader.app.http.auth.sessions import LoginThrottle
 from dataloader.app.http.caches import KeyCache
 from dataloader.app.http.options import WebOptions
+from dataloader.app.queue.retention_periods import RetentionPeriods
 from tests.support import eventually
 from tests.support.queue_fixture import list_jobs
 
