@@ -201,6 +201,13 @@ def test_edit_of_a_package_by_its_old_name_is_seen(installation: Installation):
     )
 
 
+def test_own_package_may_have_an_old_name(wheel: Installation):
+    shown = wheel.run("-m", "dataloader", "new-pipeline", "load.orders", "--dir", "pipelines")
+
+    assert "DL_PIPELINES=dataloader.pipelines,pipelines " in shown
+    assert "Ran 2 tests" in wheel.run("-m", "unittest", "tests/pipelines/test_load_orders.py")
+
+
 TASKS = """
 from pipelines.contract import register
 from pipelines.testing import FakeContext
