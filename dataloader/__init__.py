@@ -1,7 +1,7 @@
 """What other projects import: `Client` and `enqueue` to ask for jobs, `Workers` to run them, the rest for pipelines.
 
-Names are loaded on first use. `Client`, `enqueue` and the errors import nothing of `app`, `workers` or `pipelines`, so
-that a project may have packages of those names.
+Names are loaded on first use. `Client`, `enqueue` and the errors load nothing of `dataloader.app`,
+`dataloader.workers` or `dataloader.pipelines`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ServiceUnavailable,
     )
     from dataloader.pipelines.contract import (
+        Args,
         Breaker,
         Checkpoint,
         Context,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Breaker", "Checkpoint", "Client", "ClientError", "Conflict", "Context",
+    "Args", "Breaker", "Checkpoint", "Client", "ClientError", "Conflict", "Context",
     "Daily", "EngineUnavailable", "Fail", "FieldError", "Handle", "Hourly", "JobOptions", "Listed",
     "Monthly", "NotAllowed", "NotFound", "OffloadFailed", "Progress", "Refused", "RemoteOutOfMemory",
     "RemoteWorkerLost", "ServiceFault", "ServiceUnavailable", "Snooze", "Stop", "TriggerOptions", "Wait", "Weekly",
@@ -60,8 +61,8 @@ _MODULES = {
     **dict.fromkeys(("JobOptions", "TriggerOptions", "enqueue"), "dataloader._enqueue"),
     **dict.fromkeys(
         (
-            *("Breaker", "Checkpoint", "Context", "Daily", "Fail", "Hourly", "Listed", "Monthly", "Progress", "Snooze"),
-            *("Stop", "Wait", "Weekly", "register", "schedule"),
+            *("Args", "Breaker", "Checkpoint", "Context", "Daily", "Fail", "Hourly", "Listed", "Monthly", "Progress"),
+            *("Snooze", "Stop", "Wait", "Weekly", "register", "schedule"),
             *("EngineUnavailable", "Handle", "OffloadFailed", "RemoteOutOfMemory", "RemoteWorkerLost"),
         ),
         "dataloader.pipelines.contract",

@@ -1,6 +1,8 @@
 """What jobs do. Every module in here is loaded at start, and its `@register`ed callables become tasks."""
 
-if __name__ == "pipelines":  # imported from a checkout without `dataloader.`
-    from dataloader._old_names import redirect
+from dataloader import _old_names
 
-    redirect(__name__)
+if __name__ == "pipelines":  # imported from a checkout without `dataloader.`
+    _old_names.redirect(__name__)
+else:
+    _old_names.accept()

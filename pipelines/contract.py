@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, TypeVar
 
-from dataloader import _old_names
 from dataloader.pipelines.context import Args, Checkpoint, Context, ContextLog, Progress, Stop, StopReason, Wait
 from dataloader.pipelines.job_args import secret_name
 from dataloader.pipelines.offload import EngineUnavailable, Handle, OffloadFailed, RemoteOutOfMemory, RemoteWorkerLost
@@ -337,7 +336,6 @@ def load_tasks(
     Return the traceback of each module, and of each `task NAME`, that cannot be loaded; the others are loaded. That of
     `schedules` means that two have one name.
     """
-    _old_names.accept()
     failures: dict[str, str] = {}
     for package in packages:
         names = [package]

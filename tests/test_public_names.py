@@ -19,4 +19,5 @@ def test_snapshots_hold_well_known_names():
     assert "column dl_jobs.lock_key text not null" in saved_text("database_objects")
     assert "reaper.requeued" in saved_text("log_events").splitlines()
     assert "dataloader_jobs" in saved_text("metrics").splitlines()
+    assert {"dataloader.register", "dataloader.testing.FakeContext"} <= set(saved_text("python_names").splitlines())
     assert any(line.startswith("dataloader trigger ") for line in saved_text("commands").splitlines())

@@ -14,7 +14,8 @@ import dataloader.app
 from dataloader.app.cli.invocation import dataloader_command, python_command
 from dataloader.app.cli.parsing import option_type
 
-_SHIPPED_PACKAGE = "pipelines"  # the package of a checkout of dataloader itself
+_SHIPPED_FOLDER = "pipelines"  # of a checkout of dataloader itself
+_SHIPPED_PACKAGE = "dataloader.pipelines"
 _DEFAULT_PACKAGE = "my_pipelines"  # of any other project
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*")
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dataloader.pipelines.contract import Args, Context, Progress, register
+from dataloader import Args, Context, Progress, register
 
 
 @register("{task}")
@@ -50,8 +51,8 @@ import unittest
 
 from {module} import {function}
 
-from dataloader.pipelines.contract import Stop
-from dataloader.pipelines.testing import FakeContext, run
+from dataloader import Stop
+from dataloader.testing import FakeContext, run
 
 DAYS = {{"days": ["2030-01-30", "2030-01-31"]}}
 
@@ -100,22 +101,24 @@ def parse_folder(raw: str) -> Path:
 @click.argument("name", type=option_type(parse_name))
 @click.option("--dir", "folder", type=option_type(parse_folder),
               help="The package to put it in, below this folder.  "
-              f"[default: {_DEFAULT_PACKAGE}; {_SHIPPED_PACKAGE} in a checkout of dataloader]")  # fmt: skip
+              f"[default: {_DEFAULT_PACKAGE}; {_SHIPPED_FOLDER} in a checkout of dataloader]")  # fmt: skip
 def new_pipeline(*, name: str, folder: Path | None) -> None:
     """Write a pipeline NAME that works, and a test of it that passes, to be changed into what you need.
 
     Nothing that is there is overwritten. The last lines are the commands that test it, run it and serve it.
     """
-    folder = folder or Path(_SHIPPED_PACKAGE if _is_checkout() else _DEFAULT_PACKAGE)
+    folder = folder or Path(_SHIPPED_FOLDER if _is_checkout() else _DEFAULT_PACKAGE)
+    is_shipped = _is_checkout() and folder.parts[0] == _SHIPPED_FOLDER
+    package = ".".join(("dataloader", *folder.parts) if is_shipped else folder.parts)
     function = name.replace(".", "_")
     module, test = folder / f"{function}.py", Path("tests") / folder / f"test_{function}.py"
     if existing := [str(path) for path in (module, test) if os.path.exists(path)]:
         exist = "exist" if len(existing) > 1 else "exists"
         raise click.UsageError(f"{' and '.join(existing)} {exist} already; choose another name, or remove it first")
-    case, dotted = "".join(part.title() for part in function.split("_")) + "Test", ".".join((*folder.parts, function))
+    case = "".join(part.title() for part in function.split("_")) + "Test"
     contents = {
         module: _MODULE_TEMPLATE.format(task=name, function=function),
-        test: _TEST_TEMPLATE.format(path=test, module=dotted, function=function, case=case),
+        test: _TEST_TEMPLATE.format(path=test, module=f"{package}.{function}", function=function, case=case),
     }
     if not os.path.exists(folder / "__init__.py"):
         contents = {folder / "__init__.py": '"""Pipelines of our own."""\n', **contents}
@@ -123,8 +126,7 @@ def new_pipeline(*, name: str, folder: Path | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
         click.echo(f"Wrote {path}")
-    packages = f"{_SHIPPED_PACKAGE},{'.'.join(folder.parts)}"
-    command = ("" if folder.parts[0] == _SHIPPED_PACKAGE else f"DL_PIPELINES={packages} ") + dataloader_command()
+    command = ("" if is_shipped else f"DL_PIPELINES={_SHIPPED_PACKAGE},{package} ") + dataloader_command()
     click.echo(f"  test it:   {python_command()} -m unittest {test}")
     click.echo(f"  run it:    {command} run {name} --arg 'days=[\"2030-01-31\"]' --local")
     click.echo(f"  serve it:  {command} serve")
@@ -135,11 +137,13 @@ def _is_checkout() -> bool:
 
 
 def _find_shadowing_module(package: str) -> Path | None:
-    """Return where an importable package of this name is that a folder here would hide."""
+    """Return where an importable package of this name is that a folder here would hide. An old name of one of our
+    packages may be hidden."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return None
     places = [] if spec is None else [*(spec.submodule_search_locations or []), *([spec.origin] if spec.origin else [])]
-    here = Path.cwd().resolve()
-    return next((Path(place) for place in places if here not in Path(place).resolve().parents), None)
+    here, ours = Path.cwd().resolve(), Path(dataloader.__file__).resolve().with_name(package)
+    paths = [(Path(place), Path(place).resolve()) for place in places]
+    return next((path for path, resolved in paths if here not in resolved.parents and resolved != ours), None)

@@ -110,7 +110,7 @@ def _module_exists(name: str) -> bool:
     top, *below = name.split(".")
     full, path = top, [*sys.path, *working_folder()]
     try:
-        spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, path)
+        spec = PathFinder.find_spec(top, path) or importlib.util.find_spec(top)
         for part in below:
             full = f"{full}.{part}"
             places = None if spec is None else spec.submodule_search_locations

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+import dataloader.testing
 from dataloader.app.cli.command import cli
 from dataloader.app.config import load_settings
 from dataloader.app.log import Alert
@@ -64,12 +65,19 @@ def metrics() -> Iterator[str]:
                 yield node.value
 
 
+def python_names() -> Iterator[str]:
+    """What other projects import."""
+    for module in (dataloader, dataloader.testing):
+        yield from (f"{module.__name__}.{name}" for name in module.__all__)
+
+
 SNAPSHOTS: dict[str, Callable[[], Iterable[str]]] = {
     "commands": commands,
     "settings": settings,
     "database_objects": database_objects,
     "log_events": log_events,
     "metrics": metrics,
+    "python_names": python_names,
 }
 
 

@@ -28,16 +28,22 @@ def _build(target: str, folder: Path, source: Path) -> Path:
     return built
 
 
-def make_environment(folder: Path, wheel: Path) -> Path:
+def make_environment(folder: Path, wheel: Path | None = None) -> Path:
     """Make a virtual environment with the wheel; return its interpreter.
 
     What the wheel requires is that of the running environment, which comes after it on the path.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
     python = folder / "bin/python"
-    argv = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install"]
-    subprocess.run([*argv, "--quiet", "--no-deps", "--no-index", str(wheel)], check=True, timeout=100)
+    if wheel is not None:
+        run_pip(python, "install", "--no-deps", "--no-index", str(wheel))
     (packages,) = (folder / "lib").glob("python3*/site-packages")
     # A line of a .pth file adds a folder, not what the .pth files in it add: the checkout is not on the path.
     (packages / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     return python
+
+
+def run_pip(python: Path, *argv: str) -> None:
+    """Run pip on the environment of this interpreter."""
+    command = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--quiet", *argv]
+    subprocess.run(command, check=True, timeout=100)

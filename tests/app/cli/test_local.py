@@ -369,14 +369,14 @@ def test_printed_commands_of_skeleton_work_as_pasted(run, home, monkeypatch, opt
     ran = shell(commands["run"], home)
     assert json.loads(ran.stdout) == {"days": 1}, ran.stderr
     setting, _, rest = commands["serve"].partition(" ")
-    assert setting == f"DL_PIPELINES=pipelines,{package}"
+    assert setting == f"DL_PIPELINES=dataloader.pipelines,{package}"
     assert rest.endswith("dataloader serve")
     listed = shell(f"{setting} {rest.removesuffix('serve')}tasks", home)
     assert "load.orders" in listed.stdout
     assert "noop" in listed.stdout, "the shipped package is not hidden"
 
 
-@pytest.mark.parametrize("name", ["pipelines", "app", "workers", "json", "app/etl"])
+@pytest.mark.parametrize("name", ["pipelines", "app", "workers", "dataloader", "json", "app/etl"])
 def test_package_that_would_hide_an_installed_one_is_refused(run, home, monkeypatch, name):
     monkeypatch.chdir(home)
 
@@ -394,6 +394,8 @@ def test_in_checkout_skeleton_joins_shipped_pipelines(run, monkeypatch, tmp_path
     shown = run("new-pipeline", "load.orders").stdout
 
     assert "Wrote pipelines/load_orders.py" in shown
+    test = Path("tests/pipelines/test_load_orders.py").read_text(encoding="utf-8")
+    assert "from dataloader.pipelines.load_orders import load_orders" in test
     assert "DL_PIPELINES" not in shown
 
 
