@@ -95,3 +95,7 @@ class Declaration:
 def declare_all(features: Iterable[Feature], declaration: Declaration) -> None:
     for declare in load_all(features, "declare"):
         declare(declaration)
+
+
+def create_threads(features: Iterable[Feature], context: ThreadContext) -> list[FeatureThread]:
+    return [create(context) for create in load_all(features, "threads")]

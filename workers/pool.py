@@ -13,7 +13,7 @@ from functools import partial
 from uuid import uuid4
 
 from dataloader.app import log
-from dataloader.app.acts.feature import Feature, load_all
+from dataloader.app.acts.feature import Feature
 from dataloader.app.db.connection import Session
 from dataloader.app.features.offload.rows import Offloads
 from dataloader.app.features.registry import FEATURES
@@ -26,7 +26,7 @@ from dataloader.workers.claim_timers import default_poll
 from dataloader.workers.claimer import Claimer, KeyLocks, NotifyState, UnwantedNotifications
 from dataloader.workers.declarations import describe_worker
 from dataloader.workers.dispatcher import Dispatcher
-from dataloader.workers.duties import Declaration, DutyContext, FeatureThread, ThreadContext, declare_all
+from dataloader.workers.duties import Declaration, DutyContext, ThreadContext, create_threads, declare_all
 from dataloader.workers.heartbeat import Heartbeat
 from dataloader.workers.isolation.run import run_isolated
 from dataloader.workers.listener import Listener, ListenerLike, ListenMode, NoListener
@@ -119,16 +119,9 @@ class WorkerPool:
         self._workers = [
             self._make_worker(name, n) for name, threads in options.queues.items() for n in range(1, threads + 1)
         ]
-        owners = (
-            self._settler,
-            self._heartbeat,
-            self._reaper,
-            self._stopper,
-            self._worker_control,
-            self._maintenance,
-        )
-        of_features = (owner.thread for owner in self._feature_threads)
-        self._background_threads = [*(owner.thread for owner in owners), *of_features, *self._offloads.threads]
+        owners = (self._settler, self._heartbeat, self._reaper, self._stopper, self._worker_control, self._maintenance)
+        self._background_threads = [*(owner.thread for owner in owners), *self._offloads.threads]
+        self._background_threads += [owner.thread for owner in self._feature_threads]
         self._worker_stopper = WorkerStopper(
             self._workers, self._running_attempts, self._settler, self._key_locks, stop_wait_sec=options.stop_wait_sec
         )
@@ -197,9 +190,7 @@ class WorkerPool:
             counters=self.counters,
         )
         self._stopper = StopEscalator(
-            self._running_attempts,
-            record_pending=queue["renew"].record_stop_pending,
-            on_crash=self._on_crash,
+            self._running_attempts, record_pending=queue["renew"].record_stop_pending, on_crash=self._on_crash
         )
         self._reaper = Reaper(
             queue["settle"],
@@ -243,9 +234,7 @@ class WorkerPool:
             counters=self.counters,
             is_notified=lambda: self._listener.state.is_receiving,
         )
-        self._feature_threads: list[FeatureThread] = [
-            create(thread_context) for create in load_all(self._features, "threads")
-        ]
+        self._feature_threads = create_threads(self._features, thread_context)
         self._worker_control = WorkerControl(
             QueueControl(session),
             self._dispatcher,

@@ -13,12 +13,8 @@ import pytest
 from psycopg2 import extensions as ext
 
 from dataloader.app.errors import AttemptLost, UnknownTarget
-from dataloader.app.queue.attempt_sessions import (
-    ConnectionSettings,
-    attempt_application_name,
-    end_sessions,
-    server_dsns,
-)
+from dataloader.app.queue import attempt_sessions
+from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name, end_sessions
 from dataloader.app.queue.job import NewJob, Settlement, Status
 from dataloader.app.queue.jobs import settle_parameters
 from dataloader.workers.connections.task_connections import TaskConnections, is_connection_loss
@@ -155,7 +151,9 @@ def test_a_lost_connection_is_replaced_for_the_next_transaction(queue_db, run):
     job, effects = run
     with effects.transaction(checkpoint=none, final=None) as connection:
         write(connection, "a")
-    end_sessions(server_dsns(effects._connection_settings), [attempt_application_name(job.id, job.run_id)])
+    end_sessions(
+        attempt_sessions.server_dsns(effects._connection_settings), [attempt_application_name(job.id, job.run_id)]
+    )
     with pytest.raises(psycopg2.Error), effects.transaction(checkpoint=none, final=None) as connection:
         write(connection, "b")
     with effects.transaction(checkpoint=none, final=None) as connection:
@@ -427,10 +425,8 @@ def test_the_sessions_of_another_run_of_the_job_are_spared(run):
     theirs = successor.connect("here")
     effects.connect("here")
 
-    assert (
-        end_sessions(server_dsns(effects._connection_settings), [attempt_application_name(job.id, job.run_id)]).ended
-        >= 1
-    )
+    servers = attempt_sessions.server_dsns(effects._connection_settings)
+    assert end_sessions(servers, [attempt_application_name(job.id, job.run_id)]).ended >= 1
     theirs.cursor().execute("SELECT 1")
     successor.close()
 

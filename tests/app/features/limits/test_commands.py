@@ -15,11 +15,6 @@ from tests.support.api_server import serving
 from tests.support.queue_fixture import QueueFixture
 
 
-@pytest.fixture
-def dsn(own_dsn: str) -> str:
-    return own_dsn
-
-
 @pytest.fixture(scope="module")
 def dsn(databases: Databases) -> Iterator[str]:
     with databases.fresh() as made:

@@ -30,11 +30,6 @@ from tests.support.queue_fixture import QueueFixture
 DOING = '[{"run_id": "%s", "progress_age_sec": 4000, "stop_reason": "cancel", "stop_step": "interrupt"}]'
 
 
-@pytest.fixture
-def dsn(own_dsn: str) -> str:
-    return own_dsn
-
-
 @pytest.fixture(scope="module")
 def dsn(databases: Databases) -> Iterator[str]:
     with databases.fresh() as made:
