@@ -33,9 +33,10 @@ from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import HeartbeatResult, notify_waiting_queues, prune_notify_state
 from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.executors import Engines
+from dataloader.pipelines.portable import clock
 from dataloader.workers.metrics import PoolCounters
 from dataloader.workers.offloads.pruning import prune_offloads
-from dataloader.workers.threads import BackgroundThread, Backoff, clock
+from dataloader.workers.threads import BackgroundThread, Backoff
 
 _log = log.get(__name__)
 _FOLLOW_INTERVAL_SEC = 30.0  # between two checks of a process that does not lead, if its heartbeats do not answer them

@@ -13,6 +13,7 @@ from dataloader.app.features.jobs.job_search import Filter
 from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.portable import clock
 from dataloader.workers import maintenance
 from dataloader.workers.maintenance import (
     Duty,
@@ -21,7 +22,6 @@ from dataloader.workers.maintenance import (
     follower_duties,
     rest_sec,
 )
-from dataloader.workers.threads import clock
 from tests.support.duties import duty
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually

@@ -15,9 +15,10 @@ from dataloader.app.errors import DatabaseUnavailable, JobNotFound
 from dataloader.app.features.schedules.rows import FiredTime, FiringOutcome, Schedule, Schedules, Updates
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.portable import clock
 from dataloader.pipelines.schedule_definition import ScheduleDefinition, definition_from, first_error, scheduled_job
 from dataloader.pipelines.schedule_plan import plan_firings
-from dataloader.workers.threads import Backoff, clock
+from dataloader.workers.threads import Backoff
 
 _log = log.get(__name__)
 _BATCH = 50  # schedules
