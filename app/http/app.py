@@ -48,7 +48,7 @@ from dataloader.app.http.caches import KeyCache, QueueSettingsCache
 from dataloader.app.http.docs import create_docs_blueprint
 from dataloader.app.http.feedback import create_feedback_blueprint
 from dataloader.app.http.health import Probe, ReadinessCheck, create_health_blueprint
-from dataloader.app.http.links import NameConverter, quote_in_template
+from dataloader.app.http.links import LazyRule, NameConverter, quote_in_template
 from dataloader.app.http.middleware import RequestMetrics, RequestMiddleware, handle_error
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.standby_reads import MAX_LAG_KEY
@@ -84,6 +84,7 @@ def create_app(
     `closing` ends waiting requests and streams once it is set.
     """
     app = Flask(ui.__name__)
+    app.url_rule_class = LazyRule
     here = Path(__file__).parents[1]
     folders = [here / "ui", *sorted((here / "features").glob("*"))]
     app.jinja_loader = FileSystemLoader([folder / "templates" for folder in folders])

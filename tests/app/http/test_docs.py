@@ -9,7 +9,7 @@ from dataloader.app.http.app import OPERATIONS
 from dataloader.app.http.openapi import route_template
 from dataloader.app.http.problems import ProblemCode
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_page_has_every_route_field_and_code(client):
