@@ -22,9 +22,9 @@ from uuid import uuid4
 
 from dataloader.app.queue.job import ClaimedJob, Settlement
 from dataloader.pipelines.contract import Pipelines, load_tasks, register
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings
 from dataloader.workers.isolation.run import run_isolated
-from dataloader.workers.threads import clock
 
 _CALL = {"call": "benchmarks.isolation:first_line"}
 _KB_PER_MB = 1024

@@ -1,4 +1,4 @@
-"""What a pipeline is given and what it yields or meets: `Context`, `Progress`, `Checkpoint`, `Stop`."""
+"""What a pipeline is given and what it yields or meets: `Context`, `Progress`, `Checkpoint`, `Stop`. Portable."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
-from typing import Any, Literal, Protocol, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Dict, Literal, NamedTuple, Protocol, TypedDict, get_args
 from uuid import UUID
 
-from dataloader.pipelines.offload import Handle, OffloadOptions
+from dataloader.pipelines.json_values import encode_strictly
+from dataloader.pipelines.portable import TextEnum
 from dataloader.pipelines.reports import Severity
 
-Args = dict[str, Any]
+if TYPE_CHECKING:
+    from typing import Unpack
+
+Args = Dict[str, Any]
 MAX_PARENTS = 1_000
 
 
-class StopReason(StrEnum):
+class StopReason(TextEnum):
     """Why an attempt is stopped."""
 
     CANCEL = "cancel"
@@ -38,6 +41,27 @@ class Stop(BaseException):
         self.reason = reason
 
 
+class Handle:
+    """Work on another engine. `Wait(handle)` ends the attempt until it is over; `result()` waits in the attempt."""
+
+    def __init__(self, engine: str, name: str, *, survives: bool = True) -> None:
+        self.engine, self.name = engine, name
+        self.survives = survives  # the end of the attempt's process
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over, as far as is known here."""
+        raise NotImplementedError
+
+    def result(self) -> Any:
+        """Wait for the end; return what it returned, or raise how it failed."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Stop the work, and wait until the engine has ended it."""
+        raise NotImplementedError
+
+
 class Wait(BaseException):
     """Yielded or raised by a pipeline: end this attempt, and continue in another one when these jobs have ended, or the
     work of these handles of `ctx.offload`. The attempt does not count, and holds nothing meanwhile. `cursor` is its
@@ -49,7 +73,7 @@ class Wait(BaseException):
     """
 
     def __init__(self, jobs: Iterable[UUID | str | Handle] | Handle, cursor: Any = None) -> None:
-        if isinstance(jobs, UUID | str):
+        if isinstance(jobs, (UUID, str)):
             raise TypeError("Wait takes the ids of jobs as a list")
         items = [jobs] if isinstance(jobs, Handle) else [*jobs]
         self.handles = tuple(item for item in items if isinstance(item, Handle))
@@ -129,6 +153,66 @@ class Interval:
 
     start: datetime
     end: datetime
+
+    @classmethod
+    def between(cls, start: datetime | None, end: datetime | None) -> Interval | None:
+        return None if start is None or end is None else cls(start, end)
+
+
+class OffloadOptions(TypedDict, total=False):
+    """The options of `ctx.offload`."""
+
+    entrypoint: str  # of a program: its command line
+    kwargs: Mapping[str, Any]  # of a function
+    env: Mapping[str, str]
+    resources: Mapping[str, Any]  # as the engine names them
+    timeout: float  # seconds from the submission to the end; then it is stopped, and TimeoutError raised
+    key: str  # in the name in place of the call's number
+    fresh: bool  # each attempt starts the work again
+    on_shutdown: Literal["detach", "stop"]
+    engine_timeout: float  # seconds without an answer of the engine; then EngineUnavailable
+    grace: float  # seconds for a stop, before it is shown as pending
+    abandon: bool  # do not wait longer than `grace` for a stop
+
+
+class FollowUpOptions(TypedDict, total=False):
+    """The options of `ctx.enqueue`, and of each job of `ctx.fan_out`."""
+
+    queue: str | None  # None, as for each: as of the running job, of the task, or the default
+    lock_key: str | None
+    idempotency_key: str | None
+    priority: int | None
+    available_at: datetime | None
+    max_attempts: int | None
+    limits: Mapping[str, int] | None
+
+
+class FollowUp(NamedTuple):
+    """A job to enqueue."""
+
+    task: str
+    args: Args
+    options: FollowUpOptions  # those that are not None
+
+
+def parse_follow_up(job: Mapping[str, Any]) -> FollowUp:
+    """Return a job of the arguments of `ctx.enqueue` by name. Raises TypeError or ValueError."""
+    options = dict(job)
+    task, args = options.pop("task", None), options.pop("args", None)
+    if not isinstance(task, str):
+        raise TypeError(f"a job to enqueue names its task as a text, not {task!r:.60}")
+    known = FollowUpOptions.__annotations__
+    if unknown := next((name for name in options if name not in known), None):
+        raise TypeError(f"a job to enqueue has no option {unknown!r}; expected one of: {', '.join(known)}")
+    args = {} if args is None else args
+    if not isinstance(args, Mapping):
+        raise TypeError(f"args is an object with names, not {args!r:.60}")
+    try:
+        encode_strictly(args)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"args is not JSON that PostgreSQL can store: {error}") from error
+    present: Any = {name: value for name, value in options.items() if value is not None}
+    return FollowUp(task, dict(args), present)
 
 
 class Context(Protocol):
@@ -226,19 +310,7 @@ class Context(Protocol):
     def checkpoint(self, cursor: Any) -> None:
         """Record where the next attempt resumes. Saved about once a second; within `transaction`, by its commit."""
 
-    def enqueue(
-        self,
-        task: str,
-        args: Args | None = None,
-        *,
-        queue: str | None = None,
-        lock_key: str | None = None,
-        idempotency_key: str | None = None,
-        priority: int | None = None,
-        available_at: datetime | None = None,
-        max_attempts: int | None = None,
-        limits: Mapping[str, int] | None = None,
-    ) -> UUID:
+    def enqueue(self, task: str, args: Args | None = None, **options: Unpack[FollowUpOptions]) -> UUID:
         """Enqueue a follow-up job. Another attempt that enqueues in the same order gets the same jobs. Within
         `transaction`, the job exists only if that commits. Without `limits` it has those of its task."""
 

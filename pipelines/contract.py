@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, TypeVar
 
-from dataloader.pipelines.context import Args, Checkpoint, Context, ContextLog, Progress, Stop, StopReason, Wait
+from dataloader.pipelines.context import Args, Checkpoint, Context, ContextLog, Handle, Progress, Stop, StopReason, Wait
 from dataloader.pipelines.job_args import secret_name
-from dataloader.pipelines.offload import EngineUnavailable, Handle, OffloadFailed, RemoteOutOfMemory, RemoteWorkerLost
+from dataloader.pipelines.offload import EngineUnavailable, OffloadFailed, RemoteOutOfMemory, RemoteWorkerLost
 from dataloader.pipelines.partitions import Daily, Hourly, Listed, Monthly, Partitions, Weekly, partitions_from_json
 from dataloader.pipelines.retry import DEFAULT, ErrorMatcher, Fail, Policy, RetryAction, Rule, Rules, Snooze
 from dataloader.pipelines.retry import policy_from_json as read_policy

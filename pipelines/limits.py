@@ -1,4 +1,4 @@
-"""Limits of a job: names, and the weight with which the job counts in each while it runs."""
+"""Limits of a job: names, and the weight with which the job counts in each while it runs. Portable."""
 
 from __future__ import annotations
 

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import CodeType
-from typing import Any, ClassVar, Literal, Protocol, TypedDict
+from typing import Any, ClassVar, Literal, Protocol
 from uuid import UUID
+
+from dataloader.pipelines.context import OffloadOptions
 
 MAX_RESULT_BYTES = 1_000_000  # of a program, as JSON
 MAX_CALL_BYTES = 16_000_000  # of a function, its arguments and its result, each pickled
@@ -150,22 +152,6 @@ class Executor(Protocol):
         A position is printable ASCII text of at most 1,000 characters."""
 
 
-class OffloadOptions(TypedDict, total=False):
-    """The options of `ctx.offload`."""
-
-    entrypoint: str  # of a program: its command line
-    kwargs: Mapping[str, Any]  # of a function
-    env: Mapping[str, str]
-    resources: Mapping[str, Any]  # as the engine names them
-    timeout: float  # seconds from the submission to the end; then it is stopped, and TimeoutError raised
-    key: str  # in the name in place of the call's number
-    fresh: bool  # each attempt starts the work again
-    on_shutdown: Literal["detach", "stop"]
-    engine_timeout: float  # seconds without an answer of the engine; then EngineUnavailable
-    grace: float  # seconds for a stop, before it is shown as pending
-    abandon: bool  # do not wait longer than `grace` for a stop
-
-
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """`OffloadOptions`, checked and with their defaults."""
@@ -187,27 +173,6 @@ class Options:
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds <= 366 * 86_400:
                 raise ValueError(f"{name} is a number of seconds, not {seconds!r}")
-
-
-class Handle:
-    """Work on another engine. `Wait(handle)` ends the attempt until it is over; `result()` waits in the attempt."""
-
-    def __init__(self, engine: str, name: str, *, survives: bool = True) -> None:
-        self.engine, self.name = engine, name
-        self.survives = survives  # the end of the attempt's process
-
-    @property
-    def done(self) -> bool:
-        """Whether it is over, as far as is known here."""
-        raise NotImplementedError
-
-    def result(self) -> Any:
-        """Wait for the end; return what it returned, or raise how it failed."""
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        """Stop the work, and wait until the engine has ended it."""
-        raise NotImplementedError
 
 
 def parse_call(

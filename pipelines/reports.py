@@ -1,4 +1,4 @@
-"""What a pipeline reports in addition to its result: data checks, datasets and links. Pure values, validated."""
+"""What a pipeline reports in addition to its result: checks, datasets and links. Pure values, validated. Portable."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from numbers import Real
-from statistics import median
+from numbers import Number
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -60,6 +58,8 @@ class CheckRequest:
                 needed = min(MIN_HISTORY, self.history_count)
                 detail = f"too little history for a median: {len(history)} of at least {needed} values"
             else:
+                from statistics import median  # noqa: PLC0415 - slow to load, and few checks need it
+
                 middle = median(history)
                 margin = abs(middle) * self.tolerance
                 low = middle - margin if low is None else max(low, middle - margin)
@@ -180,10 +180,10 @@ def _text(argument: str, value: object, max_bytes: int) -> str:
 
 
 def _number(argument: str, value: object) -> float:
-    if not isinstance(value, Real | Decimal):
+    if not isinstance(value, Number) or isinstance(value, complex):
         raise ValueError(f"{argument} must be a number, not {value!r:.60}")
     try:
-        number = float(value)
+        number = float(value)  # type: ignore[arg-type]  # a Decimal, or one that is real
     except (OverflowError, ValueError):  # of more digits than a float has; a signaling NaN
         number = math.inf
     if not math.isfinite(number):

@@ -1,13 +1,13 @@
-"""Retry policies, and rules for errors that are not retried or do not count as an attempt."""
+"""Retry policies, and rules for errors that are not retried or do not count as an attempt. Portable."""
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, Type, Union
+
+from dataloader.pipelines.portable import TextEnum
 
 _MAX_REQUESTED_DELAY_SEC = 7 * 86_400.0
 _MAX_DELAY_SEC = 366 * 86_400.0
@@ -59,6 +59,12 @@ class Linear:
         return _bounded_delay(min(float(self.step) * attempt, self.cap))
 
 
+def _draw() -> float:
+    from random import random  # noqa: PLC0415 - slow to load, and needed in one process of a worker
+
+    return random()  # noqa: S311 - no secret
+
+
 @dataclass(frozen=True)
 class Exponential:
     """`base`, `base × factor`, `base × factor²` … up to `cap`. `jitter`, from 0 to 1, is the share by which each is
@@ -68,7 +74,7 @@ class Exponential:
     factor: float = 2.0
     cap: float = 3600.0
     jitter: float = 0.1
-    draw: Callable[[], float] = field(default=random.random, repr=False, compare=False)
+    draw: Callable[[], float] = field(default=_draw, repr=False, compare=False)
 
     def pause(self, attempt: int) -> float:
         jitter = min(_bounded_delay(self.jitter), 1.0)
@@ -106,7 +112,7 @@ def snooze_delay(seconds: float) -> float:
 DEFAULT = Linear()
 
 
-class RetryAction(StrEnum):
+class RetryAction(TextEnum):
     RETRY = "retry"
     FAIL = "fail"
     SNOOZE = "snooze"
@@ -120,8 +126,8 @@ class RetryDecision:
     delay_sec: float = 0.0
 
 
-Rule = RetryAction | float  # a number: snooze for so many seconds
-ErrorMatcher = type[BaseException] | str  # a class, its dotted name, or the beginning of a SQLSTATE
+Rule = Union[RetryAction, float]  # a number: snooze for so many seconds
+ErrorMatcher = Union[Type[BaseException], str]  # a class, its dotted name, or the beginning of a SQLSTATE
 
 _MIN_SQLSTATE_LENGTH = 2
 
@@ -137,7 +143,7 @@ class Rules:
             is_class = isinstance(matcher, type) and issubclass(matcher, BaseException)
             if not is_class and not (isinstance(matcher, str) and matcher.strip()):
                 raise TypeError(f"{matcher!r} is neither an exception class nor the name of one nor a SQLSTATE")
-            is_seconds = isinstance(rule, int | float) and not isinstance(rule, bool) and 0 <= rule <= _MAX_DELAY_SEC
+            is_seconds = isinstance(rule, (int, float)) and not isinstance(rule, bool) and 0 <= rule <= _MAX_DELAY_SEC
             if not is_seconds and rule not in (RetryAction.RETRY, RetryAction.FAIL):
                 limit = f"{_MAX_DELAY_SEC:.0f}"
                 raise ValueError(f"{rule!r} is not a rule: 'retry', 'fail', or from 0 to {limit} seconds to snooze")
@@ -170,7 +176,7 @@ def decide(
     if isinstance(error, Snooze):
         return RetryDecision(RetryAction.SNOOZE, snooze_delay(error.seconds))
     rule = rules.rule_for(error)
-    if isinstance(rule, int | float):
+    if isinstance(rule, (int, float)):
         return RetryDecision(RetryAction.SNOOZE, snooze_delay(max(rule, _requested_delay(error))))
     is_permanent = rule == RetryAction.FAIL or (rule is None and getattr(error, "permanent", False) is True)
     if is_permanent or attempt >= max_attempts:
@@ -186,7 +192,7 @@ def _requested_delay(error: BaseException) -> float:
     """The delay that the error asks for, at most a week."""
     for name in ("retry_after", "retry_after_sec"):
         seconds = getattr(error, name, None)
-        if isinstance(seconds, int | float) and not isinstance(seconds, bool):
+        if isinstance(seconds, (int, float)) and not isinstance(seconds, bool):
             return min(max(0.0, seconds), _MAX_REQUESTED_DELAY_SEC)
     return 0.0
 
@@ -226,7 +232,7 @@ def policy_from_json(raw: Any) -> Policy:
 
 def _parse_number(name: str, raw: Any) -> float:
     low, high = _RANGES.get(name, (0.0, _MAX_REQUESTED_DELAY_SEC))
-    if isinstance(raw, bool) or not isinstance(raw, int | float) or not low <= raw <= high:
+    if isinstance(raw, bool) or not isinstance(raw, (int, float)) or not low <= raw <= high:
         raise ValueError(f"{name} must be a number from {low:g} to {high:.0f}")
     return float(raw)
 

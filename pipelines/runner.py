@@ -1,4 +1,4 @@
-"""Runs the four kinds of pipeline to their end: in a worker, in an isolated process and in an author's tests.
+"""Runs the four kinds of pipeline to their end, in every kind of process and in an author's tests. Portable.
 
 What a generator yields is checked: a row of data is refused, because it would be stored as the job's progress. A
 mapping is progress if it has a number under `processed` or `percent`, or only keys of PROGRESS_KEYS, or if it is a dict
@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Any, Protocol
 
-from dataloader.pipelines.contract import Checkpoint, Context, Progress, Stop, StopReason, Task, Wait
+from dataloader.pipelines.context import Checkpoint, Context, Progress, Stop, StopReason, Wait
 
 _MAX_IGNORED_STOPS = 100
 PROGRESS_KEYS = frozenset({
@@ -42,23 +42,11 @@ class RunContext(Context, Protocol):
         """Call this when a stop is requested, or at once if it has been."""
 
 
-class LeveledLog:
-    """Implements `ContextLog` by one function of level, message and fields."""
+class Startable(Protocol):
+    """A task with a callable."""
 
-    def __init__(self, write: Callable[[str, str, Mapping[str, Any]], None]) -> None:
-        self._write = write
-
-    def debug(self, message: str, /, **fields: Any) -> None:
-        self._write("debug", message, fields)
-
-    def info(self, message: str, /, **fields: Any) -> None:
-        self._write("info", message, fields)
-
-    def warning(self, message: str, /, **fields: Any) -> None:
-        self._write("warning", message, fields)
-
-    def error(self, message: str, /, **fields: Any) -> None:
-        self._write("error", message, fields)
+    def start(self, args: dict[str, Any], context: Any, /) -> Any:
+        """Call it; return a value, a generator, a coroutine or an async generator."""
 
 
 class StopIgnored(Stop):
@@ -72,7 +60,7 @@ class NotProgress(TypeError):
 
 
 def run_task(
-    task: Task, args: dict[str, Any], context: RunContext, *, max_ignored_stops: int = _MAX_IGNORED_STOPS
+    task: Startable, args: dict[str, Any], context: RunContext, *, max_ignored_stops: int = _MAX_IGNORED_STOPS
 ) -> Any:
     """Return what the pipeline returns; raise what it raises, `Stop` when it was stopped, and `Wait`, also if it was
     yielded, with its cursor recorded."""
@@ -109,10 +97,10 @@ async def _run_async_generator(
     generator: AsyncGenerator[Any, None], context: RunContext, max_ignored_stops: int
 ) -> None:
     try:
-        value = await anext(generator)
+        value = await generator.__anext__()
         for _ in range(max_ignored_stops):
             while (stop := record_yield(value, context)) is None:
-                value = await anext(generator)
+                value = await generator.__anext__()
             value = await generator.athrow(stop)
         raise StopIgnored(context.stop_reason or StopReason.CANCEL)
     except StopAsyncIteration:
@@ -124,19 +112,17 @@ async def _run_async_generator(
 def record_yield(value: Any, context: RunContext) -> Stop | Wait | None:
     """Record progress or a checkpoint that a generator yields; return what to raise in it, the Wait that it yields or a
     Stop that was requested."""
-    match value:
-        case Wait() if value.is_over:
-            pass
-        case Wait():
+    if isinstance(value, Wait):
+        if not value.is_over:
             return value
-        case Checkpoint(cursor):
-            context.record_checkpoint(cursor)
-        case Progress(done, total, unit):
-            context.record_progress({"processed": done, "total": total, "unit": unit})
-        case _:
-            check_progress(value)
-            if isinstance(value, Mapping):
-                context.record_progress(value)
+    elif isinstance(value, Checkpoint):
+        context.record_checkpoint(value.cursor)
+    elif isinstance(value, Progress):
+        context.record_progress({"processed": value.done, "total": value.total, "unit": value.unit})
+    else:
+        check_progress(value)
+        if isinstance(value, Mapping):
+            context.record_progress(value)
     try:
         context.check()
     except Stop as stop:
@@ -152,7 +138,7 @@ def check_progress(value: Any) -> None:
             return
         keys = [str(key)[:_MAX_KEY_LENGTH] for key in value]  # no values, which may be private
         with_keys = f" with the keys {', '.join(keys[:_MAX_KEYS])}{' …' if len(keys) > _MAX_KEYS else ''}"
-    elif isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
         with_keys = ""
     else:
         return
@@ -171,17 +157,14 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any], context: RunContext) -> 
     """Run a coroutine; a stop cancels it at its next `await`."""
     import asyncio  # noqa: PLC0415 - a fifth of what an isolated process imports, and most tasks need none of it
 
-    with asyncio.Runner() as runner:
-        loop = runner.get_loop()
+    async def run_until_stopped() -> Any:
+        loop, running = asyncio.get_running_loop(), asyncio.ensure_future(coroutine)
+        with context.on_stop(lambda: loop.call_soon_threadsafe(running.cancel)):
+            return await running
 
-        async def run_until_stopped() -> Any:
-            running = asyncio.ensure_future(coroutine)
-            with context.on_stop(lambda: loop.call_soon_threadsafe(running.cancel)):
-                return await running
-
-        try:
-            return runner.run(run_until_stopped())
-        except asyncio.CancelledError as error:
-            if context.stop_reason is None:
-                raise RuntimeError("the pipeline cancelled its own coroutine") from error
-            raise Stop(context.stop_reason) from error
+    try:
+        return asyncio.run(run_until_stopped())
+    except asyncio.CancelledError as error:
+        if context.stop_reason is None:
+            raise RuntimeError("the pipeline cancelled its own coroutine") from error
+        raise Stop(context.stop_reason) from error

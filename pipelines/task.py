@@ -28,7 +28,7 @@ from dataloader.pipelines.limits import check_limits
 from dataloader.pipelines.partitions import Partitions
 from dataloader.pipelines.requirements import check_requirements
 from dataloader.pipelines.retry import DEFAULT, Fail, Policy, Rules
-from dataloader.pipelines.signature import POSITIONAL_KINDS, is_annotated_with, is_context, parameters
+from dataloader.pipelines.signature import CallShape, is_annotated_with, parameters, shape_of, start_call
 from dataloader.pipelines.unique import unique_live_key
 
 Isolation = Literal["thread", "process"]
@@ -208,9 +208,7 @@ class Task:
     name: str
     call: Callable[..., Any]
     kind: TaskKind
-    takes_args: bool  # a callable without parameters is called with nothing
-    takes_context: bool
-    spread: bool  # args as keyword arguments rather than as one object
+    shape: CallShape = field(default_factory=CallShape)
     options: TaskOptions = field(default_factory=TaskOptions)
     command: Command | None = None
     path: str | None = None  # module:name of a callable that only an interpreter of its own imports
@@ -244,9 +242,9 @@ class Task:
     @cached_property
     def _argument_names(self) -> tuple[list[str], set[str], bool] | None:
         """Of a callable with keyword arguments: the required names, all names, and whether it takes others too."""
-        if not self.spread:
+        if not self.shape.spread:
             return None
-        own = [p for p in parameters(self.call) if not (self.takes_context and p.name == self._context_name)]
+        own = [p for p in parameters(self.call) if p.name != self.shape.context_name]
         named = [p for p in own if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         takes_more = any(p.kind is p.VAR_KEYWORD for p in own)
         return [p.name for p in named if p.default is p.empty], {p.name for p in named}, takes_more
@@ -305,7 +303,7 @@ class Task:
             fields = self.options.arg_schema.schema.get("properties", {})
             defaults = {name: field["default"] for name, field in fields.items() if "default" in field}
         else:
-            defaults = {p.name: p.default for p in parameters(self.call)} if self.spread else {}
+            defaults = {p.name: p.default for p in parameters(self.call)} if self.shape.spread else {}
         return {name: value for name, value in defaults.items() if isinstance(value, str | int | float)}
 
     @property
@@ -333,28 +331,8 @@ class Task:
         errors = self._signature_errors(args)
         if errors:
             raise Fail(f"the args do not fit: {InvalidArgs(errors)}")
-        try:
-            return self._invoke(args, parsed, context)
-        except TypeError as error:
-            invoked = error.__traceback__ and error.__traceback__.tb_next  # the frame of _invoke
-            if invoked is not None and invoked.tb_next is not None:  # raised in the callable rather than by calling it
-                raise
-            raise Fail(f"the task's callable cannot be called like this: {error}") from error
-
-    def _invoke(self, args: Args, parsed_args: Any, context: Context) -> Any:
-        if self.options.argv is not None:
-            needs_list = any(p.default is p.empty and p.kind in POSITIONAL_KINDS for p in parameters(self.call))
-            exit_code = self.call(*([list(self.command_line(args))] if needs_list else []))
-            if type(exit_code) is int:  # as in a console script
-                raise SystemExit(exit_code)
-            return exit_code
-        if self.spread:
-            named = {**args, self._context_name: context} if self.takes_context else args
-            return self.call(**named)
-        value = parsed_args if self._takes_model else args
-        if self.takes_context:
-            return self.call(value, context)
-        return self.call(value) if self.takes_args else self.call()
+        argv = None if self.options.argv is None else self.command_line(args)
+        return start_call(self.call, self.shape, parsed if self._takes_model else args, context, argv)
 
     def command_line(self, args: Args) -> tuple[str, ...]:
         """Return the command line of a command, or that of a `main()` without the program's name. Raises `Fail` for
@@ -373,10 +351,6 @@ class Task:
             raise Fail(f"the args do not fit: {invalid}") from invalid.__cause__
 
     @cached_property
-    def _context_name(self) -> str:
-        return next(p.name for p in parameters(self.call) if is_context(p))
-
-    @cached_property
     def _takes_model(self) -> bool:
         first = next(iter(parameters(self.call)), None)
         return first is not None and isinstance(self.options.args, type) and is_annotated_with(first, self.options.args)
@@ -386,15 +360,7 @@ def task_from_callable(name: str, call: Callable[..., Any], *, spread: bool | No
     """Infer from a callable its kind and the arguments it takes."""
     if not callable(call):
         raise TypeError(f"task {name!r}: {call!r} cannot be called")
-    positional = [p for p in parameters(call) if p.kind in POSITIONAL_KINDS]
-    needed = [p for p in positional if p.default is p.empty]
-    takes_context = any(is_context(p) for p in (parameters(call) if spread else positional[1:2]))
-    if spread is None:
-        # Two required parameters, the second not the context: one `args` object is not enough.
-        spread = len(needed) > 1 and not takes_context
-        takes_context = takes_context or (spread and any(is_context(p) for p in positional))
-    takes_args = bool(positional) or any(p.kind is p.VAR_POSITIONAL for p in parameters(call))
-    return Task(name, call, _kind_of(call), takes_args, takes_context, spread)
+    return Task(name, call, _kind_of(call), shape_of(call, spread))
 
 
 def task_from_path(name: str, path: str, *, spread: bool | None = None) -> Task:
@@ -405,7 +371,7 @@ def task_from_path(name: str, path: str, *, spread: bool | None = None) -> Task:
         raise TypeError(f"the task {name!r} has an interpreter of its own, which a worker starts; it cannot be called")
 
     refuse_call.__module__, refuse_call.__qualname__, refuse_call.__doc__ = module, names, f"Runs {path}."
-    return Task(name, refuse_call, TaskKind.FUNCTION, True, False, bool(spread), path=path)
+    return Task(name, refuse_call, TaskKind.FUNCTION, CallShape(spread=bool(spread)), path=path)
 
 
 def task_from_command(name: str, command: Command, options: TaskOptions) -> Task:
@@ -413,7 +379,7 @@ def task_from_command(name: str, command: Command, options: TaskOptions) -> Task
         raise TypeError(f"the task {name!r} is a command, which workers run as a program; it cannot be called")
 
     refuse_call.__doc__ = f"Runs the program {command.argv[0]}."
-    return Task(name, refuse_call, TaskKind.COMMAND, True, False, False, options, command)
+    return Task(name, refuse_call, TaskKind.COMMAND, options=options, command=command)
 
 
 def _kind_of(call: Callable[..., Any]) -> TaskKind:

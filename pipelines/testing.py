@@ -7,23 +7,33 @@ assert ctx.progresses[-1] == {"processed": 1, "total": 1, "unit": "days"}
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Unpack
 from uuid import UUID, uuid4
 
-from dataloader.pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
-from dataloader.pipelines.contract import Args, Stop, StopReason, Wait, task_from_callable
+from dataloader.pipelines import context
+from dataloader.pipelines.base_context import BaseContext
+from dataloader.pipelines.context import (
+    Args,
+    Handle,
+    Interval,
+    OffloadOptions,
+    ParentEnd,
+    ParentsNeeded,
+    StopReason,
+    Upstream,
+    Wait,
+)
+from dataloader.pipelines.contract import task_from_callable
 from dataloader.pipelines.job_args import RESULT_KEY, resolve_results, substitute
-from dataloader.pipelines.limits import check_calls
-from dataloader.pipelines.offload import Handle, OffloadOptions, offload_name, parse_call
-from dataloader.pipelines.reports import Check, DatasetUse, Severity, parse_check, parse_dataset, parse_link
-from dataloader.pipelines.retry import Fail
-from dataloader.pipelines.runner import LeveledLog, StopIgnored, run_task
+from dataloader.pipelines.json_values import MAX_CHECKPOINT_BYTES
+from dataloader.pipelines.offload import offload_name, parse_call
+from dataloader.pipelines.reported_state import ReportedState
+from dataloader.pipelines.reports import Check, DatasetUse
+from dataloader.pipelines.runner import StopIgnored, run_task
 
 
 @dataclass(frozen=True)
@@ -81,14 +91,17 @@ class FollowUp:
     options: Mapping[str, Any] = field(default_factory=dict)  # the options that were passed
 
 
-class FakeContext:
-    """A context in memory. It never waits; with `stop_after` it stops after that many safe points.
+class FakeContext(BaseContext):
+    """A context in memory. It never waits; with `stop_after` it stops after that many calls of `check`, `sleep` and
+    steps of a generator.
 
     `connect` is called for `ctx.connect(name)`, `database` for the connection of `ctx.transaction()`. Without them
     those methods raise. `ctx.offload` runs functions in place, or asks `offload` for the result; with `offloads_done`
     False its handles are not done, so that `Wait(handle)` ends the run. `check_history` has the earlier values of data
     checks by name, the newest last.
     """
+
+    max_checkpoint_bytes = MAX_CHECKPOINT_BYTES
 
     def __init__(  # noqa: PLR0913 - the fields of a context
         self,
@@ -112,31 +125,42 @@ class FakeContext:
     ) -> None:
         self.job_id = uuid4()
         self.task, self.attempt, self.max_attempts = task, attempt, max_attempts
-        self.resume, self.traceparent = resume, traceparent
+        self.traceparent = traceparent
         self.upstream = upstream or {}
         self.logical_at, self.partition = logical_at, partition
         self.interval = Interval(*interval) if isinstance(interval, tuple) else interval
         self.logs: list[LogLine] = []
-        self.log = LeveledLog(self._write_log)
         self.progresses: list[dict[str, Any]] = []  # as the API would show each
+        self.reported = _RecordedState(self.progresses)
+        self.reported.checkpoint = resume
         self.checkpoints: list[Any] = []
         self.follow_ups: list[FollowUp] = []
         self.slept: list[float] = []
         self.acquired: list[tuple[str, int]] = []  # limit and number of calls
         self.waited: list[tuple[UUID | str, ...]] = []  # the jobs, or names of offloads, of each Wait that `run` met
         self.offloads: list[FakeOffload] = []
-        self.checks: list[Check] = []
-        self.datasets: list[DatasetUse] = []  # produced and consumed
-        self.links: dict[str, str] = {}  # addresses by name
         self.safe_points = 0
         self.finished_with: Any = None  # the result of a final transaction
         self.finished = False
         self._check_history = check_history or {}
-        self._stop_after, self._stop_reason = stop_after, StopReason.CANCEL
-        self.stopping_in = stopping_in
-        self._stopped = False
+        self._stop_after, self._stop_reason, self._stopped = stop_after, StopReason.CANCEL, False
+        self._stopping_in = stopping_in
         self._connect, self._database = connect, database
         self._compute_offload, self._offloads_done = offload, offloads_done
+
+    @property
+    def checks(self) -> list[Check]:
+        return [Check(**check) for check in self.reported.checks]
+
+    @property
+    def datasets(self) -> list[DatasetUse]:
+        """Produced and consumed."""
+        return [DatasetUse(**use) for use in self.reported.datasets]
+
+    @property
+    def links(self) -> dict[str, str]:
+        """Addresses by name."""
+        return dict((self.reported.progress or {}).get("links", {}))
 
     def stop(self, reason: StopReason = StopReason.CANCEL) -> None:
         """Make every safe point from now on raise `Stop`."""
@@ -146,163 +170,91 @@ class FakeContext:
     def stop_reason(self) -> StopReason | None:
         return self._stop_reason if self._stopped else None
 
+    @property
+    def stopping_in(self) -> float | None:
+        return 0.0 if self._stopped else self._stopping_in
+
     def on_stop(self, callback: Callable[[], object]) -> AbstractContextManager[None]:
         """A stop of this context is raised at safe points only."""
         return nullcontext()
 
-    def check(
-        self,
-        name: str | None = None,
-        value: float | None = None,
-        *,
-        min: float | None = None,
-        max: float | None = None,
-        vs: str | None = None,
-        tolerance: float | None = None,
-        severity: Severity = "fail",
-    ) -> None:
-        """With a name: recorded in `checks`, and compared with `check_history`."""
-        self._count_safe_point()
-        if name is None and value is None:
-            return
-        request = parse_check(name, value, low=min, high=max, vs=vs, tolerance=tolerance, severity=severity)
-        history = self._check_history.get(request.name, ())
-        result = request.evaluate(history[-request.history_count :] if request.history_count else ())
-        self.checks.append(result)
-        if result.outcome == "failed":
-            raise Fail(f"the check {result.name!r} failed: {result.detail}")
-
-    def produced(
-        self, dataset: str, *, rows: int | None = None, partition: str | None = None, schema: Any = None
-    ) -> None:
-        self.datasets.append(parse_dataset("produced", dataset, rows=rows, partition=partition, schema=schema))
-        self._safe_point()
-
-    def consumed(self, dataset: str, *, partition: str | None = None) -> None:
-        self.datasets.append(parse_dataset("consumed", dataset, partition=partition))
-        self._safe_point()
-
-    def link(self, name: str, url: str) -> None:
-        name, url = parse_link(name, url)
-        self.links[name] = url
-        self._safe_point()
-
-    def _count_safe_point(self) -> None:
+    def meet_safe_point(self) -> None:
         self.safe_points += 1
         if self._stop_after is not None and self.safe_points > self._stop_after:
             self._stopped = True
-            raise Stop(self._stop_reason)
-
-    def _safe_point(self) -> None:
-        """Once stopped, every other call raises too, but not in code that handles the stop. Not counted."""
-        handled = sys.exc_info()[1]
-        while handled is not None and not isinstance(handled, Stop | GeneratorExit | asyncio.CancelledError):
-            handled = handled.__context__
-        if self._stopped and handled is None:
-            raise Stop(self._stop_reason)
-
-    def _write_log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
-        self.logs.append(LogLine(level, message, fields))
-        self._safe_point()
+        self.raise_stop()
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.check()
 
-    def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
-        self.record_progress({"processed": done, "total": total, "unit": unit, **more})
-        self._safe_point()
+    def write_log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        self.logs.append(LogLine(level, message, fields))
 
-    def count(self, **numbers: int | float) -> None:
-        counts = dict(self._last_progress().get("counts", {}))
-        for name, more in numbers.items():
-            counts[name] = counts.get(name, 0) + more
-        self.record_progress({"counts": counts})
-        self._safe_point()
+    def log_check(self, result: Check) -> None:
+        """They are in `checks`."""
 
-    def record_progress(self, fields: Mapping[str, Any]) -> None:
-        """As `progress`, without a safe point."""
-        self.progresses.append(self._last_progress() | {n: value for n, value in fields.items() if value is not None})
-
-    def _last_progress(self) -> dict[str, Any]:
-        return dict(self.progresses[-1]) if self.progresses else {}
-
-    def checkpoint(self, cursor: Any) -> None:
-        self.record_checkpoint(cursor)
-        self._safe_point()
+    def check_history(self, name: str, count: int) -> Sequence[float]:
+        return self._check_history.get(name, ())[-count:]
 
     def record_checkpoint(self, cursor: Any) -> None:
-        """As `checkpoint`, without a safe point."""
-        self.checkpoints.append(cursor)
-        self.resume = cursor
+        super().record_checkpoint(cursor)
+        self.checkpoints.append(self.resume)
 
-    def enqueue(
-        self,
-        task: str,
-        args: Args | None = None,
-        *,
-        queue: str | None = None,
-        lock_key: str | None = None,
-        idempotency_key: str | None = None,
-        priority: int | None = None,
-        available_at: datetime | None = None,
-        max_attempts: int | None = None,
-        limits: Mapping[str, int] | None = None,
-    ) -> UUID:
-        self._safe_point()
-        options = {
-            "queue": queue, "lock_key": lock_key, "idempotency_key": idempotency_key, "priority": priority,
-            "available_at": available_at, "max_attempts": max_attempts, "limits": limits,
-        }  # fmt: skip
-        passed = {name: value for name, value in options.items() if value is not None}
-        self.follow_ups.append(FollowUp(uuid4(), task, args or {}, passed))
+    def enqueue_job(self, job: context.FollowUp) -> UUID:
+        self.follow_ups.append(FollowUp(uuid4(), *job))
         return self.follow_ups[-1].job_id
 
-    def fan_out(
-        self,
-        jobs: Iterable[Mapping[str, Any]],
-        *,
-        then: Mapping[str, Any],
-        on: ParentEnd = "succeeded",
-        need: ParentsNeeded = "all",
+    def enqueue_group(
+        self, jobs: Sequence[context.FollowUp], then: context.FollowUp, *, on: ParentEnd, need: ParentsNeeded
     ) -> tuple[list[UUID], UUID]:
         """Recorded as follow-ups; the options of `then` have its parents too, as `after`."""
-        children = [self.enqueue(**job) for job in check_fan_out(jobs, on, need)]
-        successor = self.enqueue(**then)
+        children, successor = [self.enqueue_job(job) for job in jobs], self.enqueue_job(then)
         after = {"after": children, "on": on, "need": need}
         self.follow_ups[-1] = replace(self.follow_ups[-1], options={**self.follow_ups[-1].options, **after})
         return children, successor
 
-    def acquire(self, limit: str, n: int = 1) -> None:
-        check_calls(limit, n)
-        self.check()
+    def count_calls(self, limit: str, n: int) -> float:
         self.acquired.append((limit, n))
+        return 0.0
 
     def offload(
         self, engine: str, call: Callable[..., Any] | None = None, /, *args: Any, **options: Unpack[OffloadOptions]
     ) -> FakeHandle:
         self.check()
+        self.refuse_in_transaction("offload and the result of its handle may wait", "call them before")
         parse_call(engine, call, args, options)
         self.offloads.append(FakeOffload(engine, call, args, dict(options)))
         name = offload_name(self.job_id, options.get("key") or str(len(self.offloads)), 1)
         return FakeHandle(self.offloads[-1], name, self._compute_offload, done=self._offloads_done)
 
     @contextmanager
-    def transaction(self, *, final: bool = False, result: Any = None) -> Iterator[Any]:
-        self.check()
+    def open_transaction(self, *, final: bool, result: Any) -> Iterator[Any]:
         if self._database is None:
             raise RuntimeError("this context has no database; FakeContext(database=…) gives it a connection")
         connection = self._database()
-        with connection:  # commits, or rolls back on any error
+        with self.reported.transaction(lambda: False), connection:  # commits, or rolls back on any error
             yield connection
         if final:
             self.finished, self.finished_with = True, result
 
     def connect(self, name: str) -> Any:
-        self._safe_point()
+        self.pass_safe_point()
         if self._connect is None:
             raise RuntimeError(f"this context has no target {name!r}; FakeContext(connect=…) gives it connections")
         return self._connect(name)
+
+
+class _RecordedState(ReportedState):
+    """Keeps each progress that was reported."""
+
+    def __init__(self, progresses: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self._progresses = progresses
+
+    def replace_progress(self, progress: dict[str, Any]) -> None:
+        super().replace_progress(progress)
+        self._progresses.append(progress)
 
 
 def run(call: Callable[..., Any], args: Args | None = None, ctx: FakeContext | None = None) -> Any:

@@ -21,9 +21,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import CodeType
 
 import pytest
+from flask import Flask
 from hypothesis import HealthCheck, settings
+from jinja2.bccache import Bucket, BytecodeCache
 
 from dataloader.app.postgres import EmbeddedServer
 from dataloader.app.postgres.binaries import Choice
@@ -64,6 +67,26 @@ MIN_MEMORY_FOLDER_BYTES = 6 * 1024**3
 # other check of hypothesis stays. Built on the profile that hypothesis itself chooses, which in CI has a fixed seed.
 settings.register_profile("suite", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+class CompiledTemplates(BytecodeCache):
+    """Compiled templates for all apps of this process; a changed template is compiled again.
+
+    A test that shows a page makes an app of its own, and compiling takes ten times as long as all else that it does.
+    """
+
+    def __init__(self) -> None:
+        self._compiled: dict[tuple[str, str], CodeType] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self._compiled.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        assert bucket.code is not None
+        self._compiled[bucket.key, bucket.checksum] = bucket.code
+
+
+Flask.jinja_options = {"bytecode_cache": CompiledTemplates()}
 
 
 def pytest_configure(config: pytest.Config) -> None:

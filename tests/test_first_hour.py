@@ -38,7 +38,7 @@ def test_commands_of_readme_and_banner_do_what_they_say(checkout: Checkout):
     start, test = run.splitlines()
     assert test.startswith("make test"), "runs this test"
     activate = "PATH=$PWD/.venv/bin:$PATH\n"  # as `. .venv/bin/activate` does, which the text asks for
-    with checkout.running(start, {"DL_PIPELINES": "pipelines,my_etl"}) as service:
+    with checkout.running(start, {"DL_PIPELINES": "dataloader.pipelines,my_etl"}) as service:
         client = Client(checkout.url)
 
         def wait_until_canceled(job_id: str) -> None:

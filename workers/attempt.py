@@ -17,8 +17,10 @@ from dataloader.app import log
 from dataloader.app.queue.attempt_sessions import QUEUE_DATABASE, SessionsEnded
 from dataloader.app.queue.job import ClaimedJob, ReleaseReason, Settlement, Status
 from dataloader.pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions, Wait
+from dataloader.pipelines.failures import caused_by_stop, describe_error
 from dataloader.pipelines.job_args import RESULT_KEY, SECRET_KEY, resolve_results, substitute
 from dataloader.pipelines.offload import RemoteWorkerLost
+from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import DEFAULT, Fail
 from dataloader.pipelines.runner import run_task
 from dataloader.workers.connections.task_connections import is_connection_loss
@@ -34,9 +36,7 @@ from dataloader.workers.outcome import (
     Released,
     SettledByTask,
     add_event_fields,
-    caused_by_stop,
     crashed,
-    describe_error,
     failed,
     stopped,
     success,
@@ -45,7 +45,6 @@ from dataloader.workers.secrets import SecretStore, SecretUnavailable, resolve_r
 from dataloader.workers.sentry import report_error
 from dataloader.workers.stop_signal import StopStep
 from dataloader.workers.takeover.process_identity import ProcessLock
-from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _PAUSE_SLICE_SEC = 0.1
@@ -189,8 +188,8 @@ class Attempt(JobContext):
         progress, checkpoint = self.reported.unsaved()
         if progress is not None or checkpoint is not None:
             outcome = replace(outcome, progress=progress, checkpoint=checkpoint)
-        if self.reported.reports:
-            outcome = replace(outcome, reports=self.reported.reports)
+        if self.reports is not None:
+            outcome = replace(outcome, reports=self.reports)
         fields: dict[str, Any] = {}
         signal = self.stop_signal
         if signal.reason is not None and signal.requested_at is not None:

@@ -19,9 +19,9 @@ from dataloader.app.queue.job import ClaimedJob, ClaimHint, ClaimMode, ReleaseRe
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import NotifyStateTable, WorkerInfo
 from dataloader.pipelines.contract import StopReason
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings, RunningAttempts
 from dataloader.workers.outcome import Released
-from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _FULL_CLAIMS_BEFORE_SUPPRESSION = 3  # full claims in a row, until suppressing saves more than it costs

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 from uuid import UUID
 
@@ -18,22 +15,27 @@ from dataloader.app.errors import AttemptLost, SessionsRefused
 from dataloader.app.features.graphs.rows import ParentJob
 from dataloader.app.features.limits.rows import seconds_to_wait
 from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
-from dataloader.app.queue.job import ClaimedJob, Settlement, Status
+from dataloader.app.queue.job import ClaimedJob, Reports, Settlement, Status
 from dataloader.app.queue.jobs import settle_parameters
-from dataloader.pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
-from dataloader.pipelines.contract import Fail, Stop, StopReason, Wait
-from dataloader.pipelines.limits import check_calls
-from dataloader.pipelines.offload import Handle, OffloadOptions
-from dataloader.pipelines.reports import DatasetUse, Severity, parse_check, parse_dataset, parse_link
-from dataloader.pipelines.runner import LeveledLog
+from dataloader.pipelines.context import (
+    FollowUp,
+    Handle,
+    Interval,
+    OffloadOptions,
+    ParentEnd,
+    ParentsNeeded,
+    Stop,
+    StopReason,
+    Upstream,
+)
+from dataloader.pipelines.json_values import MAX_CHECKPOINT_BYTES
+from dataloader.pipelines.reported_state import ReportedState
+from dataloader.pipelines.retry import Fail
 from dataloader.workers.connections.own_sessions import OwnSession, owned_by
-from dataloader.workers.connections.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
+from dataloader.workers.connections.task_connections import TaskConnections
 from dataloader.workers.follow_ups import FollowUps
-from dataloader.workers.outcome import caused_by_stop
-from dataloader.workers.reported_state import ReportedState, copy_as_json
 from dataloader.workers.secrets import NO_REDACTION, Redactor
-from dataloader.workers.stop_signal import StopSignal
-from dataloader.workers.threads import clock
+from dataloader.workers.stop_signal import StoppableContext, StopSignal
 
 if TYPE_CHECKING:
     from dataloader.workers.offloads.calls import OffloadCalls
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
 
 _JOB_LOG = log.get("pipeline")
 _MAX_IDLE_SESSION_SEC = 2.0  # a longer wait in `acquire` keeps no session of the server
-_MAX_SCHEMA_BYTES = 64_000  # of a dataset
-_MAX_ACQUIRE_WAIT_SEC = 30.0  # then it asks again: the rate may have been raised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,9 @@ class ContextSettings:
     offloads: OffloadService | None = None  # None: one with the process engine alone
 
 
-class JobContext:
-    """Implements `pipelines.contract.Context`. The pipeline's threads, the heartbeat and stopping threads use it."""
+class JobContext(StoppableContext):
+    """The context of a worker's thread, and of an isolated process. Used by the threads of the pipeline and by those
+    for the heartbeat and stops."""
 
     redactor: Redactor = NO_REDACTION  # of the secrets in its args; set before the pipeline starts
     connections: TaskConnections | None = None  # made when the pipeline first needs one, under the lock
@@ -72,6 +73,9 @@ class JobContext:
     def __init__(self, job: ClaimedJob, settings: ContextSettings) -> None:
         self.job, self.settings = job, settings
         self.job_id, self.task, self.attempt, self.max_attempts = job.id, job.task, job.attempt, job.max_attempts
+        self.traceparent, self.logical_at, self.partition = job.traceparent, job.logical_at, job.partition_key or None
+        self.interval = Interval.between(job.interval_start, job.interval_end)
+        self.max_checkpoint_bytes = min(MAX_CHECKPOINT_BYTES, settings.max_result_bytes)
         self.reported, self.stop_signal = ReportedState(), StopSignal()
         self._lock = threading.Lock()
         self._offload_lock = threading.Lock()  # held while one of the pipeline's threads uses the connection for them
@@ -79,30 +83,6 @@ class JobContext:
         self.parents: Mapping[str, Upstream] | None = None  # None: not read yet
 
     # ── the contract ────────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def traceparent(self) -> str | None:
-        return self.job.traceparent
-
-    @property
-    def stopping_in(self) -> float | None:
-        if self.stop_reason is not None:
-            return 0.0
-        stops_at = self.stop_signal.stops_at
-        return None if stops_at is None else max(0.0, stops_at - clock())
-
-    @property
-    def logical_at(self) -> datetime | None:
-        return self.job.logical_at
-
-    @property
-    def interval(self) -> Interval | None:
-        start, end = self.job.interval_start, self.job.interval_end
-        return None if start is None or end is None else Interval(start, end)
-
-    @property
-    def partition(self) -> str | None:
-        return self.job.partition_key or None
 
     @property
     def upstream(self) -> Mapping[str, Upstream]:
@@ -117,149 +97,44 @@ class JobContext:
             self.parents = {p.key: Upstream(p.job_id, p.status.value, p.result, p.error) for p in parents}
         return self.parents
 
-    @property
-    def log(self) -> LeveledLog:
-        return LeveledLog(self._write_log)
-
-    def _write_log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+    def write_log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
         getattr(_JOB_LOG, level)(message, **fields)
-        self._safe_point()
 
-    @property
-    def resume(self) -> Any:
-        return self.reported.checkpoint
-
-    def check(
-        self,
-        name: str | None = None,
-        value: float | None = None,
-        *,
-        min: float | None = None,
-        max: float | None = None,
-        vs: str | None = None,
-        tolerance: float | None = None,
-        severity: Severity = "fail",
-    ) -> None:
-        self._raise_stop()
-        if name is None and value is None:
-            return
-        request = parse_check(name, value, low=min, high=max, vs=vs, tolerance=tolerance, severity=severity)
-        request = replace(request, name=self._redact_text(request.name))
-        history: Sequence[float] = ()
-        if request.history_count:
-            with nullcontext() if self.reported.in_transaction else self._owner_only():
-                history = self._require_connections().check_history(self.task, request.name, request.history_count)
-        result = request.evaluate(history)
-        self.reported.add_check(result)
-        if result.outcome == "passed":
-            _JOB_LOG.info("check.passed", check=result.name, value=result.value, detail=result.detail)
-        else:
-            _JOB_LOG.warning("check.broken", check=result.name, outcome=result.outcome, detail=result.detail)
-        if result.outcome == "failed":
-            raise Fail(f"the check {result.name!r} failed: {result.detail}")
-
-    def produced(
-        self, dataset: str, *, rows: int | None = None, partition: str | None = None, schema: Any = None
-    ) -> None:
-        self._add_dataset(parse_dataset("produced", dataset, rows=rows, partition=partition, schema=schema))
-
-    def consumed(self, dataset: str, *, partition: str | None = None) -> None:
-        self._add_dataset(parse_dataset("consumed", dataset, partition=partition))
-
-    def _add_dataset(self, use: DatasetUse) -> None:
-        schema = copy_as_json(self.redactor.redact_value(use.schema), _MAX_SCHEMA_BYTES, "schema")
-        partition = use.partition and self.redactor.redact_text(use.partition)
-        self.reported.add_dataset(
-            replace(use, dataset=self._redact_text(use.dataset), partition=partition, schema=schema)
-        )
-        self._safe_point()
-
-    def link(self, name: str, url: str) -> None:
-        name, url = parse_link(name, url)
-        self.reported.add_link(self._redact_text(name), self._redact_text(url))
-        self._safe_point()
-
-    def _redact_text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """Without the attempt's secrets, and without passwords in addresses."""
         return self.redactor.redact_text(str(log.redact_text(text)))
 
-    def _raise_stop(self) -> None:
+    def redact_value(self, value: Any) -> Any:
+        return self.redactor.redact_value(value)
+
+    def check_history(self, name: str, count: int) -> Sequence[float]:
+        with nullcontext() if self.reported.in_transaction else self._owner_only():
+            return self._require_connections().check_history(self.task, name, count)
+
+    def raise_stop(self) -> None:
         if self.stop_reason is None and not self._is_lease_trusted():
             self.stop(StopReason.LEASE_LOST)
-        if self.stop_reason is not None:
-            raise Stop(self.stop_reason)
-
-    def _safe_point(self) -> None:
-        """Raise Stop, but not in code that handles a stop: a second Stop would interrupt its clean-up."""
-        handled = sys.exc_info()[1]
-        if handled is None or not (
-            isinstance(handled, asyncio.CancelledError | GeneratorExit) or caused_by_stop(handled)
-        ):
-            self._raise_stop()
+        super().raise_stop()
 
     def _is_lease_trusted(self) -> bool:
         return True
 
-    def sleep(self, seconds: float) -> None:
-        self.check()
-        self.stop_signal.wait(seconds)
-        self.check()
-
-    def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
-        self.record_progress({"processed": done, "total": total, "unit": unit} | more)
-        self._safe_point()
-
-    def record_progress(self, fields: Mapping[str, Any]) -> None:
-        given = {str(key): value for key, value in fields.items() if value is not None}
-        self.reported.merge_progress(self.redactor.redact_value(given))
-
-    def count(self, **numbers: int | float) -> None:
-        self.reported.add_counts(numbers)
-        self._safe_point()
-
-    def checkpoint(self, cursor: Any) -> None:
-        self.record_checkpoint(cursor)
-        self._safe_point()
-
-    def record_checkpoint(self, cursor: Any) -> None:
-        max_bytes = min(MAX_CHECKPOINT_BYTES, self.settings.max_result_bytes)
-        self.reported.record_checkpoint(copy_as_json(self.redactor.redact_value(cursor), max_bytes))
-
-    def enqueue(self, task: str, args: dict[str, Any] | None = None, **options: Any) -> UUID:
-        self._safe_point()
-        new = self._follow_ups.make(task, args, **options)
+    def enqueue_job(self, job: FollowUp) -> UUID:
+        new = self._follow_ups.make(job.task, job.args, **job.options)
         connections = self._require_connections()
         with nullcontext() if self.reported.in_transaction else self._owner_only():
             return connections.enqueue(new).job_id
 
-    def fan_out(
-        self,
-        jobs: Iterable[Mapping[str, Any]],
-        *,
-        then: Mapping[str, Any],
-        on: ParentEnd = "succeeded",
-        need: ParentsNeeded = "all",
+    def enqueue_group(
+        self, jobs: Sequence[FollowUp], then: FollowUp, *, on: ParentEnd, need: ParentsNeeded
     ) -> tuple[list[UUID], UUID]:
-        self._safe_point()
-        requests = check_fan_out(jobs, on, need)
         connections = self._require_connections()
         with nullcontext() if self.reported.in_transaction else self._owner_only():
-            follow_ups = [self._follow_ups.make(**request) for request in requests]
-            last = self._follow_ups.make(**then)
-            return connections.fan_out(follow_ups, last, on=on, need=need)
+            children = [self._follow_ups.make(job.task, job.args, **job.options) for job in jobs]
+            last = self._follow_ups.make(then.task, then.args, **then.options)
+            return connections.fan_out(children, last, on=on, need=need)
 
-    def acquire(self, limit: str, n: int = 1) -> None:
-        if self.reported.in_transaction:
-            raise RuntimeError(
-                "acquire may wait, and an open transaction would hold its locks meanwhile; call it before"
-            )
-        while (wait_sec := self.try_acquire(limit, n)) > 0:
-            self.sleep(min(wait_sec, _MAX_ACQUIRE_WAIT_SEC))
-
-    def try_acquire(self, limit: str, n: int = 1) -> float:
-        """Count calls in a rate if they may be made now; return 0.0 then, else the seconds to wait."""
-        check_calls(limit, n)
-        self.check()
+    def count_calls(self, limit: str, n: int) -> float:
         connections = self._require_connections()
         with self._owner_only():
             wait_sec = seconds_to_wait(connections.execute_owned("acquire_limit", {"name": limit, "weight": n}), n)
@@ -296,11 +171,7 @@ class JobContext:
         return rows
 
     def _check_no_transaction(self) -> None:
-        if self.reported.in_transaction:
-            raise RuntimeError(
-                "offload and the result of its handle may wait, and an open transaction would hold its "
-                "locks meanwhile; call them before"
-            )
+        self.refuse_in_transaction("offload and the result of its handle may wait", "call them before")
 
     def write_lines(self, stream: str, lines: Sequence[str]) -> None:
         """Add lines of an engine to the job's log."""
@@ -309,11 +180,8 @@ class JobContext:
         """Keep how far the log of an offload has been read, once the lines before it are kept."""
 
     @contextmanager
-    def transaction(self, *, final: bool = False, result: Any = None) -> Iterator[Any]:
-        self.check()
+    def open_transaction(self, *, final: bool, result: Any) -> Iterator[Any]:
         connections = self._require_connections()
-        if self.reported.in_transaction:
-            raise RuntimeError("a transaction is open already; they do not nest")
         with (
             self._owner_only(),
             self.reported.transaction(lambda: connections.commit_unknown),
@@ -322,12 +190,7 @@ class JobContext:
                 final=(lambda: self._success_parameters(result)) if final else None,
             ) as connection,
         ):
-            try:
-                yield connection
-            except Wait as wait:
-                raise Fail(
-                    "Wait within ctx.transaction(): it would roll back the jobs to wait for; wait after it"
-                ) from wait
+            yield connection
 
     @contextmanager
     def _owner_only(self) -> Iterator[None]:
@@ -345,7 +208,7 @@ class JobContext:
             raise
 
     def connect(self, name: str) -> Any:
-        self._safe_point()
+        self.pass_safe_point()
         if not self._is_lease_trusted():
             self.check()
         try:
@@ -412,24 +275,14 @@ class JobContext:
 
     def _success_parameters(self, result: Any) -> dict[str, Any]:
         job, result = self.job, self.redactor.redact_value(result)
-        settlement = Settlement(
-            Status.SUCCEEDED, result=result, progress=self.reported.progress, reports=self.reported.reports or None
-        )
+        settlement = Settlement(Status.SUCCEEDED, result=result, progress=self.reported.progress, reports=self.reports)
         values = [(job.id, job.run_id, job.key_hash, settlement)]
         return settle_parameters(values, max_result_bytes=self.settings.max_result_bytes)
 
-    # ── for the runner, the heartbeat and stopping threads ──────────────────────────────────────────────────────
-
     @property
-    def stop_reason(self) -> StopReason | None:
-        return self.stop_signal.reason
-
-    def stop(self, reason: StopReason) -> None:
-        """End the attempt at its next safe point."""
-        self.stop_signal.request(reason)
-
-    def on_stop(self, callback: Callable[[], object]) -> AbstractContextManager[None]:
-        return self.stop_signal.on_request(callback)
+    def reports(self) -> Reports | None:
+        """The checks and datasets that were reported, if any."""
+        return Reports(self.reported.checks, self.reported.datasets) or None
 
 
 _logged_targets: set[str] = set()  # added to by any attempt's thread

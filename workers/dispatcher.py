@@ -20,6 +20,7 @@ from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.job import ClaimMode, ReleaseReason
 from dataloader.app.queue.workers import HeartbeatResult
+from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Policy
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import CONFLICT_RETRY_SEC, DueTimer, PollTimer
@@ -27,7 +28,7 @@ from dataloader.workers.claimer import Claimer, NotifyState, UnwantedNotificatio
 from dataloader.workers.listener import ListenerLike, ListenState, Notifications
 from dataloader.workers.outcome import Released
 from dataloader.workers.queue_buffer import PREFETCH_BELOW_SEC, QueueBuffer, QueueLimits
-from dataloader.workers.threads import WakeupPipe, clock
+from dataloader.workers.threads import WakeupPipe
 
 _log = log.get(__name__)
 _UNKNOWN_TASK_INTERVAL_SEC = 1.0

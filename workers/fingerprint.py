@@ -1,4 +1,4 @@
-"""The fingerprint of an error: what failures are grouped by."""
+"""The fingerprint of an error: what failures are grouped by. Portable."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import traceback
 from itertools import accumulate
 from types import FrameType
 
+from dataloader.pipelines.failures import members_of_group
+
 _LIBRARY_DIRECTORIES = (os.path.dirname(os.__file__) + os.sep,)
 _PACKAGE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 # Modules between the worker and a task's function. The other modules of `pipelines` are tasks.
 _OUR_MODULES = frozenset({"dataloader.app", "dataloader.workers", "dataloader.client"}) | {
     f"dataloader.pipelines.{name}"
     for name in (
-        "arguments", "context", "contract", "job_args", "limits", "retry", "runner", "targets", "task", "testing",
-        "toolkit",
+        "arguments", "base_context", "context", "contract", "job_args", "json_values", "limits", "reported_state",
+        "reports", "retry", "runner", "signature", "targets", "task", "testing", "toolkit",
     )
 }  # fmt: skip
 _INLINED_FUNCTIONS = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>"})  # frames of their own before Python 3.12
@@ -28,13 +30,13 @@ def fingerprint(error: BaseException, task_module: str = "") -> str:
     Code is the task's own if it is of the top-level package of `task_module`, or of no installed library. Of an
     exception group it is the first fingerprint of its errors, in alphabetical order.
     """
-    errors, pending = [], [error]
+    errors: list[BaseException] = []
+    pending = [error]
     while pending:
         member = pending.pop()
-        if isinstance(member, BaseExceptionGroup):
-            pending += member.exceptions
-        else:
-            errors.append(member)
+        members = members_of_group(member)
+        pending += members
+        errors += () if members else (member,)
     return min(_fingerprint_of_one(member, task_module.partition(".")[0]) for member in errors)
 
 

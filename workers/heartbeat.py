@@ -12,9 +12,10 @@ from dataloader.app.queue.job import RenewalRequest
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import StopReason
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, RunningAttempts
 from dataloader.workers.metrics import PoolCounters
-from dataloader.workers.threads import BackgroundThread, clock
+from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)
 _FROZEN_SEC = 3.0  # between two steps, of which there is one a second: the process was suspended

@@ -14,7 +14,8 @@ from typing import Protocol
 from dataloader.app import log
 from dataloader.app.db.connection import Session
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.workers.threads import WakeupPipe, clock
+from dataloader.pipelines.portable import clock
+from dataloader.workers.threads import WakeupPipe
 
 _log = log.get(__name__)
 _RECONNECT_INTERVAL_SEC = 1.0

@@ -18,9 +18,10 @@ from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import HeartbeatResult, notify_waiting_queues
+from dataloader.pipelines.portable import clock
 from dataloader.workers.duties import HOURLY_SEC, LATE_SEC, Duty, DutyContext
 from dataloader.workers.offloads.pruning import prune_offloads
-from dataloader.workers.threads import BackgroundThread, Backoff, clock
+from dataloader.workers.threads import BackgroundThread, Backoff
 
 _log = log.get(__name__)
 _FOLLOW_INTERVAL_SEC = 30.0  # between two checks of a process that does not lead, if its heartbeats do not answer them

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from dataloader.app.db.encoding import sanitize_text
 from dataloader.app.queue.job import SUCCEEDED, ClaimedJob, ReleaseReason, ReleaseRequest, Reports, Settlement, Status
 from dataloader.app.wording import format_duration
-from dataloader.pipelines.contract import Stop, StopReason, TaskOptions
+from dataloader.pipelines.contract import StopReason, TaskOptions
+from dataloader.pipelines.failures import describe_error, format_traceback, usage_hint
+from dataloader.pipelines.json_values import sanitize_text
 from dataloader.pipelines.retry import Policy, RetryAction, decide, policy_from_json, snooze_delay
 
 # Masking the secrets in a text takes 0.15 s a megabyte, in which no other thread runs. Longer by far than what is
 # stored and the longest secret: of a secret at the cut nothing is stored.
 _MAX_UNMASKED_LENGTH = 500_000
 _MAX_CRASHES = 2  # of a job's process; then the job fails
-_CANCELLATION_SQLSTATES = ("57014", "57P01")  # a statement was canceled, a session terminated
-_COMMAND_LINE_PARSERS = ("argparse", "optparse", "click")
-_USAGE_ERROR = 2  # their exit code
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,8 @@ def failed(
     """Decide whether and when to retry after an error. Its fingerprint is its class, unless it is given."""
     policy = retry_policy_of(job, options)
     decision = decide(error, attempt=job.attempt, max_attempts=job.max_attempts, policy=policy, rules=options.rules)
-    message = describe_error(error) + usage_hint(error, options)
-    text = "".join(traceback.format_exception(error)) if has_traceback else None
+    message = describe_error(error) + usage_hint(error, has_command_line=options.argv is not None)
+    text = format_traceback(error) if has_traceback else None
     return failure(
         decision.action, decision.delay_sec, message, text, error_fingerprint=error_fingerprint or type(error).__name__
     )
@@ -146,41 +143,3 @@ def add_event_fields(outcome: Outcome, fields: Mapping[str, Any]) -> Outcome:
     if not fields or not isinstance(outcome, Settlement | Released):
         return outcome
     return replace(outcome, event_fields={**fields, **(outcome.event_fields or {})})
-
-
-def caused_by_stop(error: BaseException) -> bool:
-    """Whether the error results from our stop: a Stop wrapped by the pipeline's clean-up or by an exception group, or
-    a statement that was canceled."""
-    seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
-    while pending:
-        cause = pending.pop()
-        sqlstate = getattr(cause, "pgcode", None) or getattr(cause, "sqlstate", None)  # of psycopg2, psycopg 3
-        if isinstance(cause, Stop) or sqlstate in _CANCELLATION_SQLSTATES:
-            return True
-        if cause is not None and id(cause) not in seen:
-            seen.add(id(cause))
-            pending += [cause.__context__, cause.__cause__]
-            pending += cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
-    return False
-
-
-def describe_error(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:  # its own __str__ may fail
-        text = "(it could not be printed)"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def usage_hint(error: BaseException, options: TaskOptions) -> str:
-    """A hint for a callable that parsed a command line that is not its own; else an empty string."""
-    if not isinstance(error, SystemExit) or error.code != _USAGE_ERROR or options.argv is not None:
-        return ""
-    modules = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__))
-    if not any(module.partition(".")[0] in _COMMAND_LINE_PARSERS for module in modules):
-        return ""
-    return (
-        "; it has parsed a command line, and as a task it has none of its own: give it one by the option"
-        ' argv, such as ["--date", "{date}"]'
-    )

@@ -21,6 +21,7 @@ from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import Pipelines, StopReason
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import RunningAttempts, may_have_child
 from dataloader.workers.claim_timers import default_poll
 from dataloader.workers.claimer import Claimer, KeyLocks, NotifyState, UnwantedNotifications
@@ -44,7 +45,6 @@ from dataloader.workers.settler import Settler
 from dataloader.workers.stopper import StopEscalator
 from dataloader.workers.takeover.death_watch import DeathWatch
 from dataloader.workers.takeover.name_claim import NameClaim
-from dataloader.workers.threads import clock
 from dataloader.workers.worker import Worker, WorkerStopper
 from dataloader.workers.worker_control import WorkerControl
 

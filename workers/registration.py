@@ -12,10 +12,10 @@ from dataloader.app.db.connection import Session
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.workers import HeartbeatResult, HostFacts, WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import StopReason
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import RunningAttempts
 from dataloader.workers.takeover import process_identity
 from dataloader.workers.takeover.process_identity import Identity, ProcessLock
-from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _STOP_POLL_SEC = 0.05

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dataloader.app import log
-from dataloader.app.db.encoding import sanitize_text
 from dataloader.app.queue.job import ClaimedJob
+from dataloader.pipelines.json_values import sanitize_text
 
 _log = log.get(__name__)
 _TAGS = ("task", "queue", "job", "attempt")

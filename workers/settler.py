@@ -19,12 +19,13 @@ from dataloader.app.errors import DatabaseUnavailable, InvalidJob, WaitRefused
 from dataloader.app.log import Alert
 from dataloader.app.queue.job import SUCCEEDED, ReapedJob, ReleaseReason, Settlement, SettleResult, Status
 from dataloader.app.queue.jobs import JobQueue, bounded_delay
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, RunningAttempts
 from dataloader.workers.claimer import KeyLocks
 from dataloader.workers.metrics import PoolCounters
 from dataloader.workers.outcome import LeaseLost, Outcome, Released, SettledByTask
 from dataloader.workers.sentry import report_failure
-from dataloader.workers.threads import BackgroundThread, clock
+from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)
 _MAX_BATCH = 500  # outcomes a transaction
@@ -194,7 +195,7 @@ class Settler:
             runs = [_duration(attempt) for attempt in attempts]
             self._counters.record(queue, task, status, run_durations=runs, wait_durations=waits)
             for attempt in attempts:
-                if reports := attempt.reported.reports:
+                if reports := attempt.reports:
                     self._counters.record_checks(task, reports.checks)
         logs_successes = log.file_logging_enabled() or _log.is_enabled(DEBUG)
         for attempt, status in settled:

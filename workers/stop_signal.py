@@ -1,17 +1,17 @@
-"""Whether an attempt is to stop, why, and how far its stop has gone."""
+"""Whether an attempt is to stop, why, and how far its stop has gone. Portable."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from enum import StrEnum
+from contextlib import AbstractContextManager, contextmanager, suppress
 
-from dataloader.pipelines.contract import StopReason
-from dataloader.workers.threads import clock
+from dataloader.pipelines.base_context import BaseContext
+from dataloader.pipelines.context import StopReason
+from dataloader.pipelines.portable import TextEnum, clock
 
 
-class StopStep(StrEnum):
+class StopStep(TextEnum):
     """The steps of a stop. Each is taken when the one before has not ended the attempt in time."""
 
     REQUEST = "request"  # safe points raise Stop
@@ -85,3 +85,30 @@ class StopSignal:
         finally:
             with self._lock:
                 self._callbacks = tuple(other for other in self._callbacks if other is not callback)
+
+
+class StoppableContext(BaseContext):
+    """A context whose stop any thread may request."""
+
+    stop_signal: StopSignal
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        return self.stop_signal.reason
+
+    @property
+    def stopping_in(self) -> float | None:
+        if self.stop_reason is not None:
+            return 0.0
+        stops_at = self.stop_signal.stops_at
+        return None if stops_at is None else max(0.0, stops_at - clock())
+
+    def stop(self, reason: StopReason) -> None:
+        """End the attempt at its next safe point."""
+        self.stop_signal.request(reason)
+
+    def on_stop(self, callback: Callable[[], object]) -> AbstractContextManager[None]:
+        return self.stop_signal.on_request(callback)
+
+    def wait(self, seconds: float) -> None:
+        self.stop_signal.wait(seconds)

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 from dataloader.app import log
 from dataloader.pipelines.contract import StopReason
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, RunningAttempts
 from dataloader.workers.stop_signal import StopStep
-from dataloader.workers.threads import BackgroundThread, clock
+from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)
 _CHECK_INTERVAL_SEC = 0.25

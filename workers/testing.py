@@ -14,11 +14,11 @@ from dataloader.app.queue.attempt_sessions import ConnectionSettings
 from dataloader.app.queue.job import ClaimedJob, Job, ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.portable import clock as monotonic
 from dataloader.pipelines.toolkit.deprecation import renamed_keywords
 from dataloader.workers.attempt import Attempt, AttemptSettings
 from dataloader.workers.isolation.run import run_isolated
 from dataloader.workers.outcome import Released
-from dataloader.workers.threads import clock as monotonic
 
 _MAX_JOBS = 1_000
 _MAX_FIRED = 100  # schedules at a time

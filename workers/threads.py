@@ -1,24 +1,18 @@
-"""A clock that counts suspended time, a wake-up that `poll` can wait on, and named background threads."""
+"""A wake-up that `poll` can wait on, and named background threads."""
 
 from __future__ import annotations
 
 import os
 import select
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable
+from dataloader.pipelines.portable import clock
 
 _log = log.get(__name__)
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def clock() -> float:
-    """Return monotonic seconds that also count while the machine is suspended: leases are measured by them."""
-    return time.clock_gettime(_CLOCK)
 
 
 class WakeupPipe:

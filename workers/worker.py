@@ -11,13 +11,13 @@ from dataloader.app.queue.attempt_sessions import END_SESSIONS_TIMEOUT_SEC
 from dataloader.app.queue.job import ReleaseReason, Settlement
 from dataloader.app.tracing import SpanAttributes, Tracer
 from dataloader.pipelines.contract import Pipelines, StopReason
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, RunningAttempts
 from dataloader.workers.claimer import KeyLocks
 from dataloader.workers.dispatcher import Dispatcher
 from dataloader.workers.logs.writer import JobLogWriter
 from dataloader.workers.outcome import Outcome, Released
 from dataloader.workers.settler import Settler
-from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _FORCED_TIMEOUT_SEC = 0.5  # in place of the other timeouts after `stop_now`

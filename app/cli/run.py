@@ -33,6 +33,7 @@ from dataloader.app.wording import format_count
 from dataloader.pipelines import contract, targets
 from dataloader.pipelines.context import Upstream
 from dataloader.pipelines.contract import Fail, StopReason, Task
+from dataloader.pipelines.portable import clock
 from dataloader.pipelines.schedule_definition import JobTimes, slice_live_key, slice_of_args, times_by_hand
 from dataloader.workers.attempt import Attempt, AttemptSettings
 from dataloader.workers.connections.task_connections import TaskConnections
@@ -42,7 +43,6 @@ from dataloader.workers.logs.writer import sanitize_line
 from dataloader.workers.outcome import Outcome, Released
 from dataloader.workers.pool import WorkerPool
 from dataloader.workers.secrets import SecretStore
-from dataloader.workers.threads import clock
 
 _POLL_INTERVAL_SEC = 0.25
 _WAIT_NOTICE_SEC = 2.0  # a job that has not started by then gets a notice

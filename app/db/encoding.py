@@ -1,17 +1,10 @@
-"""Python values on their way into SQL: what PostgreSQL cannot store is refused or cleaned before it is sent.
-
-Callers' requests are refused (`validate_json`, `validate_text`). What pipelines report is cleaned (`sanitize_json`,
-`sanitize_text`), so that a run that has ended can always be settled.
-"""
+"""Python values on their way into SQL and back. What PostgreSQL cannot store in a caller's request is refused."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date, datetime, time
-from decimal import Decimal
 from enum import Enum
 from functools import cache
 from types import UnionType
@@ -19,21 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID, uuid4, uuid5
 
 from dataloader.app.errors import InvalidJob
-
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-_MAX_DEPTH = 200
-_MAX_ITEMS = 500_000
-_MAX_REPR_LENGTH = 1_000
-_MAX_NUMBER = 10**300  # within the limits of jsonb numbers and of Python's conversion to text
-
-_encode_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-
-
-class JsonNull(Enum):
-    """JSON's null, where None means unchanged."""
-
-    NULL = "null"
-
+from dataloader.pipelines.json_values import encode_strictly, is_storable
 
 _KEY_NAMESPACE = UUID("2f0d1a5e-6c1b-4c53-9b5e-0d4a8f3f7c21")
 
@@ -56,12 +35,8 @@ def _encode_element(value: Any) -> str:
     return str(value)
 
 
-def _is_storable(text: str) -> bool:
-    return "\0" not in text and (text.isascii() or not _UNSTORABLE.search(text))
-
-
 def validate_text(name: str, value: str) -> str:
-    if not _is_storable(value):
+    if not is_storable(value):
         raise InvalidJob(f"{name} has a NUL character or half a surrogate pair, which PostgreSQL cannot store")
     return value
 
@@ -72,114 +47,9 @@ def validate_texts(texts: Mapping[str, str | None]) -> dict[str, str | None]:
 
 def validate_json(name: str, value: Any) -> str:
     try:
-        _require_storable(value, 0)
-        return _encode_json(value)
+        return encode_strictly(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidJob(f"{name} is not JSON that PostgreSQL can store: {error}") from error
-
-
-def _require_storable(value: Any, depth: int) -> None:
-    if depth > _MAX_DEPTH:
-        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
-    if isinstance(value, str):
-        if not _is_storable(value):
-            raise ValueError("a text has a NUL character or half a surrogate pair")
-    elif isinstance(value, int):
-        if not -_MAX_NUMBER <= value <= _MAX_NUMBER:
-            raise ValueError("an integer has more than 300 digits")
-    elif isinstance(value, dict | Mapping):  # `dict` first: the test is faster
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"the key {key!r} is not a text")
-            _require_storable(key, depth)
-            _require_storable(inner, depth + 1)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            _require_storable(inner, depth + 1)
-
-
-def sanitize_text(value: str, max_length: int) -> str:
-    """The text without what PostgreSQL cannot store; of one that is too long, both ends."""
-    if len(value) > max_length:
-        half = (max_length - 40) // 2
-        value = f"{value[:half]}\n… {len(value) - 2 * half} characters left out …\n{value[-half:]}"
-    return value if _is_storable(value) else _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
-
-
-def sanitize_json(value: Any, max_bytes: int) -> str:
-    """The value as JSON; if it is too large or no JSON, {"$dropped": reason}."""
-    try:
-        text = _encode_json(_Sanitizer().sanitize(value, 0))
-    except Exception as error:  # an object whose own methods fail must not fail the settlement
-        return json.dumps({"$dropped": f"not JSON: {type(error).__name__}"})
-    size = len(text.encode())
-    if size > max_bytes:
-        return json.dumps({"$dropped": f"{size} bytes of JSON; at most {max_bytes} are kept"})
-    return text
-
-
-class _Sanitizer:
-    """Bounded in depth and in size: a list may hold itself."""
-
-    def __init__(self) -> None:
-        self._items_left = _MAX_ITEMS
-
-    def sanitize(self, value: Any, depth: int) -> Any:
-        self._items_left -= 1
-        if self._items_left < 0:
-            raise ValueError(f"more than {_MAX_ITEMS} values")
-        if depth > _MAX_DEPTH:
-            return "… nested too deep …"
-        if is_array_or_number(value):
-            value = plain_value(value)
-        match value:
-            case Mapping():
-                return {_sanitize_scalar(str(key)): self.sanitize(inner, depth + 1) for key, inner in value.items()}
-            case list() | tuple() | set() | frozenset():
-                return [self.sanitize(inner, depth + 1) for inner in value]
-        return _sanitize_scalar(value)
-
-
-def _sanitize_scalar(value: Any) -> Any:
-    match value:
-        case None | bool():
-            return value
-        case JsonNull.NULL:
-            return None
-        case str():
-            return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", str(value))
-        case int():
-            return int(value) if abs(value) <= _MAX_NUMBER else "… an integer of more than 300 digits …"
-        case float():
-            return float(value) if math.isfinite(value) else str(value)
-        case datetime() | date() | time():
-            return value.isoformat()
-        case Decimal() | UUID():
-            return str(value)
-    return sanitize_text(repr(value), _MAX_REPR_LENGTH)
-
-
-def is_array_or_number(value: Any) -> bool:
-    """Whether the value is an array or a number of a library such as numpy, which is not imported for that."""
-    return isinstance(getattr(getattr(value, "dtype", None), "kind", None), str)
-
-
-def plain_value(value: Any) -> Any:
-    """Convert such an array or number to a list, a number or a text. The items of a list may be arrays and numbers."""
-    if value.ndim:
-        if value.size > _MAX_ITEMS:
-            return f"… an array of {value.size} values, more than can be stored …"
-        return list(value)
-    match value.dtype.kind:
-        case "b":
-            return bool(value)
-        case "i" | "u":
-            return int(value)
-        case "f":
-            return float(value)
-        case "M" | "m" | "U":
-            return str(value)
-    return sanitize_text(repr(value), _MAX_REPR_LENGTH)
 
 
 _Object = TypeVar("_Object")

@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from dataloader.app.db.encoding import sanitize_text
+from dataloader.pipelines.json_values import sanitize_text
 
 _APP = Path(__file__).parents[1]
 _FOLDERS = ("db", "queue", "acts", "http/auth", "features/*")

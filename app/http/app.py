@@ -26,7 +26,7 @@ from dataloader.app.http.feedback import create_feedback_blueprint
 from dataloader.app.http.health import Probe, create_health_blueprint
 from dataloader.app.http.jobs.routes import JobIdConverter, create_jobs_blueprint
 from dataloader.app.http.jobs.watcher import JobWatcher
-from dataloader.app.http.links import NameConverter, quote_in_template
+from dataloader.app.http.links import LazyRule, NameConverter, quote_in_template
 from dataloader.app.http.middleware import RequestMetrics, RequestMiddleware, handle_error
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
@@ -103,6 +103,7 @@ def create_app(
 def _create_flask(site: Site) -> Flask:
     """Create the app without routes: converters of paths, templates and what all of them may use."""
     app = Flask(ui.__name__)
+    app.url_rule_class = LazyRule
     here = Path(__file__).parents[1]
     folders = [here / "ui", *(here / "features" / feature.name for feature in site.features)]
     app.jinja_loader = FileSystemLoader([folder / "templates" for folder in folders])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from flask import request
-from werkzeug.routing import PathConverter
+from werkzeug.routing import PathConverter, Rule
 
 _PLACEHOLDER = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
 
@@ -18,6 +19,24 @@ class NameConverter(PathConverter):
 
     regex = r"[\s\S]+?"
     part_isolating = False
+
+
+class LazyRule(Rule):
+    """A route whose functions for building addresses are compiled at their first use.
+
+    Werkzeug compiles two per route, which took most of the time of making an app. Pages use them only for the addresses
+    of static files.
+    """
+
+    def _compile_builder(self, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
+        @cache
+        def compiled() -> Callable[..., tuple[str, str]]:
+            return super(LazyRule, self)._compile_builder(append_unknown)
+
+        def build(rule: Rule, /, **values: Any) -> tuple[str, str]:
+            return compiled()(rule, **values)
+
+        return build
 
 
 def quote_name(name: Any) -> str:

@@ -9,16 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from dataloader.app.db.encoding import (
-    array,
-    as_uuid,
-    from_row,
-    sanitize_json,
-    sanitize_text,
-    unquoted_array,
-    validate_json,
-    validate_text,
-)
+from dataloader.app.db.encoding import array, as_uuid, from_row, unquoted_array, validate_json, validate_text
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, WaitRefused
 from dataloader.app.queue.batch import Outcome, enqueue_batch
@@ -47,6 +38,7 @@ from dataloader.app.queue.job import (
     SettleResult,
     Status,
 )
+from dataloader.pipelines.json_values import sanitize_json, sanitize_text
 
 _MAX_ERROR_LENGTH = 8_000
 _MAX_TRACEBACK_LENGTH = 64_000

@@ -114,7 +114,9 @@ def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> I
             return started[-1]
 
         try:
-            running = ServiceStarter(start, dsn)("serve", DL_PIPELINES="pipelines,tests.support.etl").wait_until_ready()
+            running = ServiceStarter(start, dsn)(
+                "serve", DL_PIPELINES="dataloader.pipelines,tests.support.etl"
+            ).wait_until_ready()
             fill(running, ServiceJobs(dsn, folder))
             yield running
         finally:

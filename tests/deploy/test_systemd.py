@@ -92,7 +92,7 @@ def install(service: Service) -> None:
     install_units(
         service.machine,
         settings | {
-            "DL_DB_DSN": service.dsn, "APP_PORT": str(service.port), "DL_PIPELINES": "pipelines,acme",
+            "DL_DB_DSN": service.dsn, "APP_PORT": str(service.port), "DL_PIPELINES": "dataloader.pipelines,acme",
             "DL_SHUTDOWN_GRACE_SEC": "1",
         },
     )  # fmt: skip

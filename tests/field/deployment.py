@@ -71,7 +71,7 @@ class Deployment:
             "HOME": str(self.folder),
             "APP_PORT": str(self.port),
             "DL_URL": self.url,
-            "DL_PIPELINES": "pipelines,field_etl",
+            "DL_PIPELINES": "dataloader.pipelines,field_etl",
             "DL_TASKS": tasks,
             "WORKERS_JSON": '[{"queue":"etl.default","concurrency":3}]',
             "FIELD_DSN": self.access.job_dsn,

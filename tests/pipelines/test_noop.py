@@ -6,6 +6,7 @@ import pytest
 
 from dataloader.pipelines.contract import registry
 from dataloader.pipelines.noop import noop
+from dataloader.pipelines.signature import CallShape
 
 
 class Clock:
@@ -40,7 +41,7 @@ def test_noop_is_a_generator_with_a_context():
     task = registry.get("noop")
 
     assert task is not None
-    assert (task.kind.value, task.takes_args, task.takes_context, task.spread) == ("generator", True, True, False)
+    assert (task.kind.value, task.shape) == ("generator", CallShape(context_name="ctx"))
 
 
 def test_sleep_that_is_no_number_is_refused_by_name():

@@ -10,11 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from dataloader.pipelines.context import Context, Wait
+from dataloader.pipelines.context import Context, Handle, Wait
 from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.executors.http import LogPieces
 from dataloader.pipelines.offload import (
-    Handle,
     OffloadFailed,
     OffloadSpec,
     UnknownEngine,

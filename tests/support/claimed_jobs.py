@@ -6,9 +6,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from dataloader.app.queue.job import ClaimedJob
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings
 from dataloader.workers.isolation.run import run_isolated
-from dataloader.workers.threads import clock
 
 
 def claimed_job(**more: Any) -> ClaimedJob:

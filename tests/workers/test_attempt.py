@@ -14,9 +14,9 @@ import pytest
 from dataloader.app.queue.attempt_sessions import ServerSessions, SessionsEnded
 from dataloader.app.queue.job import Settlement, Status
 from dataloader.pipelines.contract import Pipelines, Stop, StopReason
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings, Lease
 from dataloader.workers.outcome import LeaseLost, Outcome, Released
-from dataloader.workers.threads import clock
 from tests.support.claimed_jobs import claimed_job
 
 

@@ -12,13 +12,13 @@ from uuid import uuid4
 
 import pytest
 
-from dataloader.app.db.encoding import JsonNull
 from dataloader.app.errors import DatabaseUnavailable, IdempotencyConflict
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
 from dataloader.app.queue.job import ClaimedJob, Status
 from dataloader.pipelines.context import Interval
 from dataloader.pipelines.contract import Checkpoint, Progress, Stop, StopReason
+from dataloader.pipelines.json_values import JsonNull
 from dataloader.pipelines.runner import NotProgress, record_yield
 from dataloader.workers.context import ContextSettings, JobContext
 from tests.support import eventually, hostile_tasks  # noqa: F401 - registers its tasks

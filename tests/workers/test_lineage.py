@@ -13,8 +13,8 @@ from dataloader.app.features.lineage.duty import LineageDuty, LineageOptions, sp
 from dataloader.app.features.lineage.rows import LineageJob
 from dataloader.app.queue.job import Status
 from dataloader.pipelines.contract import Context
+from dataloader.pipelines.portable import clock
 from dataloader.workers.duties import MaintenanceOptions
-from dataloader.workers.threads import clock
 from tests.support import eventually
 from tests.support.queue_fixture import QueueFixture
 from tests.support.webhook_receiver import ReceivedRequest, WebhookReceiver, drop_connection, hang, respond_with

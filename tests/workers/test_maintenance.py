@@ -13,10 +13,10 @@ from dataloader.app.features.jobs.job_search import Filter
 from dataloader.app.features.statistics.duty import rest_sec
 from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.queue.workers import HeartbeatResult
+from dataloader.pipelines.portable import clock
 from dataloader.workers import maintenance
 from dataloader.workers.duties import Duty
 from dataloader.workers.maintenance import Maintenance, follower_duties
-from dataloader.workers.threads import clock
 from tests.support.duties import duty, duty_context
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually

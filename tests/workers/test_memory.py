@@ -8,10 +8,10 @@ import pytest
 
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.job import Status
+from dataloader.pipelines.portable import clock
 from dataloader.workers.memory import MemoryMonitor, MemoryReader, MemoryReading
 from dataloader.workers.metrics import state_metrics
 from dataloader.workers.pool import WorkerPool
-from dataloader.workers.threads import clock
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 

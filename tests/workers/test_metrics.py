@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dataloader.app.queue.job import Status
+from dataloader.pipelines.portable import clock
 from dataloader.workers.metrics import PoolCollector, PoolCounters
-from dataloader.workers.threads import clock
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 

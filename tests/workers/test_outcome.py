@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from dataloader.app.queue.job import Settlement
 from dataloader.pipelines.contract import Args, Pipelines, Stop, StopReason
+from dataloader.pipelines.failures import caused_by_stop
 from dataloader.pipelines.retry import RetryAction
-from dataloader.workers.outcome import caused_by_stop, failure
+from dataloader.workers.outcome import failure
 from tests.support.claimed_jobs import attempt_with
 
 

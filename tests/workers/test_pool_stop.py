@@ -10,9 +10,9 @@ import pytest
 
 from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.job import Status
+from dataloader.pipelines.portable import clock
 from dataloader.workers.logs.writer import JobLogWriter
 from dataloader.workers.pool import WorkerPool
-from dataloader.workers.threads import clock
 from tests.support.databases import execute_sql
 from tests.support.queue_fixture import BackgroundCall
 from tests.support.waiting import eventually

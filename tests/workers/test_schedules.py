@@ -19,8 +19,8 @@ from dataloader.app.features.schedules.rows import Schedules, Times
 from dataloader.app.queue.job import SUCCEEDED
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import Context, schedule
+from dataloader.pipelines.portable import clock
 from dataloader.pipelines.schedule_definition import definition_from
-from dataloader.workers.threads import clock
 from tests.support.processes import ROOT
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
@@ -311,7 +311,7 @@ import sys
 from dataloader.app.db.connection import Session
 from dataloader.pipelines.contract import Context, Pipelines, schedule
 from dataloader.app.features.schedules.duty import SchedulesDuty
-from dataloader.workers.threads import clock
+from dataloader.pipelines.portable import clock
 session = Session(sys.argv[1], application_name="racer")
 duty = SchedulesDuty(session, Pipelines(), zone="UTC", default_lease_sec=60, record_firing=lambda *fired: None)
 print("ready", flush=True)

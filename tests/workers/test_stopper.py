@@ -10,9 +10,9 @@ import pytest
 from dataloader.app.queue.attempt_sessions import SessionsEnded
 from dataloader.app.queue.job import ClaimedJob, Status
 from dataloader.pipelines.contract import StopReason, registry
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import RunningAttempts
 from dataloader.workers.stopper import StopEscalator
-from dataloader.workers.threads import clock
 from tests.support import stop_steps
 from tests.support.claimed_jobs import attempt_with
 from tests.support.waiting import eventually

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.workers.threads import BackgroundThread, WakeupPipe, clock
+from dataloader.pipelines.portable import clock
+from dataloader.workers.threads import BackgroundThread, WakeupPipe
 from tests.support.queue_fixture import BackgroundCall
 from tests.support.waiting import eventually
 

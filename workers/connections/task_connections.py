@@ -19,7 +19,7 @@ import psycopg2
 from psycopg2 import extensions as ext
 
 from dataloader.app.db.connection import READ_WRITE_SESSION, connect, connect_any_host
-from dataloader.app.db.encoding import array, sanitize_json
+from dataloader.app.db.encoding import array
 from dataloader.app.db.pool import BorrowedConnection
 from dataloader.app.errors import AttemptLost, DataloaderError, SessionsRefused, UnknownTarget
 from dataloader.app.features.graphs.rows import Graphs
@@ -32,9 +32,9 @@ from dataloader.app.queue.attempt_sessions import (
 )
 from dataloader.app.queue.job import Enqueued, NewJob
 from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.json_values import MAX_CHECKPOINT_BYTES, sanitize_json
 from dataloader.workers.connections.own_sessions import OwnSession
 
-MAX_CHECKPOINT_BYTES = 1_000_000  # bytes of JSON
 _SIGNAL_TIMEOUT_SEC = 5.0  # to connect, and again for the statement
 _LOSSES = {(driver, name) for driver in ("psycopg2", "psycopg") for name in ("OperationalError", "InterfaceError")}
 _CANCEL_BACKENDS = "SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) FROM unnest(%(pids)s::int[]) AS p (pid)"

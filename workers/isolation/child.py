@@ -17,7 +17,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -25,14 +25,14 @@ from typing import Any
 
 from dataloader.app import log
 from dataloader.app.queue.attempt_sessions import attempt_application_name, end_sessions, server_dsns
-from dataloader.app.queue.job import Reports
-from dataloader.pipelines.contract import Fail, Stop
+from dataloader.pipelines.portable import clock
 from dataloader.pipelines.reports import Check, DatasetUse
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.isolation.database_calls import DatabaseCalls
+from dataloader.workers.logs.records import add_fields
 from dataloader.workers.outcome import Outcome, add_event_fields
 from dataloader.workers.stop_signal import StopStep
-from dataloader.workers.threads import WakeupPipe, clock
+from dataloader.workers.threads import WakeupPipe
 
 _log = log.get(__name__)
 _WATCHDOG = str(Path(__file__).with_name("watchdog.py"))
@@ -45,7 +45,6 @@ _LIVENESS_INTERVAL_SEC = 1.0  # between two checks that the child lives: others 
 _SEND_RETRY_SEC = 0.02  # while the child does not read
 _DRAIN_SEC = 2.0  # for reading the output that is left: a process that escaped the group may go on writing
 _EXIT_TIMEOUT_SEC = 5.0  # from the result message to the exit
-_CALLS = frozenset({"check", "produced", "consumed", "link"})  # that `standalone_main.py` has done here
 _READ_SLICE_SEC = 0.005  # of reading at a time, after which a flood waits as long
 _TEXT_TYPES, _OPTIONAL_TEXT_TYPES = (str,), (str, NoneType)
 _MESSAGE_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # kind → its fields and their types
@@ -336,41 +335,29 @@ class ChildProcess:
         attempt = self._attempt
         match message:
             case {"progress": dict(progress)}:
-                attempt.reported.replace_progress(attempt.redactor.redact_value(progress))
+                attempt.reported.replace_progress(_redact_progress(attempt, progress))
             case {"checkpoint": cursor}:
                 with suppress(ValueError):
                     attempt.record_checkpoint(cursor)
             case {"reports": {"checks": [*checks], "datasets": [*datasets]}}:
                 with suppress(TypeError):  # of other fields
-                    attempt.reported.reports = Reports(
-                        tuple(asdict(Check(**check)) for check in checks),
-                        tuple(asdict(DatasetUse(**use)) for use in datasets),
+                    attempt.reported.checks = tuple(asdict(_redact_check(attempt, Check(**check))) for check in checks)
+                    attempt.reported.datasets = tuple(
+                        asdict(_redact_use(attempt, DatasetUse(**use))) for use in datasets
                     )
             case {"call": [str(name), dict(arguments)]}:
-                if not self._database_calls.start(name, arguments):
-                    self.send({"reply": self._call_context(name, arguments)})
+                self._database_calls.start(name, arguments)
             case {"offloads": True}:
                 attempt.has_offloads = True
             case {"log": [str(level), str(stream), str(text)]}:
+                attempt.settings.log(attempt.job_id, attempt.attempt, level, stream, text)
+            case {"log": [str(level), str(stream), str(text), dict(log_fields)]}:
+                text = add_fields(text, log.mask(log_fields))
                 attempt.settings.log(attempt.job_id, attempt.attempt, level, stream, text)
             case {"result": {"kind": str(kind), **fields}} if _has_valid_fields(kind, fields):
                 self._result_message, self._result_at = message["result"], clock()
             case _:
                 _log.error("child.invalid_message", job=str(attempt.job_id))
-
-    def _call_context(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Report something for a child that has no code of ours; return what to raise there."""
-        if name not in _CALLS:
-            return {"error": f"no such call: {name[:100]}"}
-        try:
-            getattr(self._attempt, name)(**arguments)
-        except Stop:  # the child knows, or will be sent it
-            return {}
-        except Fail as failure:
-            return {"fail": str(failure)}
-        except (TypeError, ValueError) as error:
-            return {"error": str(error)}
-        return {"links": (self._attempt.reported.progress or {}).get("links")} if name == "link" else {}
 
     # ── the stop ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -416,6 +403,24 @@ class ChildProcess:
             report = end_sessions(server_dsns(settings), [attempt_application_name(attempt.job_id, attempt.job.run_id)])
             if not report.is_complete:
                 attempt.record_ended_sessions(report)
+
+
+def _redact_check(attempt: Attempt, check: Check) -> Check:
+    """Another interpreter knows no secrets, and reports them as they are."""
+    return replace(check, name=attempt.redact_text(check.name))
+
+
+def _redact_use(attempt: Attempt, use: DatasetUse) -> DatasetUse:
+    partition, schema = attempt.redact_value(use.partition), attempt.redact_value(use.schema)
+    return replace(use, dataset=attempt.redact_text(use.dataset), partition=partition, schema=schema)
+
+
+def _redact_progress(attempt: Attempt, progress: dict[str, Any]) -> dict[str, Any]:
+    redacted: dict[str, Any] = attempt.redact_value(progress)
+    links = redacted.get("links")
+    if isinstance(links, dict):
+        return {**redacted, "links": {attempt.redact_text(k): attempt.redact_text(str(v)) for k, v in links.items()}}
+    return redacted
 
 
 def _has_valid_fields(kind: str, fields: Mapping[Any, Any]) -> bool:

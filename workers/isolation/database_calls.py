@@ -29,27 +29,27 @@ class DatabaseCalls:
         self._is_over = False  # under the lock
         self._thread: threading.Thread | None = None
         self._calls: Mapping[str, Callable[..., Any]] = {
-            "check": attempt.check,  # with vs=, which compares with former values
+            "check_history": self._check_history,
             "enqueue": self._enqueue,
             "fan_out": self._fan_out,
             "upstream": self._upstream,
             "try_acquire": attempt.try_acquire,
         }
 
-    def start(self, name: str, arguments: dict[str, Any]) -> bool:
-        """Begin a call; False: it needs no database."""
-        if name not in self._calls or (name == "check" and arguments.get("vs") is None):
-            return False
+    def start(self, name: str, arguments: dict[str, Any]) -> None:
+        """Begin a call."""
+        if name not in self._calls:
+            self._replies.append({"value_error": f"no such call: {name[:100]}"})
+            return
         with self._lock:
             is_idle, is_full = not self._requests, len(self._requests) >= _MAX_WAITING
             if not is_full:
                 self._requests.append((name, arguments))
         if is_full:
-            self._replies.append({"error": f"more than {_MAX_WAITING} requests at once"})
+            self._replies.append({"value_error": f"more than {_MAX_WAITING} requests at once"})
         elif is_idle:
             self._thread = threading.Thread(target=self._run, name=threading.current_thread().name, daemon=True)
             self._thread.start()
-        return True
 
     def finished(self) -> list[dict[str, Any]]:
         """The replies that the child has not been sent."""
@@ -81,10 +81,15 @@ class DatabaseCalls:
             return {"stop": str(stop.reason)}
         except Fail as failure:
             return {"fail": str(failure)}
-        except (TypeError, ValueError) as error:
-            return {"error": str(error)}
+        except TypeError as error:
+            return {"type_error": str(error)}
+        except ValueError as error:
+            return {"value_error": str(error)}
         except Exception as error:  # of the database: another attempt may have more luck
             return {"unavailable": f"{type(error).__name__}: {error}"}
+
+    def _check_history(self, name: str, count: int) -> list[float]:
+        return [*self._attempt.check_history(self._attempt.redact_text(name), count)]
 
     def _enqueue(self, **request: Any) -> str:
         return str(self._attempt.enqueue(**_decode_times(request)))

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 
 from dataloader.app import log
+from dataloader.pipelines.portable import clock
 from dataloader.workers.connections.check_options import OptionSupport, probe_options
-from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _PROBE_TIMEOUT_SEC = 2.0

@@ -10,7 +10,6 @@ from typing import Any
 
 from dataloader.pipelines.contract import Task
 from dataloader.workers.attempt import Attempt
-from dataloader.workers.connections.task_connections import MAX_CHECKPOINT_BYTES
 
 STANDALONE_PROGRAM = str(Path(__file__).with_name("standalone_main.py"))
 MIN_VERSION = (3, 8)
@@ -58,14 +57,14 @@ def standalone_spec(attempt: Attempt, task: Task, args: dict[str, Any], argv: Se
         "path": [] if task.path is not None else import_folders(task.module),
         "args": args,
         "argv": None if argv is None else list(argv),
-        "spread": task.spread or None,
+        "spread": task.shape.spread or None,
         "resume": attempt.resume,
         "progress": attempt.reported.progress,
         "rules": [[_name_of(matcher), rule] for matcher, rule in options.rules.entries],
         "memory_mb": options.memory_mb,
         "cpu_sec": options.cpu_sec,
         "max_result_bytes": attempt.settings.max_result_bytes,
-        "max_checkpoint_bytes": min(MAX_CHECKPOINT_BYTES, attempt.settings.max_result_bytes),
+        "max_checkpoint_bytes": attempt.max_checkpoint_bytes,
     }
 
 

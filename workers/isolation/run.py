@@ -19,6 +19,7 @@ from uuid import UUID
 from dataloader.app.queue.attempt_sessions import attempt_application_name
 from dataloader.app.queue.job import ReleaseReason
 from dataloader.pipelines.contract import Command, Fail, StopReason, Task, TaskKind, TaskOptions
+from dataloader.pipelines.failures import describe_error
 from dataloader.pipelines.retry import RetryAction
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.connections.check_options import CHECK_OPTIONS
@@ -30,7 +31,6 @@ from dataloader.workers.outcome import (
     SettledByTask,
     add_event_fields,
     crashed,
-    describe_error,
     failed,
     failure,
     retry_policy_of,

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # as in threads.py
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # as in pipelines/portable.py
 _POLL_INTERVAL_MS = 50  # where there are no pidfds
 _MAX_WAIT_MS = 3_600_000  # a job that is run on a terminal has a lease of years, which `poll` cannot wait for
 

@@ -6,22 +6,21 @@ and `asyncio.to_thread` inherit it, a thread that a pipeline starts by itself do
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 from uuid import UUID
 
 from dataloader.app import log
+from dataloader.workers.logs.records import add_fields, level_of, record_fields, record_texts
 
 LogSink = Callable[[UUID, int, str, str, str], None]
 """Receives job id, attempt, level, stream and line. Never blocks, never raises."""
 
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _JOB_LOGGER = "pipeline"  # the logger behind ctx.log
 _MAX_PARTIAL_LENGTH = 16_384  # of a printed line whose end has not come
 
@@ -33,27 +32,10 @@ def is_captured() -> bool:
     return _CURRENT_OUTPUT.get() is not None
 
 
-def level_of(record: logging.LogRecord) -> str:
-    return LEVELS[min(max(record.levelno // 10 - 1, 0), len(LEVELS) - 1)]
-
-
 def record_lines(record: logging.LogRecord) -> Iterator[str]:
     """Yield the lines of a record: its message with fields, and its traceback."""
-    try:
-        message = record.getMessage()
-    except Exception:  # formatting calls any object's __str__
-        message = f"{record.msg!r} (with arguments that do not fit it)"
-    fields = getattr(record, "fields", None)
-    if isinstance(fields, Mapping):
-        for name, value in log.mask(fields).items():
-            is_plain = isinstance(value, str) and " " not in value
-            message += f" {name}={value if is_plain else json.dumps(value, ensure_ascii=False)}"
-    texts = [message]
-    if record.exc_info:
-        texts.append(logging.Formatter().formatException(record.exc_info))
-    if record.stack_info:
-        texts.append(record.stack_info)
-    for text in texts:
+    message, *texts = record_texts(record)
+    for text in (add_fields(message, log.mask(record_fields(record))), *texts):
         yield from text.splitlines() or [""]
 
 

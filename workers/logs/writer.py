@@ -16,13 +16,15 @@ from typing import NamedTuple
 from uuid import UUID
 
 from dataloader.app import log
-from dataloader.app.db.encoding import sanitize_text
 from dataloader.app.errors import DatabaseUnavailable, DataloaderError, InvalidJob
 from dataloader.app.queue.job import LogEntry, LogPosition
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.wording import format_count
-from dataloader.workers.logs.capture import LEVELS, Capture, LogSink
-from dataloader.workers.threads import BackgroundThread, clock
+from dataloader.pipelines.json_values import sanitize_text
+from dataloader.pipelines.portable import clock
+from dataloader.workers.logs.capture import Capture, LogSink
+from dataloader.workers.logs.records import LEVELS
+from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)
 _FLUSH_INTERVAL_SEC = 1.0

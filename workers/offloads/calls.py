@@ -13,9 +13,9 @@ from typing import Any
 
 from dataloader.app import log
 from dataloader.app.features.offload.rows import NewOffload, Offload, Offloads
+from dataloader.pipelines.context import OffloadOptions
 from dataloader.pipelines.offload import (
     EngineRefused,
-    OffloadOptions,
     Options,
     RemoteState,
     UnknownEngine,

@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 from dataloader.app.features.offload.rows import Outcome
 from dataloader.app.queue.job import ClaimedJob
 from dataloader.pipelines.offload import EngineFull, EngineUnavailable, Executor, OffloadFailed
+from dataloader.pipelines.portable import clock
 from dataloader.workers.offloads.poller import MAX_POLL_SEC, MIN_POLL_SEC
 from dataloader.workers.offloads.remote_stop import RemoteStop
-from dataloader.workers.threads import clock
 
 _FIRST_STOP_CHECK_SEC = 0.1
 T = TypeVar("T")

@@ -9,12 +9,12 @@ from typing import Any
 
 from dataloader.app import log
 from dataloader.app.features.offload.rows import Offloads, Outcome
+from dataloader.pipelines.context import Handle
 from dataloader.pipelines.offload import (
     EngineRefused,
     EngineUnavailable,
     Executor,
     FailureKind,
-    Handle,
     OffloadFailed,
     OffloadSpec,
     Options,
@@ -27,11 +27,11 @@ from dataloader.pipelines.offload import (
     ResultUnreadable,
     parse_progress,
 )
+from dataloader.pipelines.portable import clock
 from dataloader.workers.offloads.engine_calls import EngineCalls, OffloadContext
 from dataloader.workers.offloads.poller import Watch
 from dataloader.workers.offloads.remote_log import read_log
 from dataloader.workers.offloads.service import OffloadService, forget_local
-from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _WAIT_SLICE_SEC = 1.0  # between two safe points

@@ -6,7 +6,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from dataloader.workers.threads import BackgroundThread, clock
+from dataloader.pipelines.portable import clock
+from dataloader.workers.threads import BackgroundThread
 
 _READ_INTERVAL_SEC = 0.2  # five a second
 _IDLE_SEC = 3600.0

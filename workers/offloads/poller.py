@@ -16,12 +16,13 @@ from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.features.offload.rows import DuePoll, Offloads
 from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.offload import EngineUnavailable, Executor, RemoteState, RemoteStatus, parse_progress
+from dataloader.pipelines.portable import clock
 from dataloader.workers.logs.writer import JobLogWriter
 from dataloader.workers.offloads.log_thread import LogThread
 from dataloader.workers.offloads.remote_log import read_log, write_log
 from dataloader.workers.offloads.remote_stop import RemoteStop
 from dataloader.workers.secrets import Redactor, SecretStore, SecretUnavailable
-from dataloader.workers.threads import BackgroundThread, clock
+from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)
 _REQUEST_INTERVAL_SEC = 0.2  # five requests a second

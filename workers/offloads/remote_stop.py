@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataloader.pipelines.offload import Executor, RemoteState
-from dataloader.workers.threads import clock
+from dataloader.pipelines.portable import clock
 
 LATE_SUBMISSION_SEC = 20.0
 """An engine may carry out a submission this long after its sender gave up or died."""

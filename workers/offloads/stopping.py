@@ -15,9 +15,9 @@ from dataloader.app.features.offload.rows import Offload, Offloads
 from dataloader.app.queue.job import ClaimedJob
 from dataloader.pipelines.context import StopReason
 from dataloader.pipelines.offload import UnknownEngine
+from dataloader.pipelines.portable import clock
 from dataloader.workers.offloads.remote_stop import RemoteStop
 from dataloader.workers.offloads.service import OffloadService, forget_local
-from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _FIRST_PAUSE_SEC, _MAX_PAUSE_SEC = 0.2, 10.0

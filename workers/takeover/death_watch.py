@@ -19,12 +19,12 @@ from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name, end_sessions
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import HeartbeatResult, HeldAttempt, OtherWorker, WorkerLiveness
+from dataloader.pipelines.portable import clock
 from dataloader.workers.reaper import reap_runs, servers_to_search
 from dataloader.workers.registration import Registration
 from dataloader.workers.takeover import process_identity
 from dataloader.workers.takeover.name_claim import NameClaim
 from dataloader.workers.takeover.process_identity import Identity, LockState, Proof, probe_lock, remove_lock
-from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _CHECK_INTERVAL_SEC = 0.25

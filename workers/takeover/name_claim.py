@@ -10,8 +10,8 @@ from uuid import UUID
 
 from dataloader.app import log
 from dataloader.app.queue.workers import HeartbeatResult, OtherWorker, WorkerLiveness
+from dataloader.pipelines.portable import clock
 from dataloader.workers.listener import ListenState
-from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _ANSWER_TIMEOUT_SEC = 1.0  # for a process that listens

@@ -21,8 +21,8 @@ from dataloader.app.db.connection import Session
 from dataloader.app.features.lineage.rows import Lineage, LineageJob
 from dataloader.app.queue.events import MAX_EVENTS_PER_POLL, EventReader
 from dataloader.app.queue.job import JobEvent
+from dataloader.pipelines.portable import clock
 from dataloader.workers.duties import Duty, DutyContext
-from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _EVENT_TYPES = {"picked": "START", "done": "COMPLETE", "failed": "FAIL", "lost": "FAIL", "canceled": "ABORT"}

@@ -8,8 +8,8 @@ from dataloader.app import log
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.retention.rows import PrunedBatch, Retention
 from dataloader.app.queue.workers import prune_notify_state
+from dataloader.pipelines.portable import clock
 from dataloader.workers.duties import Duty, DutyContext, MaintenanceOptions
-from dataloader.workers.threads import clock
 
 _log = log.get(__name__)
 _INTERVAL_SEC = 60.0

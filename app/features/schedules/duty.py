@@ -22,10 +22,11 @@ from dataloader.app.features.schedules.rows import (
 )
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.portable import clock
 from dataloader.pipelines.schedule_definition import ScheduleDefinition, definition_from, first_error, scheduled_job
 from dataloader.pipelines.schedule_plan import plan_firings
 from dataloader.workers.duties import LATE_SEC, PRUNE_BATCH, PRUNE_INTERVAL_SEC, Duty, DutyContext, MaintenanceOptions
-from dataloader.workers.threads import Backoff, clock
+from dataloader.workers.threads import Backoff
 
 _log = log.get(__name__)
 _INTERVAL_SEC = 30.0  # at the latest; a step returns when the next time comes

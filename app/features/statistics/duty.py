@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataloader.app.features.statistics.rows import Statistics
+from dataloader.pipelines.portable import clock
 from dataloader.workers.duties import PRUNE_INTERVAL_SEC, Duty, DutyContext
-from dataloader.workers.threads import clock
 
 INTERVAL_SEC = 2.0  # between two checks for new events
 _DEPTHS_INTERVAL_SEC = 30.0  # recorded once a minute, and none may be left out

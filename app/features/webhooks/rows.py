@@ -13,11 +13,12 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from dataloader.app.db.encoding import array, as_uuid, from_row, id_of_key, sanitize_text, validate_texts
+from dataloader.app.db.encoding import array, as_uuid, from_row, id_of_key, validate_texts
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DeliveryNotFound, IdempotencyConflict, WebhookNotFound
 from dataloader.app.queue.webhook_events import FINAL_EVENTS, WebhookEvent
 from dataloader.app.wording import replace_seconds
+from dataloader.pipelines.json_values import sanitize_text
 
 MAX_RESPONSE_LENGTH = 500
 MAX_REDELIVERED = 1_000  # at a time: each has a line in the audit log

@@ -34,9 +34,10 @@ from dataloader.app.features.webhooks.rows import DeliveryResult, DeliveryState,
 from dataloader.app.log import Alert
 from dataloader.app.net import AllowedHosts, ForbiddenAddress, ParsedUrl, Resolver, parse_url, resolve
 from dataloader.app.queue.workers import HeartbeatResult
+from dataloader.pipelines.portable import clock
 from dataloader.workers.duties import ThreadContext
 from dataloader.workers.metrics import PoolCounters
-from dataloader.workers.threads import BackgroundThread, clock
+from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)
 _POLL_INTERVAL_SEC = 5.0  # while no notifications arrive

@@ -8,11 +8,11 @@ from uuid import uuid4
 
 import protocol
 
-from app.db.pool import Pool
-from app.db.schema import migrate
-from app.queue.batch import Batch
-from app.queue.job import NewJob
-from app.queue.jobs import JobQueue
+from dataloader.app.db.pool import Pool
+from dataloader.app.db.schema import migrate
+from dataloader.app.queue.batch import Batch
+from dataloader.app.queue.job import NewJob
+from dataloader.app.queue.jobs import JobQueue
 
 
 @cache
@@ -37,7 +37,7 @@ def bulk(jobs):
 
 
 def work():
-    command = [sys.executable, "-m", "app", "worker"]
+    command = [sys.executable, "-m", "dataloader", "worker"]
     processes = int(os.environ.get("BENCH_PROCESSES", "1"))
     environ = {name: value for name, value in os.environ.items() if not name.startswith("DL_")} | {
         "DL_DB_DSN": protocol.URL,

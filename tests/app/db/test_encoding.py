@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-import socket
 import subprocess
 import sys
 from datetime import UTC, date, datetime, time
@@ -14,7 +12,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from dataloader.app.db.encoding import sanitize_json
+from dataloader.pipelines.json_values import sanitize_json
 from dataloader.workers.secrets import Redactor
 from tests.support.processes import ROOT
 
@@ -85,21 +83,6 @@ def test_secret_within_an_array_is_masked():
     shown = secrets.redact_value({"names": np.array(["a"] * 2_000 + ["s3cret-text"])})
 
     assert "s3cret-text" not in sanitize_json(shown, 1_000_000)
-
-
-def test_another_interpreter_sends_numbers_of_numpy_as_numbers():
-    code = (
-        "import pickle, sys\n"
-        "from dataloader.workers.isolation.standalone_main import Channel\n"
-        "Channel(int(sys.argv[1])).send({'result': pickle.load(sys.stdin.buffer)})\n"
-    )
-    values = pickle.dumps([value for value, _ in NUMPY_VALUES])
-    ours, theirs = socket.socketpair()
-    with ours, theirs, ours.makefile("rb") as received:
-        argv = [sys.executable, "-c", code, str(theirs.fileno())]
-        subprocess.run(argv, cwd=ROOT, input=values, pass_fds=[theirs.fileno()], check=True, timeout=60)
-
-        assert json.loads(received.readline()) == {"result": [expected for _, expected in NUMPY_VALUES]}
 
 
 def test_nothing_of_ours_imports_numpy():

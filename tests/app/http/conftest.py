@@ -9,7 +9,6 @@ from typing import Any
 import psycopg2
 import pytest
 from flask.testing import FlaskClient
-from werkzeug.routing import Rule
 
 from dataloader.app.db.pool import Pool
 from dataloader.app.db.schema import migrate
@@ -20,23 +19,6 @@ from dataloader.pipelines.contract import Context, Pipelines
 from tests.support import Databases
 
 AppMaker = Callable[..., FlaskClient]
-
-
-def _compile_each_route_once() -> None:
-    """Keep the functions that build the addresses of routes: most tests make an app, and they took two thirds of it."""
-    compile_builder = Rule._compile_builder
-    kept: dict[Any, Any] = {}
-
-    def kept_builder(rule: Rule, append_unknown: bool = True) -> Any:
-        key = (rule.rule, str(rule._trace), append_unknown, repr(rule.defaults))
-        if key not in kept:
-            kept[key] = compile_builder(rule, append_unknown)
-        return kept[key]
-
-    Rule._compile_builder = kept_builder  # type: ignore[method-assign,assignment]
-
-
-_compile_each_route_once()
 
 
 @pytest.fixture(scope="module")

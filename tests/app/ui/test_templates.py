@@ -9,17 +9,23 @@ from pathlib import Path
 import pytest
 from jinja2 import Environment, nodes
 
-WEB = Path(__file__).parents[3] / "app" / "web"
-TEMPLATES = sorted((WEB / "templates").rglob("*.html"))
+ROOT = Path(__file__).parents[3]
+TEMPLATES = sorted((ROOT / "app").rglob("templates/**/*.html"))
 _OF_JINJA = {"last", "first", "index", "caller", "items", "get"}
 
 
 @pytest.fixture(scope="module")
 def names_in_code() -> set[str]:
-    folders = (WEB.parent, WEB.parents[1] / "pipelines")
     return {
-        word for folder in folders for path in folder.rglob("*.py") for word in re.findall(r"\w+", path.read_text())
+        word
+        for folder in ("app", "pipelines")
+        for path in (ROOT / folder).rglob("*.py")
+        for word in re.findall(r"\w+", path.read_text())
     }
+
+
+def test_templates_are_found():
+    assert {path.name for path in TEMPLATES} >= {"layout.html", "jobs.html"}
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)

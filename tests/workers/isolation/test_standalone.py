@@ -18,16 +18,18 @@ import pytest
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.queue.job import ReleaseReason, Settlement, Status
 from dataloader.pipelines.contract import Pipelines, StopReason, load_tasks
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.isolation.interpreter import MIN_VERSION, STANDALONE_PROGRAM
 from dataloader.workers.outcome import Outcome, Released
 from dataloader.workers.secrets import SecretStore
 from dataloader.workers.testing import drain
-from dataloader.workers.threads import clock
 from tests.support import eventually, graph_tasks
 from tests.support.claimed_jobs import CapturedLines, attempt_with
 from tests.support.real_service import is_alive
 from tests.workers.isolation.old_project import INTERPRETERS, LEGACY, OLDEST
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +67,35 @@ def settled(*arguments: Any, **more: Any) -> Settlement:
     return outcome
 
 
-def test_program_is_written_for_the_oldest_python():
-    ast.parse(Path(STANDALONE_PROGRAM).read_text(encoding="utf-8"), feature_version=MIN_VERSION)
+def portable_modules() -> dict[str, Path]:
+    """The modules of ours that another interpreter loads, by name."""
+    code = (
+        "import json, sys\n"
+        f"sys.argv, path = ['', '-1'], {STANDALONE_PROGRAM!r}\n"
+        "import runpy; namespace = runpy.run_path(path)\n"
+        "namespace['provide_packages']()\n"
+        "import dataloader.workers.isolation.standalone_context\n"
+        "ours = {n: getattr(m, '__file__', None) for n, m in sys.modules.items() if n.startswith('dataloader.')}\n"
+        "print(json.dumps({name: path for name, path in ours.items() if path}))\n"
+    )
+    found = json.loads(subprocess.run([OLDEST, "-c", code], capture_output=True, check=True, timeout=60).stdout)
+    return {name: Path(path) for name, path in found.items()}
+
+
+def test_portable_modules_are_marked_and_written_for_the_oldest_python():
+    modules = portable_modules()
+    marked = {
+        f"dataloader.{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}"
+        for top in ("pipelines", "workers")
+        for path in (ROOT / top).rglob("*.py")
+        if (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
+        .partition("\n")[0]
+        .endswith("Portable.")
+    }
+
+    assert {*modules} == {*marked, "dataloader.pipelines.portable"}
+    for path in (*modules.values(), Path(STANDALONE_PROGRAM)):
+        ast.parse(path.read_text(encoding="utf-8"), feature_version=MIN_VERSION)
 
 
 @pytest.mark.parametrize("python", INTERPRETERS.values(), ids=INTERPRETERS)
@@ -96,6 +125,7 @@ def test_task_has_context_logs_and_result(folder, logged, python, monkeypatch):
     assert [(level, text) for level, stream, text in logged.lines if stream == "log"] == [
         ("WARNING", "warned 1"),
         ("INFO", 'loaded rows=3 table="a b"'),
+        ("INFO", "check.passed check=rows value=7.0 detail=null"),
     ]
 
 
@@ -124,6 +154,8 @@ def test_next_attempt_resumes_at_the_checkpoint(folder):
     [
         ("fail", "Fail: no use"),
         ("connect", "NotAvailable: ctx.connect is not available in a task with an interpreter of its own; open"),
+        ("transaction", "NotAvailable: ctx.transaction is not available"),
+        ("offload", "NotAvailable: ctx.offload is not available"),
         ("limits", "Fail: the check 'rows' failed"),
     ],
 )
@@ -161,7 +193,7 @@ def test_rule_by_name_and_last_attempt_fail(folder):
 def test_rows_are_no_progress_and_wait_releases(folder):
     _, waiting = run(folder, "raises", {"kind": "wait"})
 
-    assert (settled(folder, "rows", {}).error or "").startswith("NotProgress: the task has yielded a dict")
+    assert (settled(folder, "rows", {}).error or "").startswith("NotProgress: the pipeline has yielded a dict")
     assert isinstance(waiting, Released)
     assert (waiting.reason, waiting.checkpoint, len(waiting.awaited)) == (ReleaseReason.WAITS, "cursor", 1)
 

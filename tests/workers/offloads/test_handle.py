@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dataloader.pipelines.executors import Engines
+from dataloader.pipelines.portable import clock
 from dataloader.workers.logs import writer
 from dataloader.workers.offloads import handle, poller
-from dataloader.workers.threads import clock
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import OffloadFixture, start_count
 

@@ -1,4 +1,4 @@
-"""What an attempt reported: progress, checks, datasets and its checkpoint, and which of them are saved."""
+"""What an attempt reported: progress, checks, datasets and its checkpoint, and which of them are saved. Portable."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
-from dataloader.app.db.encoding import JsonNull, sanitize_json
-from dataloader.app.queue.job import Reports
+from dataloader.pipelines.json_values import JsonNull, sanitize_json
+from dataloader.pipelines.portable import clock
 from dataloader.pipelines.reports import MAX_LINKS, MAX_REPORTS, Check, DatasetUse
-from dataloader.workers.threads import clock
 
 _DATASET_KEY = ("kind", "dataset", "partition")
 
@@ -24,7 +23,8 @@ class ReportedState:
     """
 
     progress: dict[str, Any] | None = None  # written under the lock, read by the heartbeat
-    reports = Reports()  # of this attempt; written under the lock
+    checks: tuple[Mapping[str, Any], ...] = ()  # of this attempt; written under the lock, as the next one
+    datasets: tuple[Mapping[str, Any], ...] = ()
     checkpoint: Any = None  # where the next attempt resumes; the pipeline's thread alone, as the next two
     in_transaction = False
     _transaction_checkpoint: Any = None  # reported in the open transaction, and saved by its commit
@@ -54,18 +54,18 @@ class ReportedState:
 
     def add_check(self, check: Check) -> None:
         with self._lock:
-            if len(self.reports.checks) >= MAX_REPORTS:
+            if len(self.checks) >= MAX_REPORTS:
                 raise ValueError(f"an attempt has at most {MAX_REPORTS:,} checks")
-            self.reports = replace(self.reports, checks=(*self.reports.checks, asdict(check)))
+            self.checks = (*self.checks, asdict(check))
 
     def add_dataset(self, use: DatasetUse) -> None:
         """Replaces what was reported of the same dataset and partition."""
         new = asdict(use)
         with self._lock:
-            others = [old for old in self.reports.datasets if any(old[key] != new[key] for key in _DATASET_KEY)]
+            others = [old for old in self.datasets if any(old[key] != new[key] for key in _DATASET_KEY)]
             if len(others) >= MAX_REPORTS:
                 raise ValueError(f"an attempt reports at most {MAX_REPORTS:,} datasets")
-            self.reports = replace(self.reports, datasets=(*others, new))
+            self.datasets = (*others, new)
 
     def add_counts(self, numbers: Mapping[str, int | float]) -> None:
         with self._lock:
@@ -96,7 +96,7 @@ class ReportedState:
     @contextmanager
     def transaction(self, is_commit_unknown: Callable[[], bool]) -> Iterator[None]:
         """Checkpoints reported within are saved by the transaction's commit and forgotten by its rollback."""
-        before, datasets = self.checkpoint, self.reports.datasets
+        before, datasets = self.checkpoint, self.datasets
         self.in_transaction = True
         try:
             yield
@@ -104,7 +104,7 @@ class ReportedState:
             if self._transaction_checkpoint is not None and is_commit_unknown():
                 self._saved_checkpoint = self._unsaved_checkpoint  # an older one must not replace what may be committed
             self.checkpoint, self._transaction_checkpoint = before, None
-            self.reports = replace(self.reports, datasets=datasets)  # what it wrote is rolled back; checks stay
+            self.datasets = datasets  # what it wrote is rolled back; checks stay
             raise
         finally:
             self.in_transaction = False
@@ -135,7 +135,7 @@ class ReportedState:
 
 def copy_as_json(value: Any, max_bytes: int, name: str = "this checkpoint") -> Any:
     """A copy as the next attempt reads it, which the pipeline cannot change any more."""
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, (bool, int)):
         return value
     copy = json.loads(sanitize_json(value, max_bytes))
     if isinstance(copy, dict) and copy.keys() == {"$dropped"} and not (type(value) is dict and copy == value):

@@ -1,0 +1,279 @@
+"""What the contexts of a worker, an isolated process, another interpreter and a test have in common. Portable.
+
+They refuse the same arguments with the same words, raise `Stop` in the same calls, and report in the same form.
+`tests/workers/test_context_contract.py` asks each of them the same questions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from dataloader.pipelines.context import (
+    Args,
+    FollowUp,
+    Interval,
+    ParentEnd,
+    ParentsNeeded,
+    Stop,
+    StopReason,
+    Wait,
+    check_fan_out,
+    parse_follow_up,
+)
+from dataloader.pipelines.failures import caused_by_stop
+from dataloader.pipelines.limits import check_calls
+from dataloader.pipelines.reported_state import ReportedState, copy_as_json
+from dataloader.pipelines.reports import Check, DatasetUse, Severity, parse_check, parse_dataset, parse_link
+from dataloader.pipelines.retry import Fail
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from dataloader.pipelines.context import FollowUpOptions
+
+_MAX_SCHEMA_BYTES = 64_000  # of a dataset
+_MAX_ACQUIRE_WAIT_SEC = 30.0  # then it asks again: the rate may have been raised
+
+
+class LeveledLog:
+    """Implements `ContextLog` by one function of level, message and fields."""
+
+    def __init__(self, write: Callable[[str, str, Mapping[str, Any]], None]) -> None:
+        self._write = write
+
+    def debug(self, message: str, /, **fields: Any) -> None:
+        self._write("debug", message, fields)
+
+    def info(self, message: str, /, **fields: Any) -> None:
+        self._write("info", message, fields)
+
+    def warning(self, message: str, /, **fields: Any) -> None:
+        self._write("warning", message, fields)
+
+    def error(self, message: str, /, **fields: Any) -> None:
+        self._write("error", message, fields)
+
+
+class BaseContext:
+    """Implements `pipelines.context.Context` but for what needs the queue, its database or an engine."""
+
+    job_id: UUID
+    task: str
+    attempt: int
+    max_attempts: int
+    traceparent: str | None
+    logical_at: datetime | None
+    interval: Interval | None
+    partition: str | None
+    max_checkpoint_bytes: int
+    reported: ReportedState
+
+    # ── what each context does in its own way ───────────────────────────────────────────────────────────────────
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        raise NotImplementedError
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the time is over or a stop is requested."""
+        raise NotImplementedError
+
+    def write_log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def check_history(self, name: str, count: int) -> Sequence[float]:
+        """Return the last values of a check, the newest last."""
+        raise NotImplementedError
+
+    def enqueue_job(self, job: FollowUp) -> UUID:
+        raise NotImplementedError
+
+    def enqueue_group(
+        self, jobs: Sequence[FollowUp], then: FollowUp, *, on: ParentEnd, need: ParentsNeeded
+    ) -> tuple[list[UUID], UUID]:
+        raise NotImplementedError
+
+    def count_calls(self, limit: str, n: int) -> float:
+        """Count calls in a rate if they may be made now; return 0.0 then, else the seconds to wait."""
+        raise NotImplementedError
+
+    def open_transaction(self, *, final: bool, result: Any) -> AbstractContextManager[Any]:
+        raise NotImplementedError
+
+    def redact_text(self, text: str) -> str:
+        """Return a text without the attempt's secrets."""
+        return text
+
+    def redact_value(self, value: Any) -> Any:
+        return value
+
+    # ── stops ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def raise_stop(self) -> None:
+        """Raise Stop if the attempt is to stop."""
+        if self.stop_reason is not None:
+            raise Stop(self.stop_reason)
+
+    def meet_safe_point(self) -> None:
+        """The safe point of `check`, which a test may count."""
+        self.raise_stop()
+
+    def pass_safe_point(self) -> None:
+        """Raise Stop, but not in code that handles a stop: a second Stop would interrupt its clean-up."""
+        handled = sys.exc_info()[1]
+        if handled is None or not (
+            isinstance(handled, GeneratorExit) or _is_cancellation(handled) or caused_by_stop(handled)
+        ):
+            self.raise_stop()
+
+    def sleep(self, seconds: float) -> None:
+        self.check()
+        self.wait(seconds)
+        self.check()
+
+    # ── reports ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def log(self) -> LeveledLog:
+        return LeveledLog(self._write_log_at_safe_point)
+
+    def _write_log_at_safe_point(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        self.write_log(level, message, fields)
+        self.pass_safe_point()
+
+    def check(
+        self,
+        name: str | None = None,
+        value: float | None = None,
+        *,
+        min: float | None = None,
+        max: float | None = None,
+        vs: str | None = None,
+        tolerance: float | None = None,
+        severity: Severity = "fail",
+    ) -> None:
+        self.meet_safe_point()
+        if name is None and value is None:
+            return
+        request = parse_check(name, value, low=min, high=max, vs=vs, tolerance=tolerance, severity=severity)
+        request = replace(request, name=self.redact_text(request.name))
+        history = self.check_history(request.name, request.history_count) if request.history_count else ()
+        result = request.evaluate(history)
+        self.reported.add_check(result)
+        self.log_check(result)
+        if result.outcome == "failed":
+            raise Fail(f"the check {result.name!r} failed: {result.detail}")
+
+    def log_check(self, result: Check) -> None:
+        if result.outcome == "passed":
+            fields = {"check": result.name, "value": result.value, "detail": result.detail}
+            self.write_log("info", "check.passed", fields)
+        else:
+            fields = {"check": result.name, "outcome": result.outcome, "detail": result.detail}
+            self.write_log("warning", "check.broken", fields)
+
+    def produced(
+        self, dataset: str, *, rows: int | None = None, partition: str | None = None, schema: Any = None
+    ) -> None:
+        self._add_dataset(parse_dataset("produced", dataset, rows=rows, partition=partition, schema=schema))
+
+    def consumed(self, dataset: str, *, partition: str | None = None) -> None:
+        self._add_dataset(parse_dataset("consumed", dataset, partition=partition))
+
+    def _add_dataset(self, use: DatasetUse) -> None:
+        schema = copy_as_json(self.redact_value(use.schema), _MAX_SCHEMA_BYTES, "schema")
+        partition = use.partition and self.redact_value(use.partition)
+        self.reported.add_dataset(
+            replace(use, dataset=self.redact_text(use.dataset), partition=partition, schema=schema)
+        )
+        self.pass_safe_point()
+
+    def link(self, name: str, url: str) -> None:
+        name, url = parse_link(name, url)
+        self.reported.add_link(self.redact_text(name), self.redact_text(url))
+        self.pass_safe_point()
+
+    def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
+        self.record_progress({"processed": done, "total": total, "unit": unit, **more})
+        self.pass_safe_point()
+
+    def record_progress(self, fields: Mapping[str, Any]) -> None:
+        """As `progress`, without the safe point."""
+        present = {str(key): value for key, value in fields.items() if value is not None}
+        self.reported.merge_progress(self.redact_value(present))
+
+    def count(self, **numbers: int | float) -> None:
+        self.reported.add_counts(numbers)
+        self.pass_safe_point()
+
+    @property
+    def resume(self) -> Any:
+        return self.reported.checkpoint
+
+    def checkpoint(self, cursor: Any) -> None:
+        self.record_checkpoint(cursor)
+        self.pass_safe_point()
+
+    def record_checkpoint(self, cursor: Any) -> None:
+        """As `checkpoint`, without the safe point."""
+        self.reported.record_checkpoint(copy_as_json(self.redact_value(cursor), self.max_checkpoint_bytes))
+
+    # ── other jobs and limits ───────────────────────────────────────────────────────────────────────────────────
+
+    def enqueue(self, task: str, args: Args | None = None, **options: Unpack[FollowUpOptions]) -> UUID:
+        self.pass_safe_point()
+        return self.enqueue_job(parse_follow_up({"task": task, "args": args, **options}))
+
+    def fan_out(
+        self,
+        jobs: Iterable[Mapping[str, Any]],
+        *,
+        then: Mapping[str, Any],
+        on: ParentEnd = "succeeded",
+        need: ParentsNeeded = "all",
+    ) -> tuple[list[UUID], UUID]:
+        self.pass_safe_point()
+        children = [parse_follow_up(job) for job in check_fan_out(jobs, on, need)]
+        return self.enqueue_group(children, parse_follow_up(then), on=on, need=need)
+
+    def acquire(self, limit: str, n: int = 1) -> None:
+        self.refuse_in_transaction("acquire may wait", "call it before")
+        while (wait_sec := self.try_acquire(limit, n)) > 0:
+            self.sleep(min(wait_sec, _MAX_ACQUIRE_WAIT_SEC))
+
+    def try_acquire(self, limit: str, n: int = 1) -> float:
+        """As `acquire`, without the wait: return the seconds until the calls may be made, 0.0 if they were counted."""
+        check_calls(limit, n)
+        self.check()
+        return self.count_calls(limit, n)
+
+    # ── transactions ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def refuse_in_transaction(self, action: str, remedy: str) -> None:
+        if self.reported.in_transaction:
+            raise RuntimeError(f"{action}, and an open transaction would hold its locks meanwhile; {remedy}")
+
+    @contextmanager
+    def transaction(self, *, final: bool = False, result: Any = None) -> Iterator[Any]:
+        self.check()
+        if self.reported.in_transaction:
+            raise RuntimeError("a transaction is open already; they do not nest")
+        with self.open_transaction(final=final, result=result) as connection:
+            try:
+                yield connection
+            except Wait as wait:
+                raise Fail(
+                    "Wait within ctx.transaction(): it would roll back the jobs to wait for; wait after it"
+                ) from wait
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Whether it cancels a coroutine. `asyncio` is not loaded for that: few tasks need it."""
+    module = sys.modules.get("asyncio.exceptions")
+    return module is not None and isinstance(error, module.CancelledError)
