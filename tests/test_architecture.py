@@ -409,7 +409,7 @@ def test_no_file_is_too_long():
     [
         ("dataloader.app", {"dataloader.app.config", "dataloader.app.queue", "flask", "psycopg2", "pydantic"}),
         ("dataloader.workers.pool", {"flask", "dataloader.app.http", "pydantic_settings", "gunicorn"}),
-        ("dataloader.app.queue.jobs", {"flask", "dataloader.workers", "dataloader.pipelines", "pydantic"}),
+        ("dataloader.app.queue.jobs", {"flask", "dataloader.workers", "dataloader.pipelines.contract", "pydantic"}),
         ("dataloader.pipelines.contract", {"dataloader.app", "dataloader.workers", "flask", "psycopg2"}),
         ("dataloader.app.cli", {"flask", "pydantic", "psycopg2", "dataloader.workers", "requests"}),
         ("dataloader", {"dataloader.app", "dataloader.workers", "dataloader.pipelines", "requests"}),
