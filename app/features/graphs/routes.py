@@ -13,8 +13,8 @@ from dataloader.app.features.graphs.acts import cancel_graph, retry_graph
 from dataloader.app.features.graphs.rows import MAX_EDGES, MAX_JOBS, Graph, GraphPage, Graphs, NewGraphJob
 from dataloader.app.features.jobs.trigger_request import (
     MAX_PARENTS,
+    JobRequest,
     ParentEnd,
-    TriggerRequest,
     trigger_request_model,
     validate_args,
 )
@@ -151,7 +151,7 @@ def create_graphs_blueprint(
         except ValidationError as error:
             found += field_errors(error)
         try:
-            request: TriggerRequest = model.model_validate(fields)
+            request: JobRequest = model.model_validate(fields)
             current_actor().require_trigger(request.task, request.queue)
             queue_settings.reject_if_draining(request.queue)
             found += validate_args(pipelines.get(request.task), request.args, parents=keys)

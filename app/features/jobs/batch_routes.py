@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DataloaderError, IdempotencyConflict
-from dataloader.app.features.jobs.trigger_request import TriggerRequest, trigger_request_model
+from dataloader.app.features.jobs.trigger_request import JobRequest, trigger_request_model
 from dataloader.app.features.jobs.visible_jobs import hide_foreign, parent_problem
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
@@ -129,7 +129,7 @@ def create_batch_blueprint(
 
     def _validate_item(item: Any) -> NewJob | ItemProblem:
         try:
-            valid: TriggerRequest = model.model_validate(item)
+            valid: JobRequest = model.model_validate(item)
             current_actor().require_trigger(valid.task, valid.queue)
             if errors := valid.args_errors(pipelines.get(valid.task)):
                 raise InvalidRequest(errors)

@@ -14,7 +14,7 @@ from werkzeug.routing import BaseConverter
 from dataloader.app.acts.web import ActRunner, add_routes
 from dataloader.app.errors import JobNotFound
 from dataloader.app.features.jobs.acts import cancel_job, retry_job
-from dataloader.app.features.jobs.trigger_request import TriggerRequest, TriggerResponse
+from dataloader.app.features.jobs.trigger_request import JobRequest, TriggerResponse
 from dataloader.app.features.jobs.visible_jobs import enqueue_visible, require_visible_parents
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
@@ -89,7 +89,7 @@ class StrictQuery(BaseModel):
 def create_jobs_blueprint(
     queue: JobQueue,
     pipelines: Pipelines,
-    request_model: type[TriggerRequest],
+    request_model: type[JobRequest],
     tracer: Tracer | None,
     watcher: JobWatcher,
     queue_settings: QueueSettingsCache,
@@ -109,7 +109,7 @@ def create_jobs_blueprint(
         ),
         scope=Scope.TRIGGER,
     )
-    def trigger_job(body: TriggerRequest, query: StrictQuery) -> dict[str, Any]:
+    def trigger_job(body: JobRequest, query: StrictQuery) -> dict[str, Any]:
         """Trigger a job.
 
         Idempotent when `idempotency_key` is given: a repeated request returns the existing job and its current
@@ -147,7 +147,7 @@ def create_jobs_blueprint(
             enqueued.job_id, enqueued.status, warnings if is_queued else [], enqueued.debounced
         ).to_dict()
 
-    def _enqueue(body: TriggerRequest) -> Enqueued:
+    def _enqueue(body: JobRequest) -> Enqueued:
         """Enqueue the job within the caller's trace, if the request names one."""
         header = request.headers.get("traceparent")
         traceparent = parse_traceparent(header) if header else None

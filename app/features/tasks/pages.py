@@ -19,7 +19,7 @@ from dataloader.app.errors import BreakerNotFound
 from dataloader.app.features.backfills.changes import BackfillEditor
 from dataloader.app.features.backfills.slices_page import GridFields, make_grid
 from dataloader.app.features.jobs.start_form import StartForm, StartForms
-from dataloader.app.features.jobs.trigger_request import TriggerRequest
+from dataloader.app.features.jobs.trigger_request import JobRequest
 from dataloader.app.features.jobs.visible_jobs import enqueue_visible, require_visible_parents
 from dataloader.app.features.limits.acts import delete_breaker, set_breaker
 from dataloader.app.features.limits.breakers import Breakers, BreakerStatus
@@ -269,7 +269,7 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
     return pages.blueprint
 
 
-def _require_start(queue: JobQueue, trigger: TriggerRequest) -> None:
+def _require_start(queue: JobQueue, trigger: JobRequest) -> None:
     """Raises RequestRejected and InvalidJob."""
     actor = current_actor()
     actor.require_trigger(trigger.task, trigger.queue)

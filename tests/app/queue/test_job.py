@@ -6,6 +6,7 @@ import re
 from dataclasses import fields
 from uuid import uuid4
 
+from dataloader._job_fields import JOB_FIELDS
 from dataloader.app.db.schema import schema_text
 from dataloader.app.db.schema_statements import schema_statements
 from dataloader.app.db.statements import statements
@@ -20,8 +21,8 @@ BY_PROTOCOL = INTERNAL | {
     "waits_on", "graph_id", "graph_key", "skipped", "debounce_key", "throttle_key", "error_fingerprint",
     "warnings",
 }  # fmt: skip
-NEW_JOB = {field.name for field in fields(NewJob)}
-NO_COLUMN = {"after", "debounce", "throttle", "start_within_sec"}  # become rows of dl_edges, keys, and expires_at
+NEW_JOB = set(JOB_FIELDS)
+NO_COLUMN = {name for name, field in JOB_FIELDS.items() if not field.has_column} - {"need"}
 
 
 def job_columns(queue_db) -> set[str]:
