@@ -85,7 +85,6 @@ def test_every_requested_field_is_accepted_by_sql_functions(queue_db):
     }
     (source,) = (s.text for s in schema_statements(schema_text()) if s.object_name == "function dl_create_jobs")
     inserts = [set(re.findall(r"\w+", columns)) for columns in re.findall(r"INSERT INTO dl_jobs \(([^)]*)\)", source)]
-    times = {"schedule_id", "backfill_id", "logical_at", "interval_start", "interval_end"}
-    without = {"idempotency_key", "live_key", "expires_at"} | times  # the first INSERT is for requests without these
+    without = {"idempotency_key", "live_key"}  # the first INSERT is for requests without these
     parents = NO_COLUMN | {"need"}  # dl_set_parents writes it
     assert [NEW_JOB - columns for columns in inserts] == [without | parents, parents]
