@@ -39,7 +39,7 @@ CREATE TYPE dl_status AS ENUM ('queued', 'running', 'succeeded', 'failed', 'canc
 -- other jobs; limited: the limit `waits_on`.
 CREATE TYPE dl_wait_state AS ENUM ('scheduled', 'ready', 'blocked', 'waiting', 'limited');
 
--- A request of dl_enqueue_many: its position, job id, the field with a problem, and its fields. An upgrade makes it anew.
+-- A request of dl_enqueue_many: its position, job id, the field with a problem, and its fields. An upgrade replaces it.
 CREATE TYPE dl_enqueue_request AS (
     n bigint, job_id uuid, field text, problem text,
     queue text, task text, lock_key text, args jsonb, idempotency_key text, partition_key text, priority int,

@@ -153,7 +153,7 @@ def _upgrade(cursor: Any, version: int, text: str) -> list[str]:
 def _drop_former_fields(cursor: Any) -> list[str]:
     """Drop the type of a request, and `dl_enqueue` if it has parameters for other fields of a job than today's.
 
-    Both are made anew. Return the roles that may execute the dropped function: they may execute the new one.
+    Both are created again. Return the roles that may execute the dropped function: they may execute the new one.
     """
     cursor.execute(f"DROP TYPE IF EXISTS {_REQUEST_TYPE} CASCADE")  # with the functions that have such a parameter
     cursor.execute(
