@@ -39,15 +39,14 @@ CREATE TYPE dl_status AS ENUM ('queued', 'running', 'succeeded', 'failed', 'canc
 -- other jobs; limited: the limit `waits_on`.
 CREATE TYPE dl_wait_state AS ENUM ('scheduled', 'ready', 'blocked', 'waiting', 'limited');
 
--- A request of dl_enqueue_many: its fields, position, job id, and the field with a problem.
+-- A request of dl_enqueue_many: its position, job id, the field with a problem, and its fields. An upgrade replaces it.
 CREATE TYPE dl_enqueue_request AS (
-    n bigint, job_id uuid, queue text, task text, lock_key text, args jsonb, idempotency_key text,
-    partition_key text, priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int,
-    producer text, consumer_group text, live_key text, time_limit_sec int, retry jsonb, parent_id uuid,
-    webhook jsonb, traceparent text, field text, problem text, limits jsonb, after jsonb, need text,
-    fair_key text, debounce jsonb, throttle jsonb, expires_at timestamptz, start_within_sec int,
-    schedule_id uuid, backfill_id uuid, logical_at timestamptz, interval_start timestamptz, interval_end timestamptz,
-    tags text[]
+    n bigint, job_id uuid, field text, problem text,
+    queue text, task text, lock_key text, args jsonb, idempotency_key text, partition_key text, priority int,
+    available_at timestamptz, max_attempts int, lease_ttl_sec int, producer text, consumer_group text, live_key text,
+    time_limit_sec int, retry jsonb, limits jsonb, after jsonb, need text, fair_key text, tags text[], debounce jsonb,
+    throttle jsonb, expires_at timestamptz, start_within_sec int, logical_at timestamptz, interval_start timestamptz,
+    interval_end timestamptz, webhook jsonb, parent_id uuid, traceparent text, schedule_id uuid, backfill_id uuid
 );
 
 -- A job id begins with the time (RFC 9562, version 7, to a quarter of a microsecond), so that jobs created together are
@@ -1131,99 +1130,104 @@ BEGIN
     RETURN debounced_job;
 END $$;
 
+-- What is wrong with a request: a field, and its problem; NULL: nothing. The limits are those of the HTTP API. Its callers
+-- are planned with its text, as that of a view.
+CREATE OR REPLACE FUNCTION dl_request_problem(r dl_enqueue_request) RETURNS text[]
+    LANGUAGE sql STABLE
+    RETURN CASE
+        WHEN r.queue IS NULL THEN ARRAY['queue', 'is required']
+        WHEN btrim(r.queue, E' \t\n\r\f\v') = '' OR octet_length(r.queue) > 1000 THEN ARRAY['queue', 'must be a text that is not empty, of at most 1000 bytes in UTF-8']
+        WHEN r.task IS NULL THEN ARRAY['task', 'is required']
+        WHEN btrim(r.task, E' \t\n\r\f\v') = '' OR octet_length(r.task) > 1000 THEN ARRAY['task', 'must be a text that is not empty, of at most 1000 bytes in UTF-8']
+        WHEN r.lock_key IS NULL THEN ARRAY['lock_key', 'is required']
+        WHEN btrim(r.lock_key, E' \t\n\r\f\v') = '' OR octet_length(r.lock_key) > 2000 THEN ARRAY['lock_key', 'must be a text that is not empty, of at most 2000 bytes in UTF-8']
+        WHEN jsonb_typeof(r.args) NOT IN ('object', 'null') THEN ARRAY['args', 'must be a JSON object']
+        WHEN btrim(r.idempotency_key, E' \t\n\r\f\v') = '' OR octet_length(r.idempotency_key) > 2000 THEN ARRAY['idempotency_key', 'must be a text that is not empty, of at most 2000 bytes in UTF-8']
+        WHEN octet_length(r.partition_key) > 2000 THEN ARRAY['partition_key', 'must be a text of at most 2000 bytes in UTF-8']
+        WHEN r.priority < 0 THEN ARRAY['priority', 'must be 0 or more']
+        WHEN r.available_at < '0001-01-01' OR r.available_at >= '9999-12-31' THEN ARRAY['available_at', 'must be a time between the years 1 and 9999']
+        WHEN r.max_attempts < 1 THEN ARRAY['max_attempts', 'must be 1 or more']
+        WHEN r.lease_ttl_sec < 1 THEN ARRAY['lease_ttl_sec', 'must be 1 or more']
+        WHEN octet_length(r.producer) > 2000 THEN ARRAY['producer', 'must be a text of at most 2000 bytes in UTF-8']
+        WHEN octet_length(r.consumer_group) > 2000 THEN ARRAY['consumer_group', 'must be a text of at most 2000 bytes in UTF-8']
+        WHEN btrim(r.live_key, E' \t\n\r\f\v') = '' OR octet_length(r.live_key) > 2000 THEN ARRAY['live_key', 'must be a text that is not empty, of at most 2000 bytes in UTF-8']
+        WHEN r.time_limit_sec < 1 THEN ARRAY['time_limit_sec', 'must be 1 or more']
+        WHEN jsonb_typeof(r.retry) NOT IN ('object', 'null') THEN ARRAY['retry', 'must be a JSON object']
+        WHEN octet_length(r.fair_key) > 500 THEN ARRAY['fair_key', 'must be a text of at most 500 bytes in UTF-8']
+        WHEN NOT dl_is_tag_list(nullif(r.tags, '{}')) THEN ARRAY['tags', 'must be an array of at most 20 texts, each of 1 to 100 bytes in UTF-8']
+        WHEN r.expires_at < '0001-01-01' OR r.expires_at >= '9999-12-31' THEN ARRAY['expires_at', 'must be a time between the years 1 and 9999']
+        WHEN r.start_within_sec < 1 THEN ARRAY['start_within_sec', 'must be 1 or more']
+        WHEN r.logical_at < '0001-01-01' OR r.logical_at >= '9999-12-31' THEN ARRAY['logical_at', 'must be a time between the years 1 and 9999']
+        WHEN r.interval_start < '0001-01-01' OR r.interval_start >= '9999-12-31' THEN ARRAY['interval_start', 'must be a time between the years 1 and 9999']
+        WHEN r.interval_end < '0001-01-01' OR r.interval_end >= '9999-12-31' THEN ARRAY['interval_end', 'must be a time between the years 1 and 9999']
+        WHEN jsonb_typeof(r.webhook) NOT IN ('object', 'null') THEN ARRAY['webhook', 'must be a JSON object']
+        WHEN octet_length(r.traceparent) > 2000 THEN ARRAY['traceparent', 'must be a text of at most 2000 bytes in UTF-8']
+        WHEN nullif(r.limits, 'null') IS NOT NULL AND dl_limits_problem(r.limits) IS NOT NULL
+        THEN ARRAY['limits', dl_limits_problem(r.limits)]
+        WHEN (r.need IS NOT NULL OR nullif(r.after, 'null') IS NOT NULL)
+             AND (nullif(r.after, 'null') IS NULL OR dl_after_problem(r.after, r.need) IS NOT NULL)
+        THEN ARRAY['after', dl_after_problem(nullif(r.after, 'null'), r.need)]
+        WHEN (r.interval_start IS NULL) <> (r.interval_end IS NULL) OR r.interval_start >= r.interval_end
+        THEN ARRAY['interval_end', 'must be later than interval_start, and neither is given alone']
+        WHEN r.start_within_sec IS NOT NULL AND r.expires_at IS NOT NULL
+        THEN ARRAY['start_within_sec', 'cannot be combined with expires_at']
+        WHEN nullif(r.debounce, 'null') IS NOT NULL AND dl_debounce_problem(r.debounce) IS NOT NULL
+        THEN ARRAY['debounce', dl_debounce_problem(r.debounce)]
+        WHEN nullif(r.debounce, 'null') IS NOT NULL
+             AND (r.available_at IS NOT NULL OR r.idempotency_key IS NOT NULL OR r.live_key IS NOT NULL
+                  OR nullif(r.after, 'null') IS NOT NULL OR nullif(r.throttle, 'null') IS NOT NULL)
+        THEN ARRAY['debounce', 'cannot be combined with idempotency_key, live_key, available_at, after or throttle']
+        WHEN nullif(r.throttle, 'null') IS NOT NULL AND dl_throttle_problem(r.throttle) IS NOT NULL
+        THEN ARRAY['throttle', dl_throttle_problem(r.throttle)]
+        WHEN nullif(r.throttle, 'null') IS NOT NULL AND r.live_key IS NOT NULL
+        THEN ARRAY['throttle', 'cannot be combined with live_key or debounce']
+    END;
+
 -- Requests as rows with their defaults filled in, each with what is wrong with it. A value that cannot be cast raises an
--- error; dl_enqueue_many finds out whose it was. The limits are those of the HTTP API.
+-- error; dl_create_jobs finds out whose it was.
 CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueue_request
     LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
-    SELECT i.n, dl_new_id(), r.queue, r.task, r.lock_key,
-           CASE WHEN r.debounce ->> 'args' = 'list' THEN jsonb_build_object('items', jsonb_build_array(coalesce(nullif(r.args, 'null'), '{}')))
-                ELSE coalesce(nullif(r.args, 'null'), '{}') END,
-           r.idempotency_key, coalesce(r.partition_key, ''), coalesce(r.priority, 100),
-           CASE WHEN f.field IS NULL AND jsonb_typeof(r.debounce) = 'object'
-                THEN clock_timestamp() + make_interval(secs => (r.debounce ->> 'wait_sec')::float8) ELSE r.available_at END,
-           coalesce(r.max_attempts, 5),
-           coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.live_key, r.time_limit_sec,
-           nullif(r.retry, 'null'), r.parent_id, nullif(r.webhook, 'null'), r.traceparent, f.field,
-           CASE WHEN f.field IS NULL THEN NULL
-                WHEN f.field = 'limits' THEN dl_limits_problem(r.limits)
-                WHEN f.field = 'after' THEN dl_after_problem(nullif(r.after, 'null'), r.need)
-                WHEN f.field IN ('debounce', 'throttle')
-                THEN coalesce(CASE f.field WHEN 'debounce' THEN dl_debounce_problem(r.debounce) ELSE dl_throttle_problem(r.throttle) END,
-                              CASE f.field WHEN 'debounce' THEN 'cannot be combined with idempotency_key, live_key, available_at, after or throttle'
-                                           ELSE 'cannot be combined with live_key or debounce' END)
-                WHEN f.field = 'fair_key' THEN 'must be a text of at most 500 bytes in UTF-8'
-                WHEN f.field = 'tags' THEN 'must be an array of at most 20 texts, each of 1 to 100 bytes in UTF-8'
-                WHEN f.field = 'start_within_sec' THEN 'must be 1 or more, and cannot be combined with expires_at'
-                WHEN f.field = '$problem' THEN i.item ->> '$problem'
-                WHEN f.field = '' THEN 'is no JSON object'
-                WHEN f.field IN ('queue', 'task', 'lock_key') AND i.item -> f.field IS NULL THEN 'is required'
-                WHEN f.field IN ('queue', 'task') THEN 'must be a text that is not empty, of at most 1000 bytes in UTF-8'
-                WHEN f.field IN ('lock_key', 'idempotency_key', 'live_key', 'partition_key', 'producer',
-                                 'consumer_group')
-                THEN 'must be a text that is not empty, of at most 2000 bytes in UTF-8'
-                WHEN f.field IN ('args', 'retry', 'webhook') THEN 'must be a JSON object'
-                WHEN f.field = 'priority' THEN 'must be 0 or more'
-                WHEN f.field IN ('available_at', 'expires_at', 'logical_at') THEN 'must be a time between the years 1 and 9999'
-                WHEN f.field = 'interval_end' THEN 'must be later than interval_start, and neither is given alone'
-                WHEN f.field IN ('max_attempts', 'lease_ttl_sec', 'time_limit_sec')
-                THEN 'must be 1 or more'
-                ELSE 'is no field of this request; leave it out' END,
-           nullif(r.limits, 'null'), nullif(r.after, 'null'), r.need,
-           coalesce(r.fair_key, CASE WHEN (SELECT EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL))
-                                     THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''), r.producer, r.args) END),
-           nullif(r.debounce, 'null'), nullif(r.throttle, 'null'),
-           coalesce(r.expires_at, greatest(r.available_at, clock_timestamp()
-                                           + CASE WHEN f.field IS NULL AND jsonb_typeof(r.debounce) = 'object'
-                                                  THEN make_interval(secs => (r.debounce ->> 'wait_sec')::float8) ELSE interval '0' END)
-                                  + make_interval(secs => r.start_within_sec)), NULL::int, r.schedule_id, r.backfill_id,
-           r.logical_at, r.interval_start, r.interval_end, nullif(r.tags, '{}')
+    SELECT i.n, dl_new_id(), found.problem[1], found.problem[2],
+           r.queue, r.task, r.lock_key, v.args, r.idempotency_key, coalesce(r.partition_key, ''),
+           coalesce(r.priority, 100), v.available_at, coalesce(r.max_attempts, 5), coalesce(r.lease_ttl_sec, 60),
+           r.producer, r.consumer_group, r.live_key, r.time_limit_sec, nullif(r.retry, 'null'),
+           nullif(r.limits, 'null'), nullif(r.after, 'null'), r.need, v.fair_key, nullif(r.tags, '{}'),
+           nullif(r.debounce, 'null'), nullif(r.throttle, 'null'), v.expires_at, v.start_within_sec, r.logical_at,
+           r.interval_start, r.interval_end, nullif(r.webhook, 'null'), r.parent_id, r.traceparent, r.schedule_id,
+           r.backfill_id
       FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n)
-           CROSS JOIN (SELECT array_agg(key) AS fields
-                         FROM jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
-                                                - '{n,job_id,field,problem}'::text[]) key OFFSET 0) known
+           CROSS JOIN (SELECT ARRAY[
+               'queue', 'task', 'lock_key', 'args', 'idempotency_key', 'partition_key', 'priority', 'available_at',
+               'max_attempts', 'lease_ttl_sec', 'producer', 'consumer_group', 'live_key', 'time_limit_sec', 'retry',
+               'limits', 'after', 'need', 'fair_key', 'tags', 'debounce', 'throttle', 'expires_at', 'start_within_sec',
+               'logical_at', 'interval_start', 'interval_end', 'webhook', 'parent_id', 'traceparent', 'schedule_id',
+               'backfill_id'
+           ] AS names OFFSET 0) known
            CROSS JOIN LATERAL jsonb_populate_record(
                NULL::dl_enqueue_request,
                CASE jsonb_typeof(i.item) WHEN 'object' THEN i.item - '{n,job_id,field,problem}'::text[] ELSE '{}' END) r
            CROSS JOIN LATERAL (SELECT
-               CASE WHEN jsonb_typeof(i.item) <> 'object' THEN ''
-                    WHEN i.item ? '$problem' THEN '$problem'
-                    WHEN i.item - known.fields <> '{}'
-                    THEN (SELECT min(key) FROM jsonb_object_keys(i.item - known.fields) key)
-                    WHEN coalesce(btrim(r.queue, E' \t\n\r\f\v'), '') = '' OR octet_length(r.queue) > 1000 THEN 'queue'
-                    WHEN coalesce(btrim(r.task, E' \t\n\r\f\v'), '') = '' OR octet_length(r.task) > 1000 THEN 'task'
-                    WHEN coalesce(btrim(r.lock_key, E' \t\n\r\f\v'), '') = '' OR octet_length(r.lock_key) > 2000 THEN 'lock_key'
-                    WHEN jsonb_typeof(r.args) NOT IN ('object', 'null') THEN 'args'
-                    WHEN btrim(r.idempotency_key, E' \t\n\r\f\v') = '' OR octet_length(r.idempotency_key) > 2000 THEN 'idempotency_key'
-                    WHEN btrim(r.live_key, E' \t\n\r\f\v') = '' OR octet_length(r.live_key) > 2000 THEN 'live_key'
-                    WHEN octet_length(r.partition_key) > 2000 THEN 'partition_key'
-                    WHEN r.priority < 0 THEN 'priority'
-                    WHEN r.available_at < '0001-01-01' OR r.available_at >= '9999-12-31' THEN 'available_at'
-                    WHEN r.max_attempts < 1 THEN 'max_attempts'
-                    WHEN r.lease_ttl_sec < 1 THEN 'lease_ttl_sec'
-                    WHEN r.time_limit_sec < 1 THEN 'time_limit_sec'
-                    WHEN octet_length(r.producer) > 2000 THEN 'producer'
-                    WHEN octet_length(r.consumer_group) > 2000 THEN 'consumer_group'
-                    WHEN jsonb_typeof(r.retry) NOT IN ('object', 'null') THEN 'retry'
-                    WHEN jsonb_typeof(r.webhook) NOT IN ('object', 'null') THEN 'webhook'
-                    WHEN nullif(r.limits, 'null') IS NOT NULL AND dl_limits_problem(r.limits) IS NOT NULL THEN 'limits'
-                    WHEN coalesce(nullif(r.after, 'null') IS NOT NULL, r.need IS NOT NULL)
-                         AND dl_after_problem(nullif(r.after, 'null'), r.need) IS NOT NULL THEN 'after'
-                    WHEN r.need IS NOT NULL AND nullif(r.after, 'null') IS NULL THEN 'after'
-                    WHEN octet_length(r.fair_key) > 500 THEN 'fair_key'
-                    WHEN NOT dl_is_tag_list(nullif(r.tags, '{}')) THEN 'tags'
-                    WHEN r.expires_at < '0001-01-01' OR r.expires_at >= '9999-12-31' THEN 'expires_at'
-                    WHEN r.logical_at < '0001-01-01' OR r.logical_at >= '9999-12-31' THEN 'logical_at'
-                    WHEN (r.interval_start IS NULL) <> (r.interval_end IS NULL) OR r.interval_start >= r.interval_end
-                         OR r.interval_start < '0001-01-01' OR r.interval_end >= '9999-12-31' THEN 'interval_end'
-                    WHEN r.start_within_sec < 1 OR r.start_within_sec IS NOT NULL AND r.expires_at IS NOT NULL THEN 'start_within_sec'
-                    WHEN nullif(r.debounce, 'null') IS NOT NULL
-                         AND (dl_debounce_problem(r.debounce) IS NOT NULL OR r.available_at IS NOT NULL
-                              OR coalesce(r.idempotency_key, r.live_key, nullif(r.after, 'null')::text, nullif(r.throttle, 'null')::text) IS NOT NULL)
-                    THEN 'debounce'
-                    WHEN nullif(r.throttle, 'null') IS NOT NULL
-                         AND (dl_throttle_problem(r.throttle) IS NOT NULL OR r.live_key IS NOT NULL)
-                    THEN 'throttle' END AS field
-              OFFSET 0) f  -- evaluated once
+               CASE WHEN jsonb_typeof(i.item) <> 'object' THEN ARRAY['', 'is no JSON object']
+                    WHEN i.item ? '$problem' THEN ARRAY['$problem', i.item ->> '$problem']
+                    WHEN i.item - known.names <> '{}'
+                    THEN ARRAY[(SELECT min(key) FROM jsonb_object_keys(i.item - known.names) key),
+                               'is no field of this request; leave it out']
+                    ELSE dl_request_problem(r) END AS problem
+              OFFSET 0) found  -- evaluated once
+           CROSS JOIN LATERAL (SELECT
+               CASE WHEN found.problem IS NULL AND jsonb_typeof(r.debounce) = 'object'
+                    THEN make_interval(secs => (r.debounce ->> 'wait_sec')::float8) END AS wait,
+               coalesce(nullif(r.args, 'null'), '{}') AS args OFFSET 0) given
+           CROSS JOIN LATERAL (SELECT
+               CASE WHEN r.debounce ->> 'args' = 'list' THEN jsonb_build_object('items', jsonb_build_array(given.args))
+                    ELSE given.args END AS args,
+               coalesce(clock_timestamp() + given.wait, r.available_at, clock_timestamp()) AS available_at,
+               coalesce(r.expires_at, greatest(r.available_at, clock_timestamp() + coalesce(given.wait, '0'))
+                                      + make_interval(secs => r.start_within_sec)) AS expires_at,
+               NULL::int AS start_within_sec,
+               coalesce(r.fair_key, CASE WHEN (SELECT EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL))
+                                         THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''), r.producer, r.args) END)
+               AS fair_key) v
 $$;
 
 -- The work of dl_enqueue_many, without the setting that names the function to the audit.
@@ -1244,50 +1248,44 @@ DECLARE
     new       uuid[];
     rounds    int := 0;
     has_fair_queue bool := EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL);
+    known_fields   text[] := ARRAY[
+        'queue', 'task', 'lock_key', 'args', 'idempotency_key', 'partition_key', 'priority', 'available_at',
+        'max_attempts', 'lease_ttl_sec', 'producer', 'consumer_group', 'live_key', 'time_limit_sec', 'retry', 'limits',
+        'after', 'need', 'fair_key', 'tags', 'debounce', 'throttle', 'expires_at', 'start_within_sec', 'logical_at',
+        'interval_start', 'interval_end', 'webhook', 'parent_id', 'traceparent', 'schedule_id', 'backfill_id'
+    ];
+    of_other_jobs  text[] := ARRAY[
+        'idempotency_key', 'live_key', 'after', 'need', 'debounce', 'throttle', 'start_within_sec'
+    ];
 BEGIN
     IF jsonb_typeof(input) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'expected a JSON array of requests';
     END IF;
     -- The usual case: no request has a key that a job may have already, and all are valid. One INSERT writes them, and only if
     -- a row is missing is it worked out which one, and why.
-    IF NOT jsonb_path_exists(input, 'strict $[*] ? (@.idempotency_key != null || @.live_key != null || @.after != null || @.need != null
-                                             || @.debounce != null || @.throttle != null || @.start_within_sec != null
-                                             || @.expires_at != null || @.fair_key != null || @.logical_at != null
-                                             || @.interval_start != null || @.interval_end != null
-                                             || @.schedule_id != null || @.backfill_id != null)') THEN
+    IF NOT EXISTS (SELECT FROM jsonb_array_elements(input) item
+                    WHERE item ?| of_other_jobs AND jsonb_strip_nulls(item) ?| of_other_jobs) THEN
         BEGIN
             WITH new AS (
-                INSERT INTO dl_jobs (queue, task, args, lock_key, partition_key, priority, available_at, max_attempts,
-                                     lease_ttl_sec, producer, consumer_group, time_limit_sec, retry, parent_id, webhook,
-                                     traceparent, limits, fair_key, tags, wait_state, created_at)
-                SELECT r.queue, r.task, coalesce(nullif(r.args, 'null'), '{}'), r.lock_key, coalesce(r.partition_key, ''),
-                       coalesce(r.priority, 100), coalesce(r.available_at, clock_timestamp()), coalesce(r.max_attempts, 5),
-                       coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.time_limit_sec, nullif(r.retry, 'null'),
-                       r.parent_id, nullif(r.webhook, 'null'), r.traceparent, nullif(r.limits, 'null'),
-                       CASE WHEN has_fair_queue THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''), r.producer, r.args) END,
-                       nullif(r.tags, '{}'),
+                INSERT INTO dl_jobs (
+                    queue, task, lock_key, partition_key, priority, max_attempts, lease_ttl_sec, producer,
+                    consumer_group, time_limit_sec, retry, limits, tags, logical_at, interval_start, interval_end,
+                    webhook, parent_id, traceparent, schedule_id, backfill_id,
+                    args, available_at, expires_at, fair_key, wait_state, created_at)
+                SELECT
+                       r.queue, r.task, r.lock_key, coalesce(r.partition_key, ''), coalesce(r.priority, 100),
+                       coalesce(r.max_attempts, 5), coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group,
+                       r.time_limit_sec, nullif(r.retry, 'null'), nullif(r.limits, 'null'), nullif(r.tags, '{}'),
+                       r.logical_at, r.interval_start, r.interval_end, nullif(r.webhook, 'null'), r.parent_id,
+                       r.traceparent, r.schedule_id, r.backfill_id,
+                       coalesce(nullif(r.args, 'null'), '{}'), coalesce(r.available_at, clock_timestamp()), r.expires_at,
+                       coalesce(r.fair_key, CASE WHEN has_fair_queue THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''),
+                                                                                      r.producer, r.args) END),
                        CASE WHEN r.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
-                       now() + r.ordinality * interval '1 microsecond'  -- so that they are claimed in their order
-                  FROM ROWS FROM (jsonb_populate_recordset(NULL::dl_enqueue_request, input), jsonb_array_elements(input))
-                       WITH ORDINALITY AS r
-                 WHERE btrim(r.queue, E' \t\n\r\f\v') <> '' AND octet_length(r.queue) <= 1000
-                   AND btrim(r.task, E' \t\n\r\f\v') <> '' AND octet_length(r.task) <= 1000
-                   AND btrim(r.lock_key, E' \t\n\r\f\v') <> '' AND octet_length(r.lock_key) <= 2000
-                   AND (jsonb_typeof(r.args) IN ('object', 'null')) IS NOT FALSE
-                   AND (r.value - '{queue,task,lock_key,args}'::text[] = '{}'
-                        OR r.value - ARRAY(SELECT jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
-                                                            - '{n,job_id,field,problem}'::text[])) = '{}'
-                           AND (octet_length(r.partition_key) <= 2000) IS NOT FALSE
-                           AND (r.priority >= 0) IS NOT FALSE
-                           AND (r.available_at >= '0001-01-01' AND r.available_at < '9999-12-31') IS NOT FALSE
-                           AND (r.max_attempts >= 1) IS NOT FALSE
-                           AND (r.lease_ttl_sec >= 1) IS NOT FALSE
-                           AND (r.time_limit_sec >= 1) IS NOT FALSE
-                           AND (octet_length(r.producer) <= 2000) IS NOT FALSE
-                           AND (octet_length(r.consumer_group) <= 2000) IS NOT FALSE
-                           AND (jsonb_typeof(r.retry) IN ('object', 'null')) IS NOT FALSE
-                           AND (jsonb_typeof(r.webhook) IN ('object', 'null')) IS NOT FALSE
-                           AND dl_is_tag_list(nullif(r.tags, '{}')) IS NOT FALSE)
+                       now() + i.n * interval '1 microsecond'  -- so that they are claimed in their order
+                  FROM jsonb_array_elements(input) WITH ORDINALITY AS i (item, n)
+                       CROSS JOIN LATERAL jsonb_populate_record(NULL::dl_enqueue_request, i.item) r
+                 WHERE i.item - known_fields = '{}' AND dl_request_problem(r) IS NULL
                 RETURNING job_id, created_at
             )
             SELECT array_agg(job_id ORDER BY created_at) INTO new FROM new;
@@ -1332,17 +1330,20 @@ BEGIN
             END IF;
             -- In the order of the keys: two batches with common keys wait for each other in one direction only.
             WITH new AS (
-                INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority,
-                                     available_at, max_attempts, lease_ttl_sec, producer, consumer_group, live_key,
-                                     time_limit_sec, retry, parent_id, webhook, traceparent, limits, fair_key, debounce_key,
-                                     throttle_key, expires_at, schedule_id, backfill_id, logical_at, interval_start,
-                                     interval_end, tags, request_hash, wait_state, created_at)
-                SELECT a.job_id, a.queue, a.task, a.args, a.idempotency_key, a.lock_key, a.partition_key, a.priority,
-                       coalesce(a.available_at, clock_timestamp()), a.max_attempts, a.lease_ttl_sec, a.producer,
-                       a.consumer_group, a.live_key, a.time_limit_sec, a.retry, a.parent_id, a.webhook, a.traceparent,
-                       a.limits, a.fair_key, a.debounce ->> 'key',
+                INSERT INTO dl_jobs (
+                    queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
+                    lease_ttl_sec, producer, consumer_group, live_key, time_limit_sec, retry, limits, fair_key, tags,
+                    expires_at, logical_at, interval_start, interval_end, webhook, parent_id, traceparent, schedule_id,
+                    backfill_id,
+                    job_id, debounce_key, throttle_key, request_hash, wait_state, created_at)
+                SELECT
+                       a.queue, a.task, a.lock_key, a.args, a.idempotency_key, a.partition_key, a.priority,
+                       a.available_at, a.max_attempts, a.lease_ttl_sec, a.producer, a.consumer_group, a.live_key,
+                       a.time_limit_sec, a.retry, a.limits, a.fair_key, a.tags, a.expires_at, a.logical_at,
+                       a.interval_start, a.interval_end, a.webhook, a.parent_id, a.traceparent, a.schedule_id,
+                       a.backfill_id,
+                       a.job_id, a.debounce ->> 'key',
                        (a.throttle ->> 'key') || '@' || floor(date_part('epoch', clock_timestamp()) / (a.throttle ->> 'per_sec')::float8),
-                       a.expires_at, a.schedule_id, a.backfill_id, a.logical_at, a.interval_start, a.interval_end, a.tags,
                        CASE WHEN a.idempotency_key IS NOT NULL THEN dl_request_hash(a.queue, a.task, a.args) END,
                        CASE WHEN a.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
                        now() + a.n * interval '1 microsecond'  -- so that they are claimed in their order
@@ -1460,10 +1461,10 @@ CREATE OR REPLACE FUNCTION dl_enqueue(
     partition_key text DEFAULT '', priority int DEFAULT 100, available_at timestamptz DEFAULT NULL,
     max_attempts int DEFAULT 5, lease_ttl_sec int DEFAULT 60, producer text DEFAULT NULL,
     consumer_group text DEFAULT NULL, live_key text DEFAULT NULL, time_limit_sec int DEFAULT NULL,
-    retry jsonb DEFAULT NULL, parent_id uuid DEFAULT NULL, limits jsonb DEFAULT NULL, after jsonb DEFAULT NULL,
-    need text DEFAULT NULL, fair_key text DEFAULT NULL, debounce jsonb DEFAULT NULL, throttle jsonb DEFAULT NULL,
+    retry jsonb DEFAULT NULL, limits jsonb DEFAULT NULL, after jsonb DEFAULT NULL, need text DEFAULT NULL,
+    fair_key text DEFAULT NULL, tags text[] DEFAULT NULL, debounce jsonb DEFAULT NULL, throttle jsonb DEFAULT NULL,
     expires_at timestamptz DEFAULT NULL, start_within_sec int DEFAULT NULL, logical_at timestamptz DEFAULT NULL,
-    interval_start timestamptz DEFAULT NULL, interval_end timestamptz DEFAULT NULL, tags text[] DEFAULT NULL
+    interval_start timestamptz DEFAULT NULL, interval_end timestamptz DEFAULT NULL, parent_id uuid DEFAULT NULL
 ) RETURNS uuid
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -1473,12 +1474,14 @@ BEGIN
     SELECT m.* INTO result
       FROM dl_enqueue_many(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
                'queue', queue, 'task', task, 'lock_key', lock_key, 'idempotency_key', idempotency_key,
-               'partition_key', nullif(partition_key, ''), 'priority', nullif(priority, 100), 'available_at', available_at,
-               'max_attempts', nullif(max_attempts, 5), 'lease_ttl_sec', nullif(lease_ttl_sec, 60), 'producer', producer,
-               'consumer_group', consumer_group, 'live_key', live_key, 'time_limit_sec', time_limit_sec,
-               'parent_id', parent_id, 'after', after, 'need', need, 'fair_key', fair_key, 'debounce', debounce,
-               'throttle', throttle, 'expires_at', expires_at, 'start_within_sec', start_within_sec, 'logical_at', logical_at,
-               'interval_start', interval_start, 'interval_end', interval_end, 'tags', tags))
+               'partition_key', nullif(partition_key, ''), 'priority', nullif(priority, 100),
+               'available_at', available_at, 'max_attempts', nullif(max_attempts, 5),
+               'lease_ttl_sec', nullif(lease_ttl_sec, 60), 'producer', producer, 'consumer_group', consumer_group,
+               'live_key', live_key, 'time_limit_sec', time_limit_sec, 'after', after, 'need', need,
+               'fair_key', fair_key, 'tags', tags, 'debounce', debounce, 'throttle', throttle, 'expires_at', expires_at,
+               'start_within_sec', start_within_sec, 'logical_at', logical_at, 'interval_start', interval_start,
+               'interval_end', interval_end, 'parent_id', parent_id
+           ))
            || jsonb_build_object('args', args)
            || CASE WHEN retry IS NULL THEN '{}' ELSE jsonb_build_object('retry', retry) END
            || CASE WHEN limits IS NULL THEN '{}' ELSE jsonb_build_object('limits', limits) END)) m;

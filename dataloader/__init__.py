@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dataloader._enqueue import JobOptions, TriggerOptions, enqueue
+    from dataloader._enqueue import enqueue
+    from dataloader._job_fields import JobOptions, TriggerOptions
     from dataloader.app.runtime.embedding import Workers
     from dataloader.client import Client
     from dataloader.errors import (
@@ -58,7 +59,8 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    **dict.fromkeys(("JobOptions", "TriggerOptions", "enqueue"), "dataloader._enqueue"),
+    "enqueue": "dataloader._enqueue",
+    **dict.fromkeys(("JobOptions", "TriggerOptions"), "dataloader._job_fields"),
     **dict.fromkeys(
         (
             *("Args", "Breaker", "Checkpoint", "Context", "Daily", "Fail", "Hourly", "Listed", "Monthly", "Progress"),

@@ -3,55 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import datetime
 from inspect import iscoroutinefunction
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 from uuid import UUID
 
+from dataloader._job_fields import JOB_FIELDS, JobOptions
 
-class JobOptions(TypedDict, total=False):
-    """Options of a new job; docs/http-api.md describes each."""
-
-    idempotency_key: str | None
-    partition_key: str | None
-    priority: int | None
-    available_at: datetime | None
-    max_attempts: int | None
-    lease_ttl_sec: int | None
-    producer: str | None
-    consumer_group: str | None
-    live_key: str | None
-    time_limit_sec: int | None
-    retry: Mapping[str, Any] | None
-    limits: Mapping[str, int] | None
-    after: Sequence[Mapping[str, str]] | None
-    need: str | None
-    fair_key: str | None
-    debounce: Mapping[str, Any] | None
-    throttle: Mapping[str, Any] | None
-    expires_at: datetime | None
-    start_within_sec: int | None
-    logical_at: datetime | None
-    interval_start: datetime | None
-    interval_end: datetime | None
-    tags: Sequence[str] | None
-
-
-class TriggerOptions(JobOptions, total=False):
-    """Options of a job that is triggered over HTTP. The task may have a default queue and lock key."""
-
-    queue: str | None
-    lock_key: str | None
-    webhook: Mapping[str, Any] | None
-
-
-_PLACEHOLDERS = (
-    dict.fromkeys(("args", "retry", "limits", "after", "debounce", "throttle"), "%s::jsonb")
-    | dict.fromkeys(("available_at", "expires_at", "logical_at", "interval_start", "interval_end"), "%s::timestamptz")
-    | {"tags": "ARRAY(SELECT jsonb_array_elements_text(%s::jsonb))"}
-)
+_PLACEHOLDERS = {"text[]": "ARRAY(SELECT jsonb_array_elements_text(%s::jsonb))"}
 
 
 def enqueue(
@@ -76,9 +37,14 @@ def enqueue(
         raise TypeError(f"enqueue() got an unexpected keyword argument {min(unknown)!r}")
     values: dict[str, Any] = {"task": task, "args": args or {}, "queue": queue, "lock_key": lock_key, **options}
     values = {name: _encode(value) for name, value in values.items() if value is not None}
-    arguments = ", ".join(f"{name} => {_PLACEHOLDERS.get(name, '%s')}" for name in values)
+    arguments = ", ".join(f"{name} => {_placeholder(name)}" for name in values)
     quoted_schema = "" if schema is None else '"' + schema.replace('"', '""').replace("%", "%%") + '".'
     return UUID(str(_fetch_value(connection, f"SELECT {quoted_schema}dl_enqueue({arguments})", tuple(values.values()))))
+
+
+def _placeholder(name: str) -> str:
+    sql_type = JOB_FIELDS[name].kind.sql_type
+    return _PLACEHOLDERS.get(sql_type, f"%s::{sql_type}")
 
 
 def _fetch_value(connection: Any, statement: str, parameters: tuple[Any, ...]) -> Any:

@@ -22,7 +22,7 @@ import requests
 import urllib3
 
 from dataloader._address import DEFAULT_URL, RETRY_TIMEOUT_SEC, parse_api_key, parse_url
-from dataloader._enqueue import TriggerOptions
+from dataloader._job_fields import TriggerOptions
 from dataloader._transport import SystemTrustAdapter, causes_of
 from dataloader.errors import Conflict, NotAllowed, NotFound, Refused, ServiceFault, ServiceUnavailable
 

@@ -171,12 +171,11 @@ class BaseContext:
             raise Fail(f"the check {result.name!r} failed: {result.detail}")
 
     def log_check(self, result: Check) -> None:
+        log = LeveledLog(self.write_log)
         if result.outcome == "passed":
-            fields = {"check": result.name, "value": result.value, "detail": result.detail}
-            self.write_log("info", "check.passed", fields)
+            log.info("check.passed", check=result.name, value=result.value, detail=result.detail)
         else:
-            fields = {"check": result.name, "outcome": result.outcome, "detail": result.detail}
-            self.write_log("warning", "check.broken", fields)
+            log.warning("check.broken", check=result.name, outcome=result.outcome, detail=result.detail)
 
     def produced(
         self, dataset: str, *, rows: int | None = None, partition: str | None = None, schema: Any = None

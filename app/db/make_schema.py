@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from dataloader.app.db.job_field_lists import fill_lists
+
 _APP = Path(__file__).parents[1]
 SCHEMA = _APP.parent / "schema.sql"
 CORE = "queue"
@@ -41,7 +43,7 @@ def make_schema(features: Iterable[str] = FEATURES) -> str:
     _, begin, core = _read(CORE).partition("BEGIN;\n")
     parts = [_HEAD + begin + core.removesuffix("COMMIT;\n")]
     parts += [f"{f'-- ── app/{folder} '.ljust(119, '─')}\n\n{_read(folder)}\n" for folder in features]
-    return "".join(parts) + "COMMIT;\n"
+    return fill_lists("".join(parts)) + "COMMIT;\n"
 
 
 def _read(folder: str) -> str:

@@ -19,6 +19,7 @@ from psycopg2 import sql
 from psycopg2.extensions import ISOLATION_LEVEL_READ_COMMITTED
 
 from dataloader.app.db.connection import READ_WRITE_SESSION, connect_any_host, translate_errors
+from dataloader.app.db.job_field_lists import enqueue_parameters
 from dataloader.app.db.schema_statements import Repair, quote_identifier, schema_statements
 from dataloader.app.db.statements import statements
 from dataloader.app.errors import RightsMissing, SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
@@ -26,6 +27,7 @@ from dataloader.app.errors import RightsMissing, SchemaBlocked, SchemaMissing, S
 SCHEMA_VERSION = 8  # grows with each migration
 COMPATIBLE_FROM = 4  # the oldest version whose processes work on these tables
 
+_REQUEST_TYPE = "dl_enqueue_request"
 _MIGRATION_LOCK = 1684828528  # advisory lock: two migrations of one database
 # A role may have shorter limits for its sessions than a migration takes, and be read-only by default.
 _MIGRATION_SETTINGS = (
@@ -137,12 +139,34 @@ def _upgrade(cursor: Any, version: int, text: str) -> list[str]:
         steps.append(f"migrated to version {number}: {migration.splitlines()[0].removeprefix('-- ').rstrip('.')}")
     # Workers lock this table before those of events and workers; the triggers of these come before its own in the file.
     _apply(cursor, "LOCK TABLE dl_jobs IN SHARE ROW EXCLUSIVE MODE", "lock dl_jobs")
-    replaced = [s for s in schema_statements(text) if s.is_replaceable]
+    grantees = _drop_former_fields(cursor)
+    replaced = [s for s in schema_statements(text) if s.is_replaceable or s.object_name == f"type {_REQUEST_TYPE}"]
     for statement in replaced:
         _apply(cursor, statement.text, f"replace {statement.object_name}")
+    for grantee in grantees:
+        cursor.execute(f"GRANT EXECUTE ON FUNCTION dl_enqueue TO {grantee}")
     functions = sum(statement.object_name.startswith("function ") for statement in replaced)
     triggers = sum(statement.object_name.startswith("trigger ") for statement in replaced)
     return [*steps, f"replaced {functions} functions and {triggers} triggers"]
+
+
+def _drop_former_fields(cursor: Any) -> list[str]:
+    """Drop the type of a request, and `dl_enqueue` if it has parameters for other fields of a job than today's.
+
+    Both are created again. Return the roles that may execute the dropped function: they may execute the new one.
+    """
+    cursor.execute(f"DROP TYPE IF EXISTS {_REQUEST_TYPE} CASCADE")  # with the functions that have such a parameter
+    cursor.execute(
+        "SELECT p.oid::regprocedure::text, array(SELECT a.grantee::regrole::text FROM aclexplode(p.proacl) a"
+        " WHERE a.privilege_type = 'EXECUTE' AND a.grantee NOT IN (0, p.proowner))"
+        " FROM pg_proc p WHERE p.proname = 'dl_enqueue' AND p.pronamespace = current_schema()::regnamespace"
+        " AND p.proargnames <> %s",
+        (enqueue_parameters(),),
+    )
+    former = cursor.fetchall()
+    for signature, _ in former:
+        _apply(cursor, f"DROP FUNCTION {signature}", f"replace {signature}")
+    return [grantee for _, grantees in former for grantee in grantees]
 
 
 def _require_no_processes(cursor: Any) -> None:

@@ -20,6 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from dataloader.app.db.job_field_lists import fill_lists
 from dataloader.pipelines.json_values import sanitize_text
 
 _APP = Path(__file__).parents[1]
@@ -126,7 +127,7 @@ def qualify(schema: str, name: str) -> str:
 
 def parse_statements(text: str, schema: str) -> Mapping[str, Statement]:
     """Parse a file: `-- name: a` is followed by its parts; `-- name: a = b + c` has the parts of b and c."""
-    pieces = _NAME_LINE.split(text)[1:]
+    pieces = _NAME_LINE.split(fill_lists(text))[1:]
     by_name: dict[str, Statement] = {}
     for name, summands, body in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
         if summands is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from uuid import UUID
@@ -44,8 +45,14 @@ def enqueue_batch(executor: Executor, jobs: Sequence[NewJob], *, all_or_none: bo
 
 def encode_requests(jobs: Sequence[NewJob]) -> str:
     """Return the requests as JSON. Raises InvalidJob for a value that PostgreSQL cannot store."""
-    requests = [encode_request(job) for job in jobs]
-    text = json.dumps(requests, ensure_ascii=False, allow_nan=False)
-    if _MAYBE_UNSTORABLE.search(text):
-        validate_json("jobs", requests)
-    return text
+    with suppress(TypeError, ValueError, RecursionError):
+        text = json.dumps([encode_request(job) for job in jobs], ensure_ascii=False, allow_nan=False)
+        if not _MAYBE_UNSTORABLE.search(text):
+            return text
+    return f"[{', '.join(encode_job(job) for job in jobs)}]"
+
+
+def encode_job(job: NewJob) -> str:
+    """Return one request as JSON, each field checked by itself. Raises InvalidJob."""
+    fields = (f'"{name}": {validate_json(name, value)}' for name, value in encode_request(job).items())
+    return f"{{{', '.join(fields)}}}"

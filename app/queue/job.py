@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, Unpack
 from uuid import UUID
+
+from dataloader._job_fields import DEFAULTS, REQUIRED_FIELDS, NewJobFields
 
 WAIT_STATES = ("scheduled", "ready", "blocked", "limited", "waiting")  # of queued jobs: the type dl_wait_state
 
@@ -50,42 +53,15 @@ TRANSITIONS: Mapping[tuple[Status, Transition], frozenset[Status]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewJob:
-    """A request for a job. Each field is a column of dl_jobs and a parameter of the statement `enqueue`."""
+class NewJob(SimpleNamespace):
+    """A request for a job: the fields that are declared in `dataloader/_job_fields.py`, with their defaults."""
 
-    queue: str
-    task: str
-    lock_key: str
-    args: Mapping[str, Any] = field(default_factory=dict)
-    idempotency_key: str | None = None
-    partition_key: str = ""
-    priority: int = 100
-    available_at: datetime | None = None  # None: at once
-    max_attempts: int = 5
-    lease_ttl_sec: int = 60
-    producer: str | None = None
-    consumer_group: str | None = None
-    live_key: str | None = None  # unique among waiting and running jobs
-    time_limit_sec: int | None = None
-    retry: Mapping[str, Any] | None = None  # this job's retry policy; None: its task's
-    parent_id: UUID | None = None
-    webhook: Mapping[str, Any] | None = None  # this job's own webhook: url, events
-    traceparent: str | None = None  # W3C trace context of the request
-    limits: Mapping[str, int] | None = None  # name → weight
-    after: Sequence[Mapping[str, str]] | None = None  # parents: job_id, on
-    need: str | None = None  # any: the first parent that ends as asked is enough
-    fair_key: str | None = None  # its tenant; None: by the rule of its queue
-    debounce: Mapping[str, Any] | None = None  # key, wait_sec, max_wait_sec, args
-    throttle: Mapping[str, Any] | None = None  # key, per_sec
-    expires_at: datetime | None = None  # canceled if it has not started by then
-    start_within_sec: int | None = None  # the same, after its time
-    schedule_id: UUID | None = None  # the schedule that makes it
-    backfill_id: UUID | None = None  # the backfill that makes it
-    logical_at: datetime | None = None  # the time it is for
-    interval_start: datetime | None = None  # the data it is to load
-    interval_end: datetime | None = None
-    tags: Sequence[str] | None = None  # by which people and programs find it
+    def __init__(self, **fields: Unpack[NewJobFields]) -> None:
+        if unknown := fields.keys() - DEFAULTS.keys():
+            raise TypeError(f"NewJob() got an unexpected keyword argument {min(unknown)!r}")
+        if missing := REQUIRED_FIELDS - fields.keys():
+            raise TypeError(f"NewJob() missing the keyword argument {min(missing)!r}")
+        super().__init__(**{**DEFAULTS, "args": {}, **fields})
 
     @property
     def unique_key(self) -> str:
@@ -95,8 +71,8 @@ class NewJob:
 
 
 def encode_request(job: NewJob) -> dict[str, Any]:
-    """The fields that are given, as JSON has them."""
-    return {name: _encode_value(value) for name, value in vars(job).items() if value is not None}
+    """The fields that differ from their defaults, as JSON has them."""
+    return {name: _encode_value(value) for name, value in vars(job).items() if value != DEFAULTS[name]}
 
 
 def _encode_value(value: Any) -> Any:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from dataloader.app.db.encoding import array, as_uuid, from_row, unquoted_array, validate_json, validate_text
+from dataloader.app.db.encoding import array, as_uuid, from_row, unquoted_array, validate_json
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, WaitRefused
-from dataloader.app.queue.batch import Outcome, enqueue_batch
+from dataloader.app.queue.batch import Outcome, encode_job, enqueue_batch
 from dataloader.app.queue.job import (
     SUCCEEDED,
     ClaimedJob,
@@ -73,12 +73,11 @@ class JobQueue:
 
         Raises IdempotencyConflict if the job with the idempotency key has another queue, task or args, and InvalidJob.
         """
-        if job.after or job.need or job.debounce or job.throttle or job.logical_at or job.interval_start:
+        if job.after or job.need or job.debounce or job.throttle:
             return self._enqueue_by_batch(job)
-        parameters = {name: _encode_field(name, value) for name, value in vars(job).items()}
-        rows: list[tuple[Any, ...]] = []
-        while not rows:  # the job of a key may be deleted, or not yet visible, between the INSERT and the lookup
-            rows = self._execute("enqueue", parameters)
+        rows = self._execute("enqueue", {"job": encode_job(job)})
+        if not rows:  # invalid, or the job of its key was not visible yet: this says which, and tries again
+            return self._enqueue_by_batch(job)
         job_id, status, created, is_same = rows[0]
         enqueued = from_row(Enqueued, (job_id, status, created, False))
         if not is_same:
@@ -408,17 +407,6 @@ def _reports_json(reports: Iterable[tuple[str, Reports | None]]) -> str | None:
     """What the runs reported, for dl_record_reports; None: nothing."""
     given = [{"run_id": run, **vars(of_run)} for run, of_run in reports if of_run]
     return validate_json("reports", given) if given else None
-
-
-def _encode_field(name: str, value: Any) -> Any:
-    """A field of a new job as a parameter. Raises InvalidJob for a value that PostgreSQL cannot store."""
-    if isinstance(value, str):
-        return validate_text(name, value)
-    if isinstance(value, Mapping):
-        return validate_json(name, dict(value))
-    if isinstance(value, Sequence):
-        return array(validate_text(name, item) for item in value) if value else None
-    return str(value) if isinstance(value, UUID) else value
 
 
 def _limited_text(text: str | None, max_length: int) -> str | None:

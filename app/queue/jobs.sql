@@ -14,26 +14,24 @@
 -- that part began. The rows of the last part are the result.
 
 -- name: enqueue
--- -> queued. No row: another session's insert with this key was not visible yet; try again.
+-- -> queued. No row: the request is invalid, or another session's insert with this key was not visible yet.
 WITH request AS MATERIALIZED (
-    SELECT CASE WHEN %(idempotency_key)s::text IS NOT NULL
-                THEN dl_request_hash(%(queue)s::text, %(task)s::text, %(args)s::jsonb) END AS request_hash
+    SELECT r.*, coalesce(r.available_at, clock_timestamp()) AS due_at,
+           CASE WHEN r.idempotency_key IS NOT NULL THEN dl_request_hash(r.queue, r.task, r.args) END AS request_hash
+      FROM jsonb_populate_record(NULL::dl_enqueue_request, %(job)s::jsonb) r
+     WHERE dl_request_problem(r) IS NULL
 ), inserted AS (
-    INSERT INTO dl_jobs (queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
-                         lease_ttl_sec, producer, consumer_group, live_key, time_limit_sec, retry, parent_id,
-                         webhook, traceparent, limits, fair_key, expires_at, tags, request_hash, wait_state)
-    SELECT %(queue)s::text, %(task)s::text, %(args)s::jsonb, %(idempotency_key)s::text, %(lock_key)s::text,
-           %(partition_key)s::text, %(priority)s::int, coalesce(%(available_at)s::timestamptz, clock_timestamp()),
-           %(max_attempts)s::int, %(lease_ttl_sec)s::int, %(producer)s::text, %(consumer_group)s::text,
-           %(live_key)s::text, %(time_limit_sec)s::int, %(retry)s::jsonb, %(parent_id)s::uuid,
-           %(webhook)s::jsonb, %(traceparent)s::text, %(limits)s::jsonb,
-           coalesce(%(fair_key)s::text, CASE WHEN EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL)
-                                             THEN dl_fair_key(%(queue)s::text, %(partition_key)s::text, %(producer)s::text,
-                                                              %(args)s::jsonb) END),
-           coalesce(%(expires_at)s::timestamptz, greatest(%(available_at)s::timestamptz, clock_timestamp())
-                                                 + make_interval(secs => %(start_within_sec)s::int)), %(tags)s::text[], request_hash,
-           CASE WHEN %(available_at)s::timestamptz > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state
-      FROM request
+    INSERT INTO dl_jobs (
+        -- fields of a job: plain_columns,
+        idempotency_key, live_key, args, available_at, expires_at, fair_key, request_hash, wait_state)
+    SELECT
+           -- fields of a job: plain_values,
+           r.idempotency_key, r.live_key, r.args, r.due_at,
+           coalesce(r.expires_at, greatest(r.due_at, clock_timestamp()) + make_interval(secs => r.start_within_sec)),
+           coalesce(r.fair_key, CASE WHEN EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL)
+                                     THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''), r.producer, r.args) END),
+           r.request_hash, CASE WHEN r.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state
+      FROM request r
         ON CONFLICT DO NOTHING
     RETURNING job_id, status
 )
@@ -42,15 +40,14 @@ WITH request AS MATERIALIZED (
     UNION ALL
     SELECT j.job_id, j.status::text, false,
            CASE WHEN j.request_hash IS NULL
-                THEN j.queue = %(queue)s::text AND j.task = %(task)s::text AND j.args = %(args)s::jsonb
-                ELSE j.request_hash = request.request_hash END
-      FROM dl_jobs j, request
-     WHERE j.idempotency_key = %(idempotency_key)s::text AND NOT EXISTS (SELECT FROM inserted)
+                THEN j.queue = r.queue AND j.task = r.task AND j.args = r.args
+                ELSE j.request_hash = r.request_hash END
+      FROM dl_jobs j, request r
+     WHERE j.idempotency_key = r.idempotency_key AND NOT EXISTS (SELECT FROM inserted)
     UNION ALL
-    SELECT j.job_id, j.status::text, false,
-           j.task = %(task)s::text AND (j.queue = %(queue)s::text OR %(live_key)s::text LIKE 'slice:%%')
-      FROM dl_jobs j
-     WHERE j.live_key = %(live_key)s::text AND j.status IN ('queued', 'running') AND NOT EXISTS (SELECT FROM inserted)
+    SELECT j.job_id, j.status::text, false, j.task = r.task AND (j.queue = r.queue OR r.live_key LIKE 'slice:%%')
+      FROM dl_jobs j, request r
+     WHERE j.live_key = r.live_key AND j.status IN ('queued', 'running') AND NOT EXISTS (SELECT FROM inserted)
 ) LIMIT 1;
 
 -- name: promote_due

@@ -118,7 +118,7 @@ class StandaloneContext(StoppableContext):
         _refuse("transaction", f"{_OWN_CONNECTION}, and write so that a second run changes nothing")
 
     def offload(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse("offload", "enqueue a job for the part that is to run on an engine")
+        _refuse("offload", "give the work to an engine from a task of the worker's own interpreter")
 
 
 def _refuse(name: str, remedy: str) -> NoReturn:

@@ -15,8 +15,8 @@ from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.jobs.trigger_request import (
     MAX_PARENTS,
+    JobRequest,
     ParentEnd,
-    TriggerRequest,
     trigger_request_model,
     validate_args,
 )
@@ -147,7 +147,7 @@ def create_graphs_blueprint(site: Site) -> ApiBlueprint:
         except ValidationError as error:
             found += field_errors(error)
         try:
-            request: TriggerRequest = model.model_validate(fields)
+            request: JobRequest = model.model_validate(fields)
             current_actor().require_trigger(request.task, request.queue)
             queue_settings.reject_if_draining(request.queue)
             found += validate_args(pipelines.get(request.task), request.args, parents=keys)

@@ -8,9 +8,10 @@ from uuid import UUID
 
 from pydantic import Field
 
+from dataloader._job_fields import JOB_FIELDS
 from dataloader.app.acts.act import Call, act
 from dataloader.app.errors import QueueDraining
-from dataloader.app.features.jobs.edits import CLONED_FIELDS, JobEditor
+from dataloader.app.features.jobs.edits import JobEditor
 from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.features.queues.rows import Queues
 from dataloader.app.http.auth.guard import current_actor
@@ -67,7 +68,7 @@ def clone_job(call: Call, job_id: str, body: JobClone) -> TriggerResponse:
     changes = {name: value for name, value in vars(body).items() if value is not None}
     if "args" in changes:
         changes["args"] = unmask(changes["args"], original.args)
-    values = {name: getattr(original, name) for name in CLONED_FIELDS} | changes
+    values = {name: getattr(original, name) for name, field in JOB_FIELDS.items() if field.is_copied} | changes
     actor = current_actor()
     actor.require_trigger(values["task"], values["queue"])
     task = call.pipelines.get(values["task"])

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from dataloader.app.errors import DataloaderError, IdempotencyConflict
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
-from dataloader.app.http.jobs.trigger_request import TriggerRequest, trigger_request_model
+from dataloader.app.http.jobs.trigger_request import JobRequest, trigger_request_model
 from dataloader.app.http.jobs.visible_jobs import hide_foreign, parent_problem
 from dataloader.app.http.json_io import MAX_JSON_DEPTH, FieldError
 from dataloader.app.http.middleware import audit_action
@@ -125,7 +125,7 @@ def create_batch_blueprint(site: Site) -> ApiBlueprint:
 
     def _validate_item(item: Any) -> NewJob | ItemProblem:
         try:
-            valid: TriggerRequest = model.model_validate(item)
+            valid: JobRequest = model.model_validate(item)
             current_actor().require_trigger(valid.task, valid.queue)
             if errors := valid.args_errors(pipelines.get(valid.task)):
                 raise InvalidRequest(errors)

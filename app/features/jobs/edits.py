@@ -12,12 +12,6 @@ from dataloader.app.errors import JobChanged, JobNotFound, NotDeletable, NotEdit
 from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.queue.job import Status
 
-# What a clone takes over from its original.
-CLONED_FIELDS = (
-    "queue", "task", "lock_key", "args", "partition_key", "priority", "max_attempts", "lease_ttl_sec", "producer",
-    "consumer_group", "time_limit_sec", "retry", "webhook", "limits", "fair_key",
-    "tags",
-)  # fmt: skip
 _VALUES = ("priority", "available_at", "max_attempts", "lease_ttl_sec", "time_limit_sec", "partition_key")
 _CLEARABLE = ("time_limit_sec", "retry")  # null selects the task's default
 _MAX_CONFLICT_RETRIES = 5  # while other sessions change the job

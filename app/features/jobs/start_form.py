@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from dataloader.app.features.jobs.args_form import ArgInput, ArgsForm, at_inputs
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.jobs.trigger_request import (
-    TriggerRequest,
+    JobRequest,
     apply_task_defaults,
     trigger_request_model,
     validate_args,
@@ -97,7 +97,7 @@ class StartForms:
 
     def parse(
         self, name: str, values: Mapping[str, str], original: Mapping[str, Any] | None, *, zone: str
-    ) -> TriggerRequest:
+    ) -> JobRequest:
         """The request for a job, with times of the form in the zone. `original` holds the secrets that the form masked.
         Raises InvalidForm."""
         task = self._pipelines.get(name)

@@ -41,7 +41,7 @@ from dataloader.app.features.tasks.routes import TaskInfo
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import CSRF_FIELD, current_actor
 from dataloader.app.http.caches import RefreshingValue
-from dataloader.app.http.jobs.trigger_request import TriggerRequest
+from dataloader.app.http.jobs.trigger_request import JobRequest
 from dataloader.app.http.jobs.visible_jobs import enqueue_visible, require_visible_parents
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.middleware import audit_action
@@ -271,7 +271,7 @@ def create_tasks_page(site: Site) -> ApiBlueprint:
     return pages.blueprint
 
 
-def _require_start(queue: JobQueue, trigger: TriggerRequest) -> None:
+def _require_start(queue: JobQueue, trigger: JobRequest) -> None:
     """Raises RequestRejected and InvalidJob."""
     actor = current_actor()
     actor.require_trigger(trigger.task, trigger.queue)

@@ -13,7 +13,7 @@ from dataloader.app.errors import JobNotFound
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.jobs.acts import cancel_job, retry_job
-from dataloader.app.http.jobs.trigger_request import TriggerRequest, TriggerResponse, trigger_request_model
+from dataloader.app.http.jobs.trigger_request import JobRequest, TriggerResponse, trigger_request_model
 from dataloader.app.http.jobs.visible_jobs import enqueue_visible, require_visible_parents
 from dataloader.app.http.json_io import dump_json
 from dataloader.app.http.middleware import audit_action
@@ -77,7 +77,7 @@ def create_jobs_blueprint(site: Site) -> ApiBlueprint:
         ),
         scope=Scope.TRIGGER,
     )
-    def trigger_job(body: TriggerRequest, query: StrictQuery) -> dict[str, Any]:
+    def trigger_job(body: JobRequest, query: StrictQuery) -> dict[str, Any]:
         """Trigger a job.
 
         Idempotent when `idempotency_key` is given: a repeated request returns the existing job and its current
@@ -115,7 +115,7 @@ def create_jobs_blueprint(site: Site) -> ApiBlueprint:
             enqueued.job_id, enqueued.status, warnings if is_queued else [], enqueued.debounced
         ).to_dict()
 
-    def _enqueue(body: TriggerRequest) -> Enqueued:
+    def _enqueue(body: JobRequest) -> Enqueued:
         """Enqueue the job within the caller's trace, if the request names one."""
         header = request.headers.get("traceparent")
         traceparent = parse_traceparent(header) if header else None

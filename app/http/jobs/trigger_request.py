@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import (
@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from dataloader._job_fields import REQUEST_FIELDS, REQUIRED_FIELDS, JobField, Kind
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.schemas import (
@@ -236,81 +237,21 @@ class Throttle(BodyModel):
     per_sec: Annotated[float, Field(ge=1, le=2_678_400, description="The length of a window, by the database's clock.")]
 
 
-class TriggerRequest(BodyModel):
-    """A request for a job. `trigger_request_model` adds what depends on the settings and on the task."""
+class JobRequest(BodyModel):
+    """What a request for a job checks and does, whatever fields it has."""
 
-    queue: Name = Field(
-        description="The queue whose workers run the job. Required, unless the task has a default.",
-        examples=["etl.default"],
-    )
-    task: Name = Field(description="The pipeline's registered name.", examples=["noop"])
-    lock_key: Annotated[Name, BeforeValidator(resolve_default)] = Field(
-        description="Jobs with one key never run at the same time. Required, unless the task has a default.",
-        examples=["noop"],
-    )
-    args: dict[str, Any] = Field(
-        {}, description="The arguments of the pipeline.", examples=[{"sleep1": 1, "sleep2": 1, "sleep3": 1}]
-    )
-    idempotency_key: Name | None = Field(
-        None, description="Unique: a second trigger with it creates no second job while the first exists."
-    )
-    partition_key: IndexedText = Field(
-        "", description="The part of the work, such as a day; independent parts run in parallel."
-    )
-    priority: Priority = Field(100, description="Smaller runs first.")
-    available_at: Timestamp = Field(None, description="The earliest start (RFC 3339 with a zone); null: at once.")
-    max_attempts: PositiveInt = Field(5, description="The maximum number of attempts.")
-    lease_ttl_sec: int
-    producer: Text | None = Field(None, description="The service that triggered the job.")
-    consumer_group: Text | None = Field(None, description="The consumer of the result.")
-    live_key: Name | None = Field(
-        None, description="Unique among queued and running jobs: while one has it, a trigger returns that job."
-    )
-    time_limit_sec: PositiveInt | None = Field(None, description="The time limit of an attempt; null: the task's.")
-    retry: RetryPolicy | None = Field(
-        None,
-        description="The delay between attempts; null: the task's.",
-        examples=[{"kind": "table", "seconds": [60, 300, 1800]}],
-    )
-    limits: LimitWeights | None = Field(
-        None,
-        description="What the job counts in limits while it runs: names and weights; null: the task's.",
-        examples=[{"warehouse": 2}],
-    )
-    after: Annotated[list[ParentReference], Field(min_length=1, max_length=MAX_PARENTS)] | None = Field(
-        None, description="The jobs that this one waits for; all in one graph."
-    )
-    need: (
-        Annotated[Literal["all", "any"], Field(description="all parents, or the first that ends as asked.")] | None
-    ) = None
-    fair_key: Annotated[Text, AfterValidator(parse_rule_key)] | None = Field(
-        None, description="The tenant that the job counts as in a fair queue; null: by the queue's rule."
-    )
-    tags: Tags | None = Field(
-        None, description="Words by which the job is found, such as a team.", examples=[["finance"]]
-    )
-    debounce: Debounce | None = Field(
-        None,
-        description="While a job with this key is queued, the request moves its time and changes its args instead of "
-        "making another one. Not with idempotency_key, live_key, available_at, after or throttle.",
-    )
-    throttle: Throttle | None = Field(
-        None,
-        description="At most one job of this key in each window; further requests return that one. Not with live_key.",
-    )
-    expires_at: Timestamp = Field(
-        None, description="Canceled if it has not started by then (RFC 3339 with a zone); null: never."
-    )
-    start_within_sec: PositiveInt | None = Field(
-        None, description="Canceled if it has not started so long after its time; null: the task's."
-    )
-    logical_at: Timestamp = Field(None, description="The time that the job is for (RFC 3339 with a zone).")
-    interval_start: Timestamp = Field(None, description="The data that it is to load begins here; with interval_end.")
-    interval_end: Timestamp = Field(None, description="The data that it is to load ends before this time.")
-    webhook: JobWebhook | None
+    if TYPE_CHECKING:  # of the fields that are declared in dataloader/_job_fields.py, those that code here reads
+        queue: str
+        task: str
+        args: dict[str, Any]
+        producer: str | None
+        after: list[ParentReference] | None
+        debounce: Debounce | None
+        throttle: Throttle | None
+        webhook: JobWebhook | None
 
     @model_validator(mode="after")
-    def _check_combinations(self) -> TriggerRequest:
+    def _check_combinations(self) -> JobRequest:
         others = {
             "debounce": ("idempotency_key", "live_key", "available_at", "after", "throttle"),
             "throttle": ("live_key",),
@@ -342,12 +283,48 @@ class TriggerRequest(BodyModel):
             name: None if value is None else value.model_dump(exclude_none=True)
             for name, value in (("debounce", self.debounce), ("throttle", self.throttle))
         }
-        return NewJob(**{**self.__dict__, **rules, "webhook": hook, "traceparent": traceparent, "after": parents})
+        made: Any = {**self.__dict__, **rules, "webhook": hook, "traceparent": traceparent, "after": parents}
+        return NewJob(**made)
 
 
-def trigger_request_model(
-    options: WebOptions, pipelines: Pipelines, *, has_live_keys: bool = True
-) -> type[TriggerRequest]:
+_TYPES: Mapping[Kind, Any] = {
+    Kind.QUEUE: Name,
+    Kind.LOCK_KEY: Annotated[Name, BeforeValidator(resolve_default)],
+    Kind.KEY: Name,
+    Kind.TEXT: Text,
+    Kind.PART: IndexedText,
+    Kind.TENANT: Annotated[Text, AfterValidator(parse_rule_key)],
+    Kind.TAGS: Tags,
+    Kind.PRIORITY: Priority,
+    Kind.COUNT: PositiveInt,
+    Kind.SECONDS: PositiveInt,
+    Kind.LEASE: PositiveInt,
+    Kind.TIME: Timestamp,
+    Kind.ARGS: dict[str, Any],
+    Kind.RETRY: RetryPolicy,
+    Kind.LIMITS: LimitWeights,
+    Kind.PARENTS: Annotated[list[ParentReference], Field(min_length=1, max_length=MAX_PARENTS)],
+    Kind.DEBOUNCE: Debounce,
+    Kind.THROTTLE: Throttle,
+    Kind.WEBHOOK: JobWebhook,
+}
+
+
+def _field_of_request(field: JobField, types: Mapping[Kind, Any]) -> tuple[Any, Any]:
+    """The type of a field and its default, as `create_model` takes them."""
+    if field.kind is Kind.NEED:
+        return Annotated[Literal["all", "any"], Field(description=field.description)] | None, None
+    about: dict[str, Any] = {"description": field.description, "examples": [*field.examples] or None}
+    of_kind = types[field.kind]
+    if field.name in REQUIRED_FIELDS:
+        return of_kind, Field(**about)
+    if field.kind is Kind.ARGS:
+        return of_kind, Field({}, **about)
+    is_optional = field.default is None and field.kind is not Kind.TIME  # whose type allows null
+    return of_kind | None if is_optional else of_kind, Field(field.default, **about)
+
+
+def trigger_request_model(options: WebOptions, pipelines: Pipelines, *, has_live_keys: bool = True) -> type[JobRequest]:
     """Return the model with the limits and defaults of the settings and of the task; without `has_live_keys` no job has
     one, also not as the load of a slice."""
     return _make_model(
@@ -371,36 +348,30 @@ def _make_model(
     default_lease_sec: int,
     allowed_hosts: tuple[str, ...],
     has_secret: bool,
-) -> type[TriggerRequest]:
+) -> type[JobRequest]:
     def check_lease(lease_sec: int) -> int:
         if lease_sec < min_lease_sec:
             raise PydanticCustomError("lease", "{message}", {"message": short_lease_message(lease_sec, min_lease_sec)})
         return lease_sec
 
-    lease = Annotated[
-        int, Field(le=INT4_MAX, json_schema_extra={"minimum": min_lease_sec}), AfterValidator(check_lease)
-    ]
+    class Described(JobRequest):
+        """A request for a job."""
 
-    class Described(TriggerRequest):
         model_config = ConfigDict(json_schema_extra=_require_without_task_default(pipelines))
 
+    types = {
+        **_TYPES,
+        Kind.LEASE: Annotated[
+            int, Field(le=INT4_MAX, json_schema_extra={"minimum": min_lease_sec}), AfterValidator(check_lease)
+        ],
+        Kind.WEBHOOK: Annotated[JobWebhook, AfterValidator(signable_webhook(allowed_hosts, has_secret=has_secret))],
+    }
     fill: Any = model_validator(mode="before")(apply_task_defaults(pipelines, zone, has_live_keys=has_live_keys))
-    return create_model(
-        "TriggerRequest",
-        __base__=Described,
-        __validators__={"fill": fill},
-        lease_ttl_sec=(
-            lease,
-            Field(
-                default_lease_sec,
-                description="How long the lease lasts without a heartbeat; at least two heartbeat intervals.",
-            ),
-        ),
-        webhook=(
-            Annotated[JobWebhook, AfterValidator(signable_webhook(allowed_hosts, has_secret=has_secret))] | None,
-            Field(None, description="A webhook of this job, in addition to those of all jobs."),
-        ),
-    )
+    lease = replace(REQUEST_FIELDS["lease_ttl_sec"], default=default_lease_sec)
+    fields: dict[str, Any] = {
+        name: _field_of_request(field, types) for name, field in {**REQUEST_FIELDS, lease.name: lease}.items()
+    }
+    return create_model("TriggerRequest", __base__=Described, __validators__={"fill": fill}, **fields)
 
 
 def _require_without_task_default(pipelines: Pipelines) -> Callable[[dict[str, Any]], None]:

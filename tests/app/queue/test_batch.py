@@ -96,7 +96,7 @@ def test_what_is_enqueued_commits_or_not_with_its_caller(queue_db):
     ("wrong", "output"),
     [
         ({"queue": " "}, "queue must be a text that is not empty"),
-        ({"task": None}, "task must be a text"),
+        ({"task": None}, "task is required"),
         ({"queue": "q" * 1001}, "queue must be a text that is not empty, of at most 1000 bytes"),
         ({"task": "é" * 501}, "task must be a text that is not empty, of at most 1000 bytes"),
         ({"lock_key": "k" * 2001}, "lock_key must be a text"),

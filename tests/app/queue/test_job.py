@@ -6,6 +6,7 @@ import re
 from dataclasses import fields
 from uuid import uuid4
 
+from dataloader._job_fields import JOB_FIELDS
 from dataloader.app.db.schema import schema_text
 from dataloader.app.db.schema_statements import schema_statements
 from dataloader.app.db.statements import statements
@@ -20,8 +21,8 @@ BY_PROTOCOL = INTERNAL | {
     "waits_on", "graph_id", "graph_key", "skipped", "debounce_key", "throttle_key", "error_fingerprint",
     "warnings",
 }  # fmt: skip
-NEW_JOB = {field.name for field in fields(NewJob)}
-NO_COLUMN = {"after", "debounce", "throttle", "start_within_sec"}  # become rows of dl_edges, keys, and expires_at
+NEW_JOB = set(JOB_FIELDS)
+NO_COLUMN = {name for name, field in JOB_FIELDS.items() if not field.has_column} - {"need"}
 
 
 def job_columns(queue_db) -> set[str]:
@@ -84,7 +85,6 @@ def test_every_requested_field_is_accepted_by_sql_functions(queue_db):
     }
     (source,) = (s.text for s in schema_statements(schema_text()) if s.object_name == "function dl_create_jobs")
     inserts = [set(re.findall(r"\w+", columns)) for columns in re.findall(r"INSERT INTO dl_jobs \(([^)]*)\)", source)]
-    times = {"schedule_id", "backfill_id", "logical_at", "interval_start", "interval_end"}
-    without = {"idempotency_key", "live_key", "expires_at"} | times  # the first INSERT is for requests without these
+    without = {"idempotency_key", "live_key"}  # the first INSERT is for requests without these
     parents = NO_COLUMN | {"need"}  # dl_set_parents writes it
     assert [NEW_JOB - columns for columns in inserts] == [without | parents, parents]

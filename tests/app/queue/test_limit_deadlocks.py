@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -162,7 +161,7 @@ class Traffic:
         keys = self._random.sample("de", 2)
         new = [self._new_job(debounce={"key": key, "wait_sec": 0.01, "args": "list"}) for key in keys]
         # The key belongs to one queue and task.
-        enqueue_batch(self._session, [replace(job, queue="q", task="t") for job in new])
+        enqueue_batch(self._session, [NewJob(**{**vars(job), "queue": "q", "task": "t"}) for job in new])
 
     def _claim(self) -> None:
         claimed, _ = self._queue.claim("q", ["t", "u"], new_run_ids(3), "w")
