@@ -61,6 +61,7 @@ class JobField:
     kind: Kind
     text: str = ""  # what it is for
     unset: str = ""  # what holds if it is not given
+    note: str = ""  # further, for requests as JSON
     default: Any = None
     examples: tuple[Any, ...] = ()
     is_copied: bool = False  # by a clone
@@ -69,7 +70,7 @@ class JobField:
 
     @property
     def description(self) -> str:
-        return f"{self.text}; null: {self.unset}." if self.unset else f"{self.text}."
+        return f"{self.text}; null: {self.unset}." if self.unset else f"{self.text}.{self.note}"
 
 
 def _field(kind: Kind, text: str = "", unset: str = "", **more: Any) -> JobField:
@@ -79,12 +80,12 @@ def _field(kind: Kind, text: str = "", unset: str = "", **more: Any) -> JobField
 # fmt: off
 class JobIdentity(TypedDict, total=False):
     queue: Required[Annotated[str, _field(
-        Kind.QUEUE, "The queue whose workers run the job. Required, unless the task has a default",
+        Kind.QUEUE, "The queue whose workers run the job", note=" Required, unless the task has a default.",
         examples=("etl.default",), is_copied=True)]]
     task: Required[Annotated[str, _field(
         Kind.QUEUE, "The pipeline's registered name", examples=("noop",), is_copied=True)]]
     lock_key: Required[Annotated[str, _field(
-        Kind.LOCK_KEY, "Jobs with one key never run at the same time. Required, unless the task has a default",
+        Kind.LOCK_KEY, "Jobs with one key never run at the same time", note=" Required, unless the task has a default.",
         examples=("noop",), is_copied=True)]]
     args: Annotated[Mapping[str, Any], _field(
         Kind.ARGS, "The arguments of the pipeline", examples=({"sleep1": 1, "sleep2": 1, "sleep3": 1},),

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
+from dataloader._job_fields import REQUEST_FIELDS, REQUIRED_FIELDS, Kind
+from dataloader.app.cli.command import cli
 from dataloader.app.db.statements import parse_statements
 from dataloader.app.queue.job import WAIT_STATES
+
+KIND_TEXTS = {
+    Kind.PRIORITY: "0 to 2147483647",
+    **dict.fromkeys((Kind.COUNT, Kind.SECONDS, Kind.LEASE), "1 to 2147483647"),
+    Kind.TENANT: "at most 500 bytes",
+    Kind.TAGS: "up to 20, each of 1 to 100 bytes and without a comma",
+    Kind.TIME: "the years 0002 to 9998",
+    Kind.ARGS: "an object",
+    Kind.RETRY: "see below",
+    Kind.LIMITS: "up to four [limits](limits.md)",
+    Kind.PARENTS: '[`[{"job_id": …, "on": "succeeded"}]`](graphs.md); `on` is `succeeded`, `ended` or `failed`',
+    Kind.NEED: "`all` or `any`",
+    Kind.DEBOUNCE: '[`{"key", "wait_sec", "max_wait_sec", "args"}`](#debounce-throttle-and-expiry)',
+    Kind.THROTTLE: '[`{"key", "per_sec"}`](#debounce-throttle-and-expiry)',
+    Kind.WEBHOOK: '[`{"url": …, "events": […]}`](webhooks.md)',
+}
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("app", "workers", "pipelines", "dataloader")
@@ -180,3 +201,26 @@ def _placeholder(part: ast.expr) -> str:
 
 def _table(left: str, right: str, rows: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> str:
     return "\n".join([f"| {left} | {right} |", "|---|---|", *(f"| {one} | {other} |" for one, other in rows), ""])
+
+
+def job_fields() -> str:
+    """The fields of a trigger, with their limits and defaults."""
+    rows = ["| field | | values | default |", "|---|---|---|---|"]
+    for name, field in REQUEST_FIELDS.items():
+        default = field.unset or ("null" if field.default is None else f"`{json.dumps(field.default)}`")
+        default = {Kind.ARGS: "`{}`", Kind.LEASE: "`DL_DEFAULT_LEASE_TTL_SEC`"}.get(field.kind, default)
+        if name in REQUIRED_FIELDS:
+            default = "" if name == "task" else "the task's, if it has one; else required"
+        rows.append(f"| `{name}` | {field.text} | {KIND_TEXTS.get(field.kind, '')} | {default} |")
+    return "\n".join(rows) + "\n"
+
+
+def trigger_options() -> str:
+    """The options of `dataloader trigger` that are fields of a job."""
+    options = {parameter.name: parameter for parameter in cli.commands["trigger"].params}
+    rows = ["| option | |", "|---|---|"]
+    for name in REQUEST_FIELDS:
+        option = options.get(name)
+        if isinstance(option, click.Option) and name != "args":
+            rows.append(f"| `{option.opts[0]}` | {(option.help or '').replace('  [', ' [')} |")
+    return "\n".join(rows) + "\n"

@@ -89,6 +89,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "wait-states": code_tables.wait_states,
     "duties": code_tables.duties,
     "advisory-locks": code_tables.advisory_locks,
+    "job-fields": code_tables.job_fields,
+    "trigger-options": code_tables.trigger_options,
     "feature-rights": lambda: rights_table() + "\n",
     "metrics": signals.metrics,
     "log-events": signals.log_events,

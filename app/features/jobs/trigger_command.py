@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from uuid import uuid4
 
 import click
 
+from dataloader._job_fields import REQUEST_FIELDS, Kind
 from dataloader.app.cli.exit_codes import ExitCode
 from dataloader.app.cli.invocation import dataloader_command
 from dataloader.app.cli.parsing import (
@@ -44,37 +46,47 @@ _OUTCOME_LABELS = {
 }
 
 
+# The types of options for the fields of a job; without one, a field has no option.
+_OPTION_TYPES: Mapping[Kind, Any] = {
+    **dict.fromkeys((Kind.QUEUE, Kind.LOCK_KEY, Kind.KEY, Kind.TEXT, Kind.PART, Kind.TENANT, Kind.TAGS), str),
+    **dict.fromkeys((Kind.SECONDS, Kind.LEASE), DURATION),
+    **dict.fromkeys((Kind.RETRY, Kind.LIMITS, Kind.DEBOUNCE, Kind.THROTTLE), OBJECT),
+    Kind.PRIORITY: NOT_NEGATIVE,
+    Kind.COUNT: POSITIVE,
+    Kind.TIME: TIME,
+}
+_DEFAULTS_OF_COMMAND = {
+    "queue": f"the task's own, else {DEFAULT_QUEUE}",
+    "lock_key": "the task's own, else the task's name",
+    "idempotency_key": "a fresh one",
+    "lease_ttl_sec": "the service's",
+}
+
+
+def job_field_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each field of a job that a text can give."""
+    fields = [f for f in REQUEST_FIELDS.values() if f.kind in _OPTION_TYPES and f.name != "task"]
+    for made in reversed(fields):  # a decorator comes before those below it
+        is_list = made.kind is Kind.TAGS
+        name = made.name.removesuffix("s") if is_list else made.name.removesuffix("_sec")
+        default = _DEFAULTS_OF_COMMAND.get(made.name) or made.unset or made.default
+        text = f"{made.text}; may be repeated." if is_list else f"{made.text}."
+        if _OPTION_TYPES[made.kind] is OBJECT and made.examples:
+            text = f"{made.text}, such as {json.dumps(made.examples[0])}."
+        command = click.option(
+            f"--{name.replace('_', '-')}", made.name, type=_OPTION_TYPES[made.kind], multiple=is_list,
+            metavar="TIME" if made.kind is Kind.TIME else None,
+            help=f"{text}  [default: {default}]" if default else text,
+        )(command)  # fmt: skip
+    return command
+
+
 @remote_command(short_help="Put a job, or many, into the queue.")
 @click.argument("task", required=False)
 @click.option("--from", "lines", type=TEXT_FILE,
               help="Many jobs: a file with a JSON object on each line, with the API's fields; - is stdin.")  # fmt: skip
-@click.option("--queue", help=f"The queue.  [default: the task's own, else {DEFAULT_QUEUE}]")
-@click.option(
-    "--lock-key", help="Jobs with one key never run at once.  [default: the task's own, else the task's name]"
-)
 @args_options
-@click.option("--priority", type=NOT_NEGATIVE, help="The priority; smaller numbers run first.  [default: 100]")
-@click.option("--available-at", type=TIME,
-              help='Run it not before 2026-11-21T06:00:00+03:00, or "in 5m", "in 1h 30m".  [default: now]')  # fmt: skip
-@click.option("--max-attempts", type=POSITIVE, help="How many attempts it has.  [default: 5]")
-@click.option("--lease-ttl", "lease_ttl_sec", type=DURATION,
-              help="How long its worker may be without a heartbeat.  [default: the service's]")  # fmt: skip
-@click.option("--partition-key", help="The slice of work that the job is about.")
-@click.option("--producer", help="Who requests the job.")
-@click.option("--consumer-group", help="Who uses the job's output.")
-@click.option("--idempotency-key", help="A second trigger with this key makes no second job.  [default: a fresh one]")
-@click.option("--live-key", help="Unique among waiting and running jobs: while a job has it, that job is the answer.")
-@click.option("--time-limit", "time_limit_sec", type=DURATION, help="The limit of an attempt.  [default: the task's]")
-@click.option("--retry", type=OBJECT,
-              help='Delays between attempts: {"kind": "fixed", "seconds": 60}.  [default: the task\'s]')  # fmt: skip
-@click.option("--limits", type=OBJECT, help='What it counts in limits: {"warehouse": 2}.  [default: the task\'s]')
-@click.option("--fair-key", help="The tenant that it counts as in a fair queue.  [default: by the queue's rule]")
-@click.option("--tag", "tags", multiple=True, help="A word by which it is found, such as a team; may be repeated.")
-@click.option("--debounce", type=OBJECT, help='Change the queued job with this key: {"key": "reload", "wait_sec": 60}.')
-@click.option("--throttle", type=OBJECT, help='One job a key and window: {"key": "reload", "per_sec": 3600}.')
-@click.option("--expires-at", type=TIME, help='Cancel it if it has not started by then; a time, or "in 5m".')
-@click.option("--start-within", "start_within_sec", type=DURATION,
-              help="Cancel it if it has not started so long after its time.")  # fmt: skip
+@job_field_options
 @click.option("--strict", is_flag=True, help="Refuse a job that no live worker would run.")
 @click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
 def trigger(
