@@ -90,7 +90,7 @@ class RemoteService:
             raise click.UsageError("nothing to change; see --help for the options")
         repeatable = repeatable or operation.method in ("GET", "PUT")
         answer = self.client.request(operation.method, path, query=query, body=body, repeatable=repeatable)
-        if operation.method != "GET":
+        if operation.method != "GET" and "strict" not in values:  # with --create they are expected
             self._print_warnings(answer)
         return answer
 
@@ -123,7 +123,7 @@ def _reject_key_argument(ctx: click.Context, param: click.Parameter, value: str 
 
 
 @click.command()
-@option("--url", envvar="DL_URL", default=DEFAULT_URL, type=Parsed("url", parse_url),
+@option("--url", "service_url", envvar="DL_URL", default=DEFAULT_URL, type=Parsed("url", parse_url),
         show_default=True, show_envvar=True, help="The address of the service.")  # fmt: skip
 @option("--timeout", type=Seconds(min_open=True), default=10, show_default=True,
         help="How long to wait for one answer.")  # fmt: skip
@@ -136,7 +136,7 @@ def _reject_key_argument(ctx: click.Context, param: click.Parameter, value: str 
 @json_option
 def _connect(  # the options are those of every `RemoteCommand`
     *,
-    url: str,
+    service_url: str,
     timeout: float,
     retry_timeout: float,
     former_retry_timeout: float | None,
@@ -151,10 +151,10 @@ def _connect(  # the options are those of every `RemoteCommand`
     notice = OutageNotice("trying again …", lambda line: None if is_json() else click.echo(line, err=True))
     try:
         key = key if key_file is None else key_file.read(_MAX_KEY_LENGTH)
-        client = Client(url, timeout_sec=timeout, retry_timeout_sec=retry_timeout, key=key, on_retry=notice)
+        client = Client(service_url, timeout_sec=timeout, retry_timeout_sec=retry_timeout, key=key, on_retry=notice)
     except ValueError as error:
         raise click.UsageError(str(error)) from None  # the cause could show what is in the file
-    is_typed = click.get_current_context().get_parameter_source("url") is ParameterSource.COMMANDLINE
+    is_typed = click.get_current_context().get_parameter_source("service_url") is ParameterSource.COMMANDLINE
     return RemoteService(client, f" --url {client.url}" if is_typed else "")
 
 
