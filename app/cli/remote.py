@@ -1,6 +1,6 @@
 """Commands that send requests to a running service.
 
-Most are one operation of the API, and say what is printed of its answer:
+Many are one operation of the API, and say what is printed of its answer:
 
     limits = RemoteGroup("limits", help="Manage limits.")
     limits.add("list", "list_limits", LIMITS)                        # a table
