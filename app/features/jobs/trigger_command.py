@@ -43,7 +43,7 @@ _OUTCOME_LABELS = {
 
 
 @remote_command(
-    operation="trigger_job", omit="args after need logical_at interval_start interval_end webhook",
+    operation="trigger_job", omit="args after need webhook",
     options={
         "queue": {"help": f"The queue.  [default: the task's own, else {DEFAULT_QUEUE}]"},
         "lock_key": {"help": "Jobs with one key never run at once.  [default: the task's, else the task's name]"},
