@@ -1,7 +1,7 @@
 """The `dataloader` command.
 
-`command` has the tree of commands and prints errors; `service`, `keys` and `skeleton` work in this process; all others
-send requests through `dataloader.Client`. `text`, `render` and `watch` print.
+`command` has the groups of commands and prints errors. Commands are in `service`, `skeleton` and the `commands.py` of
+each feature; nearly all are an operation of the HTTP API and what is printed of its answer (`remote`, `operations`).
 """
 
 from dataloader.app.cli.command import main

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dataloader._address import DEFAULT_URL
 from dataloader.app.cli import text
 from dataloader.app.cli.invocation import dataloader_command
-from dataloader.app.features.jobs.trigger_command import DEFAULT_QUEUE
+from dataloader.app.cli.parsing import DEFAULT_QUEUE
 from dataloader.app.runtime.startup import Startup, last_error
 from dataloader.app.wording import format_count
 

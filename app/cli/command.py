@@ -1,65 +1,69 @@
-"""The commands, the values that their help shows, and how their errors are printed."""
+"""The command `dataloader`: its commands by group, each loaded on its first use, and how their errors are printed."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import get_completion_class
 
-from dataloader.app.cli import admin, service, skeleton, text
+from dataloader.app.cli import text
 from dataloader.app.cli.exit_codes import ErrorReport, ExitCode, error_report
 from dataloader.app.cli.parsing import AS_JSON_META_KEY
-from dataloader.app.cli.service_options import COMMAND_META_KEY, option_of_field
+from dataloader.app.cli.remote import COMMAND_META_KEY, option_of_field
 from dataloader.app.errors import DataloaderError
-from dataloader.app.features.alerts import commands as alerts
-from dataloader.app.features.backfills import commands as backfills
-from dataloader.app.features.graphs import commands as graphs
-from dataloader.app.features.jobs import commands as jobs
-from dataloader.app.features.jobs import trigger_command as trigger
-from dataloader.app.features.keys import commands as keys
-from dataloader.app.features.limits import commands as limits
-from dataloader.app.features.quality import commands as data_quality
-from dataloader.app.features.schedules import commands as schedules
-from dataloader.app.features.webhooks import commands as webhooks
-from dataloader.app.runtime.startup import version
 from dataloader.errors import ClientError
 
-# The value that help shows for an option, by the option's name, so that it is the same in every command.
-_METAVARS = {
-    "ADDRESS": "--host",
-    "COUNT": "--failures --limit --tail --max-attempts --min-runs --expected --concurrency --per-worker --burst "
-    "--max-jobs",
-    "EVENT[,EVENT…]": "--kind",
-    "FILE": "--from --args-file --key-file --output",
-    "FINGERPRINT": "--fingerprint",
-    "ID": "--job-id --webhook --job --drain --undrain",
-    "JSON": "--upstream --args --retry --limits --debounce --throttle --args-patch",
-    "KEY": "--lock-key --partition-key --idempotency-key --live-key",
-    "NAME=VALUE": "--arg",
-    "NAME": "--name --actor --action --producer --consumer-group --fair-key",
-    "NUMBER": "--per-minute --priority --attempt --threshold --share",
-    "PACKAGE": "--dir",
-    "PORT": "--port",
-    "QUEUE": "--queue",
-    "DURATION": "--expires --for --resume --lease-ttl --start-within --time-limit --window --timeout --retry-timeout "
-    "--overlap --exit-when-idle --target-wait --jitter --notice-time --every",
-    "STATUS[,STATUS…]": "--status",
-    "TAG": "--tag",
-    "TASK": "--task",
-    "TEXT": "--text --note --description",
-    "TIME": "--available-at --expires-at --created-from --created-to --finished-from --finished-to",
-    "URL": "--url",
-}
-_METAVAR_BY_OPTION = {option: metavar for metavar, options in _METAVARS.items() for option in options.split()}
+# Modules with `COMMANDS`: the commands by the title of their group, in the order of the help.
+MODULES = (
+    *(
+        f"dataloader.app.features.{name}.commands"
+        for name in (
+            "jobs", "why", "bulk", "graphs", "tasks", "schedules", "backfills", "quality", "queues", "limits",
+            "workers", "scaling", "alerts", "webhooks", "statistics",
+        )
+    ),
+    "dataloader.app.cli.service",
+    *(f"dataloader.app.features.{name}.commands" for name in ("doctor", "keys", "audit")),
+    "dataloader.app.cli.skeleton",
+    "dataloader.app.cli.command",
+)  # fmt: skip
+GROUPS = ("Run the service", "Jobs", "Tasks, schedules and data", "Queues and workers", "Watch", "Settings and access")
+INDEX_FILE = Path(__file__).parent / "commands.json"  # by `generate.py`: of each command the module and a line
 
 
 class RootGroup(click.Group):
-    """Prints the errors of `dataloader.app.errors` and of the client, and exits with their codes."""
+    """Loads a command's module on its first use, and prints the errors of `dataloader.app.errors` and of the client."""
+
+    @cached_property
+    def index(self) -> Mapping[str, Mapping[str, tuple[str, str]]]:
+        """Module and line of help by the titles of groups and the names of commands."""
+        index: Mapping[str, Mapping[str, tuple[str, str]]] = json.loads(INDEX_FILE.read_bytes())
+        return index
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for commands in self.index.values() for name in commands]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for title, commands in self.index.items():
+            if cmd_name in commands and cmd_name not in self.commands:
+                for command in import_module(commands[cmd_name][0]).COMMANDS[title]:
+                    self.add_command(command)
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.list_commands(ctx)))
+        for title, commands in self.index.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", line) for name, (_, line) in commands.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -71,13 +75,11 @@ class RootGroup(click.Group):
         except KeyboardInterrupt:
             ctx.exit(ExitCode.INTERRUPTED)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of use, not of the alphabet."""
-        return list(self.commands)
-
 
 def _print_version(ctx: click.Context, _param: click.Parameter, requested: bool) -> None:
     if requested and not ctx.resilient_parsing:
+        from dataloader.app.runtime.startup import version  # noqa: PLC0415 - only where it is asked for
+
         click.echo(f"dataloader {version()}")
         ctx.exit()
 
@@ -108,52 +110,17 @@ def completion(*, shell: str) -> None:
     click.echo(complete(cli, {}, "dataloader", "_DATALOADER_COMPLETE").source())
 
 
-for _command in (
-    *(
-        service.serve,
-        service.dev,
-        service.worker,
-        service.drain,
-        service.migrate,
-        service.prune,
-        service.config,
-        service.tasks,
-        service.doctor,
-    ),
-    *(service.run, skeleton.new_pipeline, service.psql, completion, trigger.trigger),
-    *(jobs.status, jobs.cancel, jobs.retry, jobs.jobs, jobs.failures, jobs.events, jobs.logs, jobs.show, jobs.why),
-    *(jobs.edit, jobs.clone, jobs.delete),
-    *(
-        admin.watch,
-        admin.bulk,
-        admin.queues,
-        admin.queue,
-        limits.limits,
-        limits.breakers,
-        graphs.graphs,
-        admin.workers,
-        admin.scaling,
-        admin.task_numbers,
-    ),
-    schedules.schedules,
-    *(backfills.backfill, backfills.backfills, backfills.slices),
-    *(data_quality.datasets, data_quality.checks),
-    *(keys.keys, admin.audit, webhooks.webhooks, alerts.alerts),
-):
-    cli.add_command(_command)
+COMMANDS = {"Settings and access": (completion,)}
 
 
 def iter_options(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Option]]:
     """Yield every option of a command and of its subcommands, with their path."""
     yield from ((path, parameter) for parameter in command.params if isinstance(parameter, click.Option))
     if isinstance(command, click.Group):
-        for name, below in command.commands.items():
-            yield from iter_options(below, (*path, name))
-
-
-for _, _option in iter_options(cli):
-    if _option.metavar is None and not _option.is_flag and not isinstance(_option.type, click.Choice):
-        _option.metavar = next((_METAVAR_BY_OPTION[name] for name in _option.opts if name in _METAVAR_BY_OPTION), None)
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            if (below := command.get_command(context, name)) is not None:
+                yield from iter_options(below, (*path, name))
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -7,7 +7,6 @@ from enum import IntEnum
 
 from dataloader import errors as client_errors
 from dataloader.app import errors
-from dataloader.app.log import redact_text
 
 
 class ExitCode(IntEnum):
@@ -75,5 +74,7 @@ def error_report(error: errors.DataloaderError | client_errors.ClientError) -> E
         return ErrorReport(exit_, error.code, error.detail, error.errors, remedy)
     if getattr(error.__cause__, "pgcode", None) == _READ_ONLY_TRANSACTION:
         remedy = _READ_ONLY_REMEDY
+    from dataloader.app.log import redact_text  # noqa: PLC0415 - logging is not for commands that succeed
+
     # No error may show a password, whichever library has put one into its message.
     return ErrorReport(exit_, code, redact_text(str(error)), remedy=remedy)

@@ -12,7 +12,7 @@ import click
 
 import dataloader.app
 from dataloader.app.cli.invocation import dataloader_command, python_command
-from dataloader.app.cli.parsing import option_type
+from dataloader.app.cli.parsing import Parsed, option
 
 _SHIPPED_FOLDER = "pipelines"  # of a checkout of dataloader itself
 _SHIPPED_PACKAGE = "dataloader.pipelines"
@@ -98,10 +98,10 @@ def parse_folder(raw: str) -> Path:
 
 
 @click.command("new-pipeline", short_help="Write the skeleton of a pipeline and of its test.")
-@click.argument("name", type=option_type(parse_name))
-@click.option("--dir", "folder", type=option_type(parse_folder),
-              help="The package to put it in, below this folder.  "
-              f"[default: {_DEFAULT_PACKAGE}; {_SHIPPED_FOLDER} in a checkout of dataloader]")  # fmt: skip
+@click.argument("name", type=Parsed("name", parse_name))
+@option("--dir", "folder", type=Parsed("package", parse_folder),
+        help="The package to put it in, below this folder.  "
+        f"[default: {_DEFAULT_PACKAGE}; {_SHIPPED_FOLDER} in a checkout of dataloader]")  # fmt: skip
 def new_pipeline(*, name: str, folder: Path | None) -> None:
     """Write a pipeline NAME that works, and a test of it that passes, to be changed into what you need.
 
@@ -147,3 +147,6 @@ def _find_shadowing_module(package: str) -> Path | None:
     here, ours = Path.cwd().resolve(), Path(dataloader.__file__).resolve().with_name(package)
     paths = [(Path(place), Path(place).resolve()) for place in places]
     return next((path for path, resolved in paths if here not in resolved.parents and resolved != ours), None)
+
+
+COMMANDS = {"Tasks, schedules and data": (new_pipeline,)}

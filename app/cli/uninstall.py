@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from dataloader.app.cli import text
+from dataloader.app.cli.output import is_json, print_payload
 from dataloader.app.config import Settings
 from dataloader.app.runtime import commands
 from dataloader.app.wording import format_count
 
 
-def uninstall_queue(settings: Settings, *, yes: bool, force: bool, as_json: bool) -> None:
+def uninstall_queue(settings: Settings, *, yes: bool, force: bool) -> None:
     """Show what would be removed; remove it once that is confirmed."""
     found = commands.find_installation(settings)
-    if not as_json:
+    if not is_json():
         width = max(map(len, found.tables))
         click.echo(f"Schema {found.schema} has of the queue:")
         click.echo("\n".join(f"  {name:{width}}  {rows:>12,} rows" for name, rows in found.tables.items()))
@@ -22,13 +22,17 @@ def uninstall_queue(settings: Settings, *, yes: bool, force: bool, as_json: bool
         click.echo(f"Not touched: the schema, its {others}, and the roles: {', '.join(found.roles) or 'none'}.")
     if not force:
         commands.require_unused(found)
-    if not yes and as_json:
+    if not yes and is_json():
         raise click.UsageError("--json asks for no confirmation: it needs --yes")
     if not yes:
         click.confirm("Remove all of it, with every job? There is no undo.", abort=True)
     removed = commands.remove_installation(settings, force=force)
-    if as_json:
-        payload = {"schema": removed.schema, "tables": removed.tables, "functions": list(removed.functions)}
-        click.echo(text.json_text({**payload, "types": list(removed.types)}))
-        return
-    click.echo(f"Removed {format_count(len(removed.tables), 'table')} with {sum(removed.tables.values()):,} rows.")
+    print_payload(
+        {
+            "schema": removed.schema,
+            "tables": removed.tables,
+            "functions": [*removed.functions],
+            "types": [*removed.types],
+        },
+        f"Removed {format_count(len(removed.tables), 'table')} with {sum(removed.tables.values()):,} rows.",
+    )

@@ -12,7 +12,8 @@ import click
 from dataloader.app.cli import text
 from dataloader.app.cli.exit_codes import ExitCode
 from dataloader.app.cli.invocation import dataloader_command
-from dataloader.app.cli.service_options import OutageNotice, RemoteService
+from dataloader.app.cli.output import is_json
+from dataloader.app.cli.remote import OutageNotice, RemoteService
 from dataloader.errors import Refused, ServiceUnavailable
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def watch_and_exit(service: RemoteService, job_id: UUID, **extra: str) -> None:
     """Watch a job, and exit with the code of its outcome. `extra` goes into the JSON answer."""
     context = click.get_current_context()
     try:
-        state = dict(watch_until_final(service.client, job_id, choose_view(as_json=service.as_json)))
+        state = dict(watch_until_final(service.client, job_id, choose_view(as_json=is_json())))
     except KeyboardInterrupt:  # it leaves the job alone
         command = dataloader_command()
         click.echo(
@@ -77,8 +78,8 @@ def watch_and_exit(service: RemoteService, job_id: UUID, **extra: str) -> None:
             state["result"] = service.client.job(state["job_id"]).get("result")
     if state.get("result") is None:
         state.pop("result", None)
-    elif not service.as_json:
+    elif not is_json():
         click.echo(f"result: {text.json_line(state['result'])}")
-    if service.as_json:
+    if is_json():
         click.echo(text.json_text({**state, **extra}))
     context.exit(ExitCode.OK if has_succeeded else ExitCode.FAILURE)

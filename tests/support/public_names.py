@@ -94,8 +94,10 @@ def _command_lines(command: click.Command, path: str) -> Iterator[str]:
     parameters = [_parameter_text(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
     yield " ".join([path, *sorted(parameters)])
     if isinstance(command, click.Group):
-        for name, child in command.commands.items():
-            yield from _command_lines(child, f"{path} {name}")
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            if (child := command.get_command(context, name)) is not None:
+                yield from _command_lines(child, f"{path} {name}")
 
 
 def _parameter_text(parameter: click.Parameter) -> str:

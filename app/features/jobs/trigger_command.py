@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,27 +12,24 @@ from uuid import uuid4
 
 import click
 
-from dataloader._job_fields import REQUEST_FIELDS, Kind
 from dataloader.app.cli.exit_codes import ExitCode
 from dataloader.app.cli.invocation import dataloader_command
+from dataloader.app.cli.output import is_json, print_payload
 from dataloader.app.cli.parsing import (
+    DEFAULT_QUEUE,
     DURATION,
-    NOT_NEGATIVE,
-    OBJECT,
-    POSITIVE,
     TEXT_FILE,
-    TIME,
     args_options,
+    option,
     parse_object,
     without_none,
 )
-from dataloader.app.cli.service_options import RemoteService, remote_command
+from dataloader.app.cli.remote import RemoteService, remote_command
 from dataloader.app.cli.text import one_line
 from dataloader.app.cli.watch import watch_and_exit
 from dataloader.app.wording import format_count
 from dataloader.errors import ClientError, Refused
 
-DEFAULT_QUEUE = "etl.default"
 MAX_BATCH_LINES = 1_000
 MAX_BATCH_BYTES = 500_000
 _MAX_SHOWN_ERRORS = 50
@@ -46,56 +42,35 @@ _OUTCOME_LABELS = {
 }
 
 
-# The types of options for the fields of a job; without one, a field has no option.
-_OPTION_TYPES: Mapping[Kind, Any] = {
-    **dict.fromkeys((Kind.QUEUE, Kind.LOCK_KEY, Kind.KEY, Kind.TEXT, Kind.PART, Kind.TENANT, Kind.TAGS), str),
-    **dict.fromkeys((Kind.SECONDS, Kind.LEASE), DURATION),
-    **dict.fromkeys((Kind.RETRY, Kind.LIMITS, Kind.DEBOUNCE, Kind.THROTTLE), OBJECT),
-    Kind.PRIORITY: NOT_NEGATIVE,
-    Kind.COUNT: POSITIVE,
-    Kind.TIME: TIME,
-}
-_DEFAULTS_OF_COMMAND = {
-    "queue": f"the task's own, else {DEFAULT_QUEUE}",
-    "lock_key": "the task's own, else the task's name",
-    "idempotency_key": "a fresh one",
-    "lease_ttl_sec": "the service's",
-}
-
-
-def job_field_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each field of a job that a text can give."""
-    fields = [f for f in REQUEST_FIELDS.values() if f.kind in _OPTION_TYPES and f.name != "task"]
-    for made in reversed(fields):  # a decorator comes before those below it
-        is_list = made.kind is Kind.TAGS
-        name = made.name.removesuffix("s") if is_list else made.name.removesuffix("_sec")
-        default = _DEFAULTS_OF_COMMAND.get(made.name) or made.unset or made.default
-        text = f"{made.text}; may be repeated." if is_list else f"{made.text}."
-        if _OPTION_TYPES[made.kind] is OBJECT and made.examples:
-            text = f"{made.text}, such as {json.dumps(made.examples[0])}."
-        command = click.option(
-            f"--{name.replace('_', '-')}", made.name, type=_OPTION_TYPES[made.kind], multiple=is_list,
-            metavar="TIME" if made.kind is Kind.TIME else None,
-            help=f"{text}  [default: {default}]" if default else text,
-        )(command)  # fmt: skip
-    return command
-
-
-@remote_command(short_help="Put a job, or many, into the queue.")
+@remote_command(
+    operation="trigger_job", omit="args after need webhook",
+    options={
+        "queue": {"help": f"The queue.  [default: the task's own, else {DEFAULT_QUEUE}]"},
+        "lock_key": {"help": "Jobs with one key never run at once.  [default: the task's, else the task's name]"},
+        "lease_ttl_sec": {
+            "type": DURATION, "help": "How long its worker may be without a heartbeat.  [default: the service's]"
+        },
+        "idempotency_key": {"help": "A second trigger with this key makes no second job.  [default: a fresh one]"},
+        "retry": {"help": 'Delays between attempts: {"kind": "fixed", "seconds": 60}.  [default: the task\'s]'},
+        "limits": {"help": 'What it counts in limits: {"warehouse": 2}.  [default: the task\'s]'},
+        "tags": {"names": "--tag", "help": "A word by which it is found, such as a team; may be repeated."},
+        "debounce": {"help": 'Change the queued job with this key: {"key": "reload", "wait_sec": 60}.'},
+        "throttle": {"help": 'One job a key and window: {"key": "reload", "per_sec": 3600}.'},
+        "strict": {"help": "Refuse a job that no live worker would run."},
+    },
+    short_help="Put a job, or many, into the queue.",
+)  # fmt: skip
 @click.argument("task", required=False)
-@click.option("--from", "lines", type=TEXT_FILE,
-              help="Many jobs: a file with a JSON object on each line, with the API's fields; - is stdin.")  # fmt: skip
+@option("--from", "lines", type=TEXT_FILE,
+        help="Many jobs: a file with a JSON object on each line, with the API's fields; - is stdin.")  # fmt: skip
+@option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
 @args_options
-@job_field_options
-@click.option("--strict", is_flag=True, help="Refuse a job that no live worker would run.")
-@click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
 def trigger(
     service: RemoteService,
     *,
     task: str | None,
     lines: IO[str] | None,
-    tags: tuple[str, ...],
-    strict: bool,
+    strict: bool | None,
     watching: bool,
     **options: Any,
 ) -> None:
@@ -121,7 +96,7 @@ def trigger(
       dataloader trigger --from jobs.jsonl --idempotency-key load-2026-11
       make-requests | dataloader trigger load.cbr.rates --from -
     """
-    options = without_none({**options, "tags": list(tags) or None})
+    options = without_none({**options, "tags": list(options["tags"]) or None})
     if "debounce" not in options:
         options = {"idempotency_key": f"cli-{uuid4()}", **options}
     if lines is not None:
@@ -134,21 +109,21 @@ def trigger(
     if task is None:
         raise click.UsageError("name a TASK, or a file of jobs with --from")
     try:
-        job = service.client.trigger(task, strict=strict, **options)
+        job = service.client.trigger(task, strict=bool(strict), **options)
     except Refused as refused:
         errors = [(error.field, error.message) for error in refused.errors]
         if not (missing := _missing_defaults({"task": task, **options}, errors)):
             raise
-        job = service.client.trigger(task, strict=strict, **options, **missing)
+        job = service.client.trigger(task, strict=bool(strict), **options, **missing)
     for warning in job.get("warnings") or ():
         click.echo(f"Warning: {one_line(str(warning))}", err=True)
     first_line = f"Job {job['job_id']} is {job['status']}."
     if watching:
-        if not service.as_json:
+        if not is_json():
             click.echo(first_line)
         watch_and_exit(service, job["job_id"], idempotency_key=options["idempotency_key"])
     next_line = f"  watch it:  {dataloader_command()} status {job['job_id']} --watch{service.url_hint}"
-    service.print_payload({**job, "idempotency_key": options["idempotency_key"]}, first_line, next_line)
+    print_payload({**job, "idempotency_key": options["idempotency_key"]}, first_line, next_line)
 
 
 def _missing_defaults(request: Mapping[str, Any], errors: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -200,7 +175,7 @@ def _trigger_lines(service: RemoteService, lines: IO[str], defaults: Mapping[str
     }
     hidden = len(totals.rejected) - _MAX_SHOWN_ERRORS
     more = [f"{format_count(hidden, 'more rejected line')} not shown."] if hidden > 0 else []
-    service.print_payload(payload, f"{totals.summary()}.", *more)
+    print_payload(payload, f"{totals.summary()}.", *more)
     if totals.rejected:
         click.get_current_context().exit(ExitCode.REFUSED)
 
@@ -255,7 +230,7 @@ def _send_batch(
             return {}
         payload = service.client.trigger_many(list(requests.values()))
         for warning in payload.get("warnings") or ():
-            if warning not in totals.warnings and not service.as_json:
+            if warning not in totals.warnings and not is_json():
                 print_notice(f"Warning: {one_line(str(warning))}")
             totals.warnings.add(str(warning))
         return dict(zip(requests, payload["items"], strict=True))
@@ -275,5 +250,5 @@ def _send_batch(
             problem = item["problem"] or {}
             detail = str(problem.get("detail") or problem.get("code"))
             totals.rejected.append({"line": line.number, "outcome": item["outcome"], "detail": detail})
-            if len(totals.rejected) <= _MAX_SHOWN_ERRORS and not service.as_json:
+            if len(totals.rejected) <= _MAX_SHOWN_ERRORS and not is_json():
                 print_notice(f"line {line.number}: {detail}")

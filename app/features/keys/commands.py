@@ -11,9 +11,9 @@ import click
 
 from dataloader.app.cli import text
 from dataloader.app.cli.invocation import dataloader_command
-from dataloader.app.cli.parsing import DURATION, json_option
-from dataloader.app.cli.service_options import ListGroup
-from dataloader.app.cli.tables import Table
+from dataloader.app.cli.output import Table, is_json, print_payload
+from dataloader.app.cli.parsing import DURATION, json_option, option
+from dataloader.app.cli.remote import ListGroup
 from dataloader.app.errors import NoOperatorKey
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def format_limits(key: text.Payload) -> str:
 
 
 _KEYS = Table(
+    "keys",
     "key=key_id, name, state, scopes, limits, created=created_at, by=created_by, expires=expires_at, "
     "last used=last_used_at",
     {"scopes": lambda key: ",".join(key["scopes"]), "limits": format_limits},
@@ -47,17 +48,15 @@ def keys() -> None:
 
 @keys.command(short_help="Create a key, and show it once.")
 @click.argument("name")
-@click.option("--scope", "scopes", type=click.Choice(SCOPES), multiple=True, required=True,
-              help="What the key allows; may be repeated.")  # fmt: skip
-@click.option("--task", "tasks", multiple=True, help="Allow triggering this task only; may be repeated.")
-@click.option("--queue", "queues", multiple=True, help="Allow this queue only; may be repeated.")
-@click.option("--expires", "lifetime_sec", type=DURATION,
-              help="How long it is valid: 12h, 90d.  [no end]")  # fmt: skip
-@click.option("--allow-lockout", is_flag=True, help="Create it even if no valid key has the scope operate or admin.")
+@option("--scope", "scopes", type=click.Choice(SCOPES), multiple=True, required=True,
+        help="What the key allows; may be repeated.")  # fmt: skip
+@option("--task", "tasks", multiple=True, help="Allow triggering this task only; may be repeated.")
+@option("--queue", "queues", multiple=True, help="Allow this queue only; may be repeated.")
+@option("--expires", "lifetime_sec", type=DURATION,
+        help="How long it is valid: 12h, 90d.  [no end]")  # fmt: skip
+@option("--allow-lockout", is_flag=True, help="Create it even if no valid key has the scope operate or admin.")
 @json_option
-def create(
-    *, name: str, scopes: Sequence[str], lifetime_sec: float | None, allow_lockout: bool, as_json: bool, **limits: Any
-) -> None:
+def create(*, name: str, scopes: Sequence[str], lifetime_sec: float | None, allow_lockout: bool, **limits: Any) -> None:
     """Create a key for NAME, such as the team or the program that will use it, and show it only now.
 
     The first key must have the scope admin or operate: as soon as there is a key, every caller needs one.
@@ -91,21 +90,20 @@ def create(
                 "Or create this one all the same:  add --allow-lockout"
             ) from error
     key = _to_dict(created)
-    if as_json:
-        click.echo(text.json_text({"key": token, **key}))
-        return
     until = f"until {text.format_time(created.expires_at)}" if created.expires_at else "until it is revoked"
-    click.echo(
-        f"Created the key {created.id} for {text.one_line(name)}: {format_limits(key) or 'without limits'}, {until}.\n"
-        "Store it now: it is not stored here and cannot be shown again. From now on every caller needs a key.",
-        err=True,
-    )
-    click.echo(token)
+    if not is_json():
+        allowed = format_limits(key) or "without limits"
+        click.echo(
+            f"Created the key {created.id} for {text.one_line(name)}: {allowed}, {until}.\n"
+            "Store it now: it is not stored here and cannot be shown again. From now on every caller needs a key.",
+            err=True,
+        )
+    print_payload({"key": token, **key}, token)
 
 
 @keys.command("list", short_help="List the keys.")
 @json_option
-def list_(*, as_json: bool) -> None:
+def list_() -> None:
     """List all keys, also revoked and expired ones: name, scopes, limits, expiry and last use.
 
     The last use is saved once a minute.
@@ -114,24 +112,25 @@ def list_(*, as_json: bool) -> None:
 
     with commands.audited_api_keys("keys list") as (api_keys, _):
         items = [_to_dict(key) for key in api_keys.all()]
-    _KEYS.print({"keys": items}, "keys", as_json=as_json)
+    _KEYS.print({"keys": items})
 
 
 @keys.command(short_help="Revoke a key.")
 @click.argument("key")
 @json_option
-def revoke(*, key: str, as_json: bool) -> None:
+def revoke(*, key: str) -> None:
     """Revoke KEY, by its id or its name. Every process rejects it, and ends its sessions, within five seconds."""
     from dataloader.app.runtime import commands
 
     with commands.audited_api_keys("keys revoke") as (api_keys, _):
         revoked = api_keys.revoke(key)
-    if as_json:
-        click.echo(text.json_text({"keys": [_to_dict(key) for key in revoked]}))
-    else:
-        click.echo("\n".join(f"Revoked the key {key.id} of {text.one_line(key.name)}." for key in revoked))
+    lines = [f"Revoked the key {key.id} of {text.one_line(key.name)}." for key in revoked]
+    print_payload({"keys": [_to_dict(key) for key in revoked]}, *lines)
 
 
 def _to_dict(key: ApiKey) -> dict[str, object]:
     fields = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in vars(key).items()}
     return {"key_id": fields.pop("id"), **fields}
+
+
+COMMANDS = {"Settings and access": (keys,)}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
 
 import click
 
 from dataloader.app.cli import text
-from dataloader.app.cli.parsing import limit_option, limit_option_to
-from dataloader.app.cli.service_options import RemoteService, remote_command
-from dataloader.app.cli.tables import Table
+from dataloader.app.cli.output import Table, is_json, print_payload
+from dataloader.app.cli.remote import RemoteService, remote_command
 
 _DATASETS = Table(
+    "datasets",
     "dataset, updated=updated_at, task, rows, producers, consumers, state",
     {"state": lambda dataset: "stale" if dataset["stale"] else None},
     uncut="dataset, updated",
@@ -20,11 +20,12 @@ _DATASETS = Table(
 )
 
 
-def _number(field: str) -> Any:
+def _number(field: str) -> Callable[[text.Payload], str | None]:
     return lambda result: text.format_number(result[field], ".15g") or None
 
 
 _CHECKS = Table(
+    "results",
     "check=name, time=at, outcome, value, low, high, median, partition=partition_key, job=job_id",
     {field: _number(field) for field in ("value", "low", "high", "median")},
     uncut="check, time, outcome, value",
@@ -32,36 +33,36 @@ _CHECKS = Table(
 )
 
 
-@remote_command(short_help="List datasets, or show one.")
+@remote_command(operation="list_datasets", only="limit", short_help="List datasets, or show one.")
 @click.argument("name", required=False)
-@limit_option
 def datasets(service: RemoteService, *, name: str | None, limit: int) -> None:
     """List the datasets that jobs have reported, by name; with a NAME show its updates and the tasks that use it."""
     if name is None:
-        service.print_list(service.get("/api/v1/datasets", limit=limit), "datasets", _DATASETS)
+        _DATASETS.print(service.send("list_datasets", limit=limit))
         return
-    found = service.get(f"/api/v1/datasets/{quote(name, safe='')}", limit=limit)
-    state = "  (stale)" if found["stale"] else ""
+    found = service.send("get_dataset", name=name, limit=limit)
+    print_payload(found, *_dataset_lines(name, found))
+
+
+def _dataset_lines(name: str, found: text.Payload) -> Iterator[str]:
     updated = "never updated" if found["updated_at"] is None else f"updated {text.format_time(found['updated_at'])}"
-    lines = [f"{text.one_line(name)}: {updated}{state}"]
+    yield f"{text.one_line(name)}: {updated}{'  (stale)' if found['stale'] else ''}"
     for label, events in (("produced by", found["producers"]), ("read by", found["consumers"])):
-        lines += [f"  {label} {text.one_line(e['task'])}, last {text.format_time(e['at'])}" for e in events]
-    lines += ["Updates:"] if found["updates"] else []
+        yield from (f"  {label} {text.one_line(e['task'])}, last {text.format_time(e['at'])}" for e in events)
+    yield from ["Updates:"] if found["updates"] else []
     for event in found["updates"]:
         rows = "" if event["rows"] is None else f"  {event['rows']} rows"
         partition = f"  {text.one_line(event['partition_key'])}" if event["partition_key"] else ""
-        lines.append(f"  {text.format_time(event['at'])}  {event['job_id']}{partition}{rows}")
-    service.print_payload(found, *lines)
+        yield f"  {text.format_time(event['at'])}  {event['job_id']}{partition}{rows}"
 
 
-@remote_command(short_help="List the data checks of a task.")
-@click.argument("task")
-@click.option("--name", metavar="NAME", help="Only this check.")
-@limit_option_to(365)
-def checks(service: RemoteService, *, task: str, limit: int, name: str | None) -> None:
-    """List the last results of each data check of a TASK, newest first."""
-    found = service.get(f"/api/v1/tasks/{quote(task, safe='')}/checks", name=name, limit=limit)
-    if service.as_json:
-        service.print_payload(found)
+@remote_command(operation="list_task_checks", short_help="List the data checks of a task.")
+def checks(service: RemoteService, **values: Any) -> None:
+    found = service.send("list_task_checks", **values)
+    if is_json():
+        print_payload(found)
         return
-    service.print_list({"results": [r for check in found["checks"] for r in check["results"]]}, "results", _CHECKS)
+    _CHECKS.print({"results": [result for check in found["checks"] for result in check["results"]]})
+
+
+COMMANDS = {"Tasks, schedules and data": (datasets, checks)}

@@ -149,7 +149,7 @@ def test_suggested_command_is_relative_to_folder_or_plain_name(tmp_path, monkeyp
     monkeypatch.setenv("PATH", "/nowhere")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert dataloader_command() == f"{shlex.quote(str(bin_ / 'python'))} -m app"
+    assert dataloader_command() == f"{shlex.quote(str(bin_ / 'python'))} -m dataloader"
 
 
 def test_a_worker_names_its_queues():

@@ -9,8 +9,10 @@ import click
 import pytest
 
 from dataloader import NotFound
-from dataloader.app.cli.command import cli, iter_options, main
+from dataloader.app.cli import generate
+from dataloader.app.cli.command import GROUPS, INDEX_FILE, cli, iter_options, main
 from dataloader.app.cli.exit_codes import ExitCode, error_report
+from dataloader.app.cli.operations import OPERATIONS_FILE
 from dataloader.app.errors import DatabaseUnavailable, DataloaderError, EmbeddedServerError, PortTaken, SchemaMissing
 from tests.app.cli.fake_service import problem
 from tests.support.processes import ROOT, clean_environment
@@ -54,27 +56,47 @@ def test_python_m_app_is_the_same_command():
     assert "trigger" in ran.stdout
 
 
-def test_help_lists_the_commands_in_the_order_of_use(run):
+def test_help_lists_commands_in_titled_groups(run):
     shown = run("-h").stdout
 
-    commands = [line.split()[0] for line in shown.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()]
-    assert commands == [
-        "serve", "dev", "worker", "drain", "migrate", "prune", "config", "tasks", "doctor", "run", "new-pipeline",
-        "psql", "completion", "trigger", "status", "cancel", "retry",
-        "jobs", "failures", "events", "logs", "show", "why", "edit", "clone", "delete", "watch", "bulk",
-        "queues", "queue", "limits", "breakers", "graphs", "workers", "scaling", "task-numbers",
-        "schedules",
-        "backfill", "backfills", "slices", "datasets", "checks", "keys",
-        "audit", "webhooks", "alerts",
-    ]  # fmt: skip
+    sections = re.findall(r"^(\w[^\n]*):\n((?:  .*\n)+)", shown, re.MULTILINE)
+    groups = {title: re.findall(r"^  (\S+)", lines, re.MULTILINE) for title, lines in sections}
+    assert list(groups) == ["Options", *GROUPS]
+    del groups["Options"]
+    assert groups["Run the service"] == ["serve", "dev", "worker", "drain", "migrate", "prune", "psql", "doctor"]
+    assert groups["Jobs"][:3] == ["trigger", "status", "logs"]
+    assert [name for names in groups.values() for name in names] == cli.list_commands(click.Context(cli))
+    assert "..." not in shown.partition("\n")[2], "no line is cut"
 
 
 def test_every_command_explains_itself(run):
-    for name in run("-h").stdout.partition("Commands:\n")[2].partition("\n\n")[0].splitlines():
-        shown = run(name.split()[0], "--help")
+    for name in cli.list_commands(click.Context(cli)):
+        shown = run(name, "--help")
 
         assert shown.exit_code == 0
         assert "Usage:" in shown.stdout
+
+
+def test_command_loads_its_own_feature_only():
+    code = (
+        "import sys\nfrom dataloader.app.cli import main\n"
+        "try:\n    main(['limits', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print('loaded:', [name for name in sys.modules if name.startswith('dataloader.app.features.')])"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )  # fmt: skip
+
+    loaded = ran.stdout.splitlines()[-1]
+    assert loaded == "loaded: ['dataloader.app.features.limits', 'dataloader.app.features.limits.commands']"
+
+
+@pytest.mark.parametrize(
+    ("file", "make"), [(OPERATIONS_FILE, generate.operations_text), (INDEX_FILE, generate.index_text)]
+)
+def test_generated_file_is_up_to_date(file, make):
+    assert file.read_text(encoding="utf-8") == make(), "run `python -m dataloader.app.cli.generate`"
 
 
 def test_version_is_printed(run, monkeypatch):
@@ -135,6 +157,7 @@ def test_what_a_service_says_does_not_act_on_the_terminal(run, service):
 
 
 OPTIONS = [(" ".join((*path, option.opts[-1])), option) for path, option in iter_options(cli) if not option.hidden]
+VALUES = re.compile(r"[\w, ]+[:;,] ")  # `open: …; closed: …`: what each value means
 # What click makes of a type's name or of a list of formats when an option names no value.
 UNNAMED = re.compile(r"PARSED|RANGE|^(TEXT|INTEGER|FLOAT|UUID|FILENAME)$|%")
 
@@ -142,15 +165,15 @@ UNNAMED = re.compile(r"PARSED|RANGE|^(TEXT|INTEGER|FLOAT|UUID|FILENAME)$|%")
 @pytest.mark.parametrize(("name", "option"), OPTIONS, ids=[name for name, _ in OPTIONS])
 def test_option_has_help_and_metavar(name, option):
     assert option.help, name
-    assert option.help[0].isupper() or option.help[0] in "`'", f"{name}: {option.help}"
+    assert option.help[0].isupper() or option.help[0] in "`'" or VALUES.match(option.help), f"{name}: {option.help}"
     if not option.is_flag and option.opts[-1] not in {"--text", "--note", "--description"}:
         shown = option.make_metavar(click.Context(cli))
-        assert not UNNAMED.search(shown), f"{name} {shown}: name its value in app/cli/command.py"
+        assert not UNNAMED.search(shown), f"{name} {shown}: name its value in its metavar"
 
 
 def test_help_of_jobs_names_values(run):
     shown = run("jobs", "--help").stdout
 
     assert "--created-from TIME" in shown
-    assert "--limit COUNT" in shown
+    assert "--limit NUMBER" in shown
     assert "PARSED" not in shown

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from dataloader.app.acts.audit_log import AuditLog
-from dataloader.app.cli.admin import AUDIT_LOG
 from dataloader.app.cli.command import cli
 from dataloader.app.db.pool import Pool
+from dataloader.app.features.audit.commands import AUDIT_LOG
 from dataloader.app.http.auth.api_keys import ApiKeys
 from tests.app.cli.fake_service import problem
 

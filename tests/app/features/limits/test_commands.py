@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dataloader.app.cli.command import cli
-from dataloader.app.cli.parsing import parse_rate
+from dataloader.app.features.limits.commands import parse_rate
 from tests.support import Databases
 from tests.support.api_server import serving
 from tests.support.queue_fixture import QueueFixture

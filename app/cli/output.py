@@ -1,4 +1,4 @@
-"""Lists as tables: for a person drawn by rich, for a pipe aligned text, for a program JSON."""
+"""What commands print: JSON for a program, a table drawn by rich for a person, aligned text for a pipe."""
 
 from __future__ import annotations
 
@@ -9,25 +9,37 @@ from typing import Any
 import click
 
 from dataloader.app.cli import text
+from dataloader.app.cli.parsing import AS_JSON_META_KEY
 
 Cells = Mapping[str, Callable[[Any], Any]]  # by the heading
 
 
+def is_json() -> bool:
+    """Whether the command was asked for JSON."""
+    return bool(click.get_current_context().meta.get(AS_JSON_META_KEY))
+
+
+def print_payload(payload: object, *lines: str) -> None:
+    """Print the payload as JSON if that was asked for, else the lines."""
+    click.echo(text.json_text(payload) if is_json() else "\n".join(lines))
+
+
 class Table:
-    """The columns of a list, as `heading` or `heading=field`, and what makes the cells that are no field's value.
+    """The columns of the list in a field, as `heading` or `heading=field`, and cells that are no field's value.
 
     The columns in `uncut` are never shortened.
     """
 
-    def __init__(self, columns: str, cells: Cells | None = None, *, uncut: str = "", empty_message: str = "") -> None:
+    def __init__(
+        self, list_field: str, columns: str, cells: Cells | None = None, *, uncut: str = "", empty_message: str = ""
+    ) -> None:
         parts = (column.partition("=") for column in columns.split(", "))
-        self._fields = {heading: field or heading for heading, _, field in parts}
+        self._list_field, self._fields = list_field, {heading: field or heading for heading, _, field in parts}
         self._cells, self._uncut, self._empty_message = cells or {}, uncut.split(", "), empty_message
 
-    def print(self, payload: text.Payload, field: str, *, as_json: bool) -> None:
-        """Print the list in a field: a table for a person, aligned text for a pipe, the payload when asked for JSON."""
-        items = payload[field]
-        if as_json:
+    def print(self, payload: text.Payload) -> None:
+        items = payload[self._list_field]
+        if is_json():
             click.echo(text.json_text(payload))
         elif not items:
             click.echo(self._empty_message, err=True, nl=bool(self._empty_message))

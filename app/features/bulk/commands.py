@@ -1,0 +1,107 @@
+"""Command bulk: change all jobs that match a filter."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import UUID
+
+import click
+
+from dataloader.app.cli import text
+from dataloader.app.cli.operations import parameters
+from dataloader.app.cli.output import Table, print_payload
+from dataloader.app.cli.parsing import ID, option, without_none
+from dataloader.app.cli.remote import RemoteService, remote_command
+from dataloader.app.features.jobs.commands import FILTER_FIELDS, FILTER_OPTIONS
+from dataloader.app.wording import format_count
+
+_WAIT_FOR_END_SEC = 3.0  # of a bulk cancel, which takes one as a rule
+_POLL_INTERVAL_SEC = 0.1
+
+_OPERATIONS = Table(
+    "operations",
+    "operation=bulk_id, action, state, jobs, created=created_at",
+    {"jobs": lambda operation: f"{operation['changed']} of {operation['expected']}"},
+    uncut="operation, action, state, jobs, created",
+    empty_message="No bulk operations.",
+)
+
+
+@remote_command(
+    operation="start_bulk_operation", omit="action filter only_error",
+    options={"max": "--max-jobs", "expected": {"help": "About how many jobs match; counted if not given."}},
+    params=[*parameters("list_jobs", only=FILTER_FIELDS, options=FILTER_OPTIONS)],
+    short_help="Change all jobs that match a filter.",
+)  # fmt: skip
+@click.argument("action", type=click.Choice(["cancel", "retry", "redrive", "delete", "reprioritise", "list", "stop"]))
+@click.argument("bulk_id", type=ID, required=False)
+@option("--all", "is_all", is_flag=True, help="All jobs, without a filter.")
+@option("--dry-run", is_flag=True, help="Only count the jobs.")
+@option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options: Any) -> None:
+    """Cancel, retry, delete or reprioritise all jobs that match a filter. `bulk list` shows such operations and their
+    progress, `bulk stop BULK_ID` ends one.
+
+    `bulk redrive` retries at a rate, oldest first, and stops when the circuit breaker of a job's task is open.
+
+    \b
+      dataloader bulk redrive --per-minute 60 --status failed,lost --fingerprint 'KeyError sales.py:load'
+
+    It needs a filter or --all. Without --expected the jobs are counted, and the command asks for confirmation, unless
+    --yes is given. Nothing is done if by then more than twice as many and a hundred more match; of delete, if any more
+    match.
+    """
+    if action == "list":
+        _OPERATIONS.print(service.send("list_bulk_operations"))
+    elif action == "stop":
+        if bulk_id is None:
+            raise click.UsageError("name the operation: dataloader bulk stop BULK_ID")
+        stopped = service.send("cancel_bulk_operation", bulk_id=bulk_id, repeatable=True)
+        changed = format_count(stopped["changed"], "job")
+        print_payload(stopped, f"{stopped['action']} is {stopped['state']}: {changed} changed.")
+    else:
+        _start(service, action, **options)
+
+
+def _start(
+    service: RemoteService, action: str, *, is_all: bool, expected: int | None, dry_run: bool, yes: bool, **options: Any
+) -> None:
+    job_filter = without_none({name: options.pop(name) for name in FILTER_FIELDS.split()})
+    if action == "redrive" and options["per_minute"] is None and not dry_run:
+        raise click.UsageError("redrive needs --per-minute")
+    if bool(job_filter) == is_all:
+        problem = (
+            "give a filter or --all, not both" if is_all else "give a filter, such as --task, or --all for all jobs"
+        )
+        raise click.UsageError(problem)
+    if dry_run or expected is None:
+        count = service.send("count_bulk_jobs", action=action, filter=job_filter, repeatable=True)
+        jobs = f"{'' if count['exact'] else 'about '}{format_count(count['jobs'], 'job')}"
+        if dry_run:
+            print_payload(count, f"{jobs} would be changed; none was.")
+            return
+        bound = "" if options["max"] is None else f"at most {options['max']} of "
+        if not yes:
+            click.confirm(f"{action} {bound}{jobs}?", abort=True, err=True)
+        expected = count["jobs"]
+    operation = service.send("start_bulk_operation", action=action, filter=job_filter, expected=expected, **options)
+    if action == "cancel":
+        operation = _wait_for_end(service, operation)
+    if operation["finished_at"] is None:
+        progress = "`dataloader bulk list` shows its progress."
+    else:
+        progress = f"{format_count(operation['matched'], 'job')} matched, {operation['changed']} changed."
+    print_payload(operation, f"{operation['bulk_id']} is {operation['state']}; {progress}")
+
+
+def _wait_for_end(service: RemoteService, operation: text.Payload) -> text.Payload:
+    """Return the operation once it has ended, or as it is after some seconds."""
+    deadline = time.monotonic() + _WAIT_FOR_END_SEC
+    while operation["finished_at"] is None and time.monotonic() < deadline:
+        time.sleep(_POLL_INTERVAL_SEC)
+        operation = service.send("get_bulk_operation", bulk_id=operation["bulk_id"])
+    return operation
+
+
+COMMANDS = {"Jobs": (bulk,)}
