@@ -29,7 +29,7 @@ CREATE TABLE dl_schema (
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     serves_from int
 );
-INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (8, 'by hand', 4);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (9, 'by hand', 9);
 
 -- ── Types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -447,23 +447,8 @@ CREATE OR REPLACE FUNCTION dl_jobs_deleted() RETURNS trigger
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         DELETE FROM dl_job_events;  -- not TRUNCATE: it may be one of the tables of this TRUNCATE
-        DELETE FROM dl_edges;
-        DELETE FROM dl_graphs;
-        DELETE FROM dl_graph_work;
     ELSE
         DELETE FROM dl_job_events e USING deleted WHERE e.job_id = ANY (ARRAY[deleted.job_id]);
-        IF EXISTS (SELECT FROM deleted WHERE graph_id IS NOT NULL) THEN
-            -- By SQL: the API deletes finished jobs only. A job that waits for a deleted one can never run.
-            UPDATE dl_jobs c
-               SET cancel_requested = true, error = 'not needed: a job that it waited for was deleted'
-              FROM deleted d JOIN dl_edges e ON e.parent_id = d.job_id AND e.met IS NULL
-             WHERE d.graph_id IS NOT NULL AND c.job_id = ANY (ARRAY[e.child_id]) AND c.status = 'queued' AND c.wait_state = 'waiting';
-            DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.child_id = d.job_id;
-            -- What is left are edges of jobs that still exist: they keep such a job from reading fewer results than it waited for.
-            UPDATE dl_edges e SET met = false FROM deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id AND e.met IS NULL;
-            DELETE FROM dl_graphs g USING deleted d
-             WHERE g.graph_id = d.graph_id AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = g.graph_id);
-        END IF;
     END IF;
     RETURN NULL;
 END $$;
@@ -842,7 +827,28 @@ END $$;
 
 -- ── Hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
--- What the statements of the core call for features, whose schema.sql replaces these functions.
+-- What the statements and functions of the core call for features, whose schema.sql replaces these functions.
+
+-- Of jobs that a claim has locked, in the order of their claim, those that may not start now: they become limited. The claim
+-- passes on the wake-ups of jobs that were woken for `woken_names` and cannot start.
+CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[], woken_names text[]) RETURNS SETOF uuid
+    LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN;
+END $$;
+
+-- Called last by each statement that ends runs or waits, when the rows have their new state. Returns how many jobs became ready.
+--   job_ids     jobs that have ended, or are retried after a failure
+--   runs        jobs whose run has ended: what it counted in limits is free
+--   counted     those of them whose attempt has succeeded or failed by itself
+--   woken_for   limits for which jobs had been woken that do not start
+--   reports     what the runs have reported of their data
+CREATE OR REPLACE FUNCTION dl_jobs_ended(job_ids uuid[] DEFAULT NULL, runs uuid[] DEFAULT NULL, counted uuid[] DEFAULT NULL,
+                                         woken_for text[] DEFAULT NULL, reports jsonb DEFAULT NULL) RETURNS int
+    LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN 0;
+END $$;
 
 -- What is wrong with the limits of a request; NULL: nothing.
 CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
@@ -853,6 +859,10 @@ CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
 CREATE OR REPLACE FUNCTION dl_after_problem(after jsonb, need text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE WHEN after IS NOT NULL OR need IS NOT NULL THEN 'cannot be used: this queue has no graphs' END;
+
+-- Makes a job of this transaction wait for others.
+CREATE OR REPLACE FUNCTION dl_set_parents(child uuid, after jsonb, need_text text) RETURNS void
+    LANGUAGE sql RETURN NULL;
 
 -- ── Jobs written by other services ───────────────────────────────────────────────────────────────────────────────────
 
@@ -997,9 +1007,7 @@ BEGIN
        AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key)) THEN
         PERFORM dl_unblock_next(ARRAY[NEW.lock_key]);
     END IF;
-    IF NEW.webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL) THEN
-        PERFORM dl_create_deliveries(ARRAY[NEW.job_id]);
-    END IF;
+    PERFORM dl_jobs_ended(ARRAY[NEW.job_id]);
     RETURN NULL;
 END $$;
 
@@ -1851,7 +1859,11 @@ DECLARE
     now_at float8;
     woken_for text[] := '{}';
 BEGIN
-    IF job_ids IS NULL THEN
+    IF job_ids IS NULL
+       OR NOT EXISTS (SELECT FROM dl_limits l WHERE starts_with(l.name, 'queue:') OR starts_with(l.name, 'task:'))
+          AND NOT EXISTS (SELECT FROM dl_breakers b WHERE b.state <> 'closed')
+          AND NOT EXISTS (SELECT FROM unnest(job_ids) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+                           WHERE j.limits IS NOT NULL OR j.waits_on IS NOT NULL) THEN
         RETURN;
     END IF;
     WITH jobs AS MATERIALIZED (
@@ -2009,24 +2021,6 @@ CREATE OR REPLACE FUNCTION dl_weight_in(limit_name text, limits jsonb) RETURNS i
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN coalesce((limits ->> limit_name)::int, 1);
 
--- Wakes what waits for the limits of runs that have ended, and for breakers that have closed. Each run is an object with its
--- limits, queue and task, each breaker one with its task as `closed`.
-CREATE OR REPLACE FUNCTION dl_wake_after(ended jsonb) RETURNS SETOF uuid
-    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT AS $$
-DECLARE
-    names text[] := ARRAY(SELECT DISTINCT c.name
-                            FROM jsonb_array_elements(ended) AS e (run)
-                                 CROSS JOIN LATERAL dl_job_limits(nullif(e.run -> 'limits', 'null'), e.run ->> 'queue', e.run ->> 'task') c
-                           WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
-                              OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed')
-                           UNION
-                          SELECT 'task:' || (e.run ->> 'closed') FROM jsonb_array_elements(ended) AS e (run) WHERE e.run ? 'closed');
-BEGIN
-    IF names <> '{}' THEN
-        RETURN QUERY SELECT * FROM dl_wake_limited(names);
-    END IF;
-END $$;
-
 CREATE OR REPLACE TRIGGER dl_limits_audit AFTER INSERT OR UPDATE OR DELETE ON dl_limits
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('limit', 'name', 'changed_by,changed_at', '');
@@ -2054,15 +2048,15 @@ CREATE TABLE dl_breakers (
 
 -- Counts how attempts ended, in their order, for tasks with a breaker: opens it, closes it, or opens it again for twice as long (up
 -- to an hour). Each outcome is an object with the task, the status (succeeded, or else it failed) and the error. A breaker's row
--- is locked after the jobs' rows and before the locks of limits. Returns the tasks whose breaker closed, for dl_wake_after: all
--- locks of limits of a transaction are taken at once. NULL: none.
-CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS jsonb
+-- is locked after the jobs' rows and before the locks of limits. Returns the limits of the tasks whose breaker closed, for
+-- dl_jobs_ended: all locks of limits of a transaction are taken at once.
+CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS text[]
     LANGUAGE plpgsql VOLATILE STRICT SET search_path FROM CURRENT SET jit = off AS $$
 DECLARE
     breaker dl_breakers;
     outcome jsonb;
     before  text;
-    closed  jsonb;
+    closed  text[] := '{}';
 BEGIN
     FOR breaker IN
         SELECT b.* FROM dl_breakers b
@@ -2112,7 +2106,7 @@ BEGIN
         IF breaker.state <> before THEN
             PERFORM pg_notify('dl_control', 'limits');
             IF breaker.state = 'closed' THEN
-                closed := coalesce(closed, '[]') || jsonb_build_object('closed', breaker.task);
+                closed := closed || ('task:' || breaker.task);
             END IF;
         END IF;
     END LOOP;
@@ -2158,10 +2152,6 @@ CREATE TABLE dl_graph_work (
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
 CREATE INDEX dl_graph_work_xid_idx ON dl_graph_work (xid);
 
-CREATE OR REPLACE FUNCTION dl_is_final(status dl_status) RETURNS bool
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN status IN ('succeeded', 'failed', 'canceled', 'lost');
-
 -- Whether a job that has not ended may read the result of this one: another one of its graph, or one of another graph that waited
 -- for it.
 CREATE OR REPLACE FUNCTION dl_is_result_needed(job uuid, graph uuid) RETURNS bool
@@ -2173,26 +2163,25 @@ BEGIN
                         WHERE e.parent_id = job AND c.status::text IN ('queued', 'running')));
 END $$;
 
--- A job of a graph has ended, by any statement of any process.
-CREATE OR REPLACE FUNCTION dl_jobs_graph_ended() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    INSERT INTO dl_graph_work (job_id) VALUES (NEW.job_id) ON CONFLICT (job_id) DO NOTHING;
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(NEW.status) AND NOT dl_is_final(OLD.status))
-    EXECUTE FUNCTION dl_jobs_graph_ended();
-
--- A job of a graph is retried: its children wait for it again, also those that had been skipped.
-CREATE OR REPLACE FUNCTION dl_jobs_graph_requeued() RETURNS trigger
+-- A job of a graph has ended, by any statement of any process: its children are decided when this commits. Or it is retried: it
+-- waits again for the parents that have not all ended, and its children wait again for it, also those that had been skipped.
+CREATE OR REPLACE FUNCTION dl_jobs_graph_changed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
+    IF NEW.status NOT IN ('queued', 'running') THEN
+        INSERT INTO dl_graph_work (job_id) VALUES (NEW.job_id) ON CONFLICT (job_id) DO NOTHING;
+        RETURN NULL;
+    END IF;
     DELETE FROM dl_graph_work WHERE job_id = NEW.job_id;
+    IF EXISTS (SELECT FROM dl_edges e WHERE e.child_id = NEW.job_id AND e.met IS NULL) THEN
+        UPDATE dl_jobs SET wait_state = 'waiting', waits_on = NULL
+         WHERE job_id = NEW.job_id AND status = 'queued' AND wait_state <> 'waiting';
+        INSERT INTO dl_graph_work (job_id)  -- decided again when this commits: a parent may end now
+        SELECT e.parent_id FROM dl_edges e WHERE e.child_id = NEW.job_id
+            ON CONFLICT (job_id) DO NOTHING;
+    END IF;
     UPDATE dl_edges SET met = NULL WHERE parent_id = NEW.job_id;
     PERFORM set_config('dl.events_checked', 'yes', true);
     WITH again AS (
@@ -2214,10 +2203,44 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.graph_id IS NOT NULL AND NEW.status NOT IN ('queued', 'running') AND OLD.status IN ('queued', 'running'))
+    EXECUTE FUNCTION dl_jobs_graph_changed();
+
 CREATE OR REPLACE TRIGGER dl_jobs_graph_requeued AFTER UPDATE OF status ON dl_jobs
     FOR EACH ROW
-    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(OLD.status) AND NOT dl_is_final(NEW.status))
-    EXECUTE FUNCTION dl_jobs_graph_requeued();
+    WHEN (NEW.graph_id IS NOT NULL AND NEW.status IN ('queued', 'running') AND OLD.status NOT IN ('queued', 'running'))
+    EXECUTE FUNCTION dl_jobs_graph_changed();
+
+-- By SQL: the API deletes finished jobs only. A job that waits for a deleted one can never run.
+CREATE OR REPLACE FUNCTION dl_jobs_graph_deleted() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        DELETE FROM dl_edges;
+        DELETE FROM dl_graphs;
+        DELETE FROM dl_graph_work;
+    ELSIF EXISTS (SELECT FROM deleted WHERE graph_id IS NOT NULL) THEN
+        UPDATE dl_jobs c
+           SET cancel_requested = true, error = 'not needed: a job that it waited for was deleted'
+          FROM deleted d JOIN dl_edges e ON e.parent_id = d.job_id AND e.met IS NULL
+         WHERE d.graph_id IS NOT NULL AND c.job_id = ANY (ARRAY[e.child_id]) AND c.status = 'queued' AND c.wait_state = 'waiting';
+        DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.child_id = d.job_id;
+        -- What is left are edges of jobs that still exist: they keep such a job from reading fewer results than it waited for.
+        UPDATE dl_edges e SET met = false FROM deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id AND e.met IS NULL;
+        DELETE FROM dl_graphs g USING deleted d
+         WHERE g.graph_id = d.graph_id AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = g.graph_id);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_graph_del AFTER DELETE ON dl_jobs
+    REFERENCING OLD TABLE AS deleted
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_graph_deleted();
+CREATE OR REPLACE TRIGGER dl_jobs_graph_trunc AFTER TRUNCATE ON dl_jobs
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_graph_deleted();
 
 -- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many. In a graph
 -- with on_failure 'cancel' a failure skips every queued job that has no edge for a failure or any end.
@@ -2310,7 +2333,7 @@ BEGIN
                finished_at = CASE WHEN locked.skip THEN clock_timestamp() END
           FROM locked
          WHERE j.job_id = ANY (ARRAY[locked.job_id])
-        RETURNING j.job_id, j.queue, j.status, j.attempt, j.error, j.webhook
+        RETURNING j.job_id, j.queue, j.status, j.attempt, j.error
     ), events AS (
         INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
         SELECT job_id, queue, clock_timestamp(), CASE status WHEN 'canceled' THEN 'skipped' ELSE 'released' END,
@@ -2321,13 +2344,12 @@ BEGIN
         SELECT count(dl_notify_queue(q.queue)) AS n FROM (SELECT DISTINCT queue FROM moved WHERE status = 'queued' ORDER BY queue) q
     )
     SELECT count(*) + 0 * (SELECT n FROM notified),
-           array_agg(job_id) FILTER (WHERE status = 'canceled'
-               AND (webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))
+           array_agg(job_id) FILTER (WHERE status = 'canceled')
       INTO changed, skipped_ids
       FROM moved;
     PERFORM set_config('dl.events_checked', checked_before, true);
     IF skipped_ids IS NOT NULL THEN
-        PERFORM dl_create_deliveries(skipped_ids);
+        PERFORM dl_jobs_ended(skipped_ids);
     END IF;
     PERFORM set_config('dl.graph_changes', (max_changes - budget + changed)::text, true);
     IF changed = coalesce(cardinality(ids), 0) THEN
@@ -2445,7 +2467,7 @@ BEGIN
                 DELETE FROM dl_graphs WHERE graph_id = child.graph_id;
             END IF;
         END LOOP;
-        IF dl_is_final(parent.status) THEN
+        IF parent.status NOT IN ('queued', 'running') THEN
             INSERT INTO dl_graph_work (job_id) VALUES (parent.job_id)
                 ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
         END IF;
@@ -2521,7 +2543,7 @@ BEGIN
     SELECT DISTINCT waiting_job, i.job_id, 'ended' FROM unnest(awaited) AS i (job_id)
         ON CONFLICT (child_id, parent_id) DO UPDATE SET wants = 'ended', met = NULL;
     INSERT INTO dl_graph_work (job_id)
-    SELECT j.job_id FROM dl_jobs j WHERE j.job_id = ANY (awaited) AND dl_is_final(j.status)
+    SELECT j.job_id FROM dl_jobs j WHERE j.job_id = ANY (awaited) AND j.status NOT IN ('queued', 'running')
         ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
     RETURN 'queued';
 END $$;
@@ -2650,7 +2672,7 @@ BEGIN
 END $$;
 
 REVOKE EXECUTE ON FUNCTION
-    dl_jobs_graph_ended, dl_jobs_graph_requeued, dl_graph_work_done, dl_edges_added, dl_enqueue_graph
+    dl_jobs_graph_changed, dl_jobs_graph_deleted, dl_graph_work_done, dl_edges_added, dl_enqueue_graph
   FROM PUBLIC;
 
 -- ── app/features/schedules ──────────────────────────────────────────────────────────────────────────────────────────
@@ -3438,5 +3460,49 @@ CREATE OR REPLACE TRIGGER dl_alerts_audit AFTER UPDATE OF acknowledged_at ON dl_
 REVOKE EXECUTE ON FUNCTION
     dl_create_alert_deliveries
   FROM PUBLIC;
+
+-- ── app/features ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- The core's hook for ends of jobs, with what features do then. In this order: all locks of limits are taken at once, and what
+-- follows from an update of a dataset comes last.
+CREATE OR REPLACE FUNCTION dl_jobs_ended(job_ids uuid[] DEFAULT NULL, runs uuid[] DEFAULT NULL, counted uuid[] DEFAULT NULL,
+                                         woken_for text[] DEFAULT NULL, reports jsonb DEFAULT NULL) RETURNS int
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    limit_names text[] := coalesce(woken_for, '{}');
+    woken_count int := 0;
+BEGIN
+    -- Circuit breakers.
+    IF counted IS NOT NULL AND EXISTS (SELECT FROM dl_breakers) THEN
+        limit_names := limit_names || dl_count_outcomes(
+            (SELECT jsonb_agg(jsonb_build_object('task', j.task, 'status', j.status, 'error', left(j.error, 300)) ORDER BY j.job_id)
+               FROM unnest(counted) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])));
+    END IF;
+    -- Limits. One that has no row counts nothing, and no job waits for it.
+    IF runs IS NOT NULL AND (EXISTS (SELECT FROM dl_limits) OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed')) THEN
+        limit_names := limit_names || ARRAY(
+            SELECT DISTINCT c.name
+              FROM (SELECT DISTINCT j.limits, j.queue, j.task
+                      FROM unnest(runs) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])) ended
+                   CROSS JOIN LATERAL dl_job_limits(ended.limits, ended.queue, ended.task) c
+             WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
+                OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed'));
+    END IF;
+    IF limit_names <> '{}' THEN
+        woken_count := (SELECT count(*) FROM dl_wake_limited(limit_names));
+    END IF;
+    -- Webhooks: those of all jobs, and those of single ones.
+    IF job_ids IS NOT NULL
+       AND (EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)
+            OR EXISTS (SELECT FROM unnest(job_ids) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+                        WHERE j.webhook IS NOT NULL)) THEN
+        PERFORM dl_create_deliveries(job_ids);
+    END IF;
+    -- Data checks and datasets.
+    IF reports IS NOT NULL THEN
+        PERFORM dl_record_reports(reports, runs);
+    END IF;
+    RETURN woken_count;
+END $$;
 
 COMMIT;

@@ -25,7 +25,7 @@ CREATE TABLE dl_schema (
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     serves_from int
 );
-INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (8, 'by hand', 4);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (9, 'by hand', 9);
 
 -- ── Types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -439,23 +439,8 @@ CREATE OR REPLACE FUNCTION dl_jobs_deleted() RETURNS trigger
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         DELETE FROM dl_job_events;  -- not TRUNCATE: it may be one of the tables of this TRUNCATE
-        DELETE FROM dl_edges;
-        DELETE FROM dl_graphs;
-        DELETE FROM dl_graph_work;
     ELSE
         DELETE FROM dl_job_events e USING deleted WHERE e.job_id = ANY (ARRAY[deleted.job_id]);
-        IF EXISTS (SELECT FROM deleted WHERE graph_id IS NOT NULL) THEN
-            -- By SQL: the API deletes finished jobs only. A job that waits for a deleted one can never run.
-            UPDATE dl_jobs c
-               SET cancel_requested = true, error = 'not needed: a job that it waited for was deleted'
-              FROM deleted d JOIN dl_edges e ON e.parent_id = d.job_id AND e.met IS NULL
-             WHERE d.graph_id IS NOT NULL AND c.job_id = ANY (ARRAY[e.child_id]) AND c.status = 'queued' AND c.wait_state = 'waiting';
-            DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.child_id = d.job_id;
-            -- What is left are edges of jobs that still exist: they keep such a job from reading fewer results than it waited for.
-            UPDATE dl_edges e SET met = false FROM deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id AND e.met IS NULL;
-            DELETE FROM dl_graphs g USING deleted d
-             WHERE g.graph_id = d.graph_id AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = g.graph_id);
-        END IF;
     END IF;
     RETURN NULL;
 END $$;
@@ -834,7 +819,28 @@ END $$;
 
 -- ── Hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
--- What the statements of the core call for features, whose schema.sql replaces these functions.
+-- What the statements and functions of the core call for features, whose schema.sql replaces these functions.
+
+-- Of jobs that a claim has locked, in the order of their claim, those that may not start now: they become limited. The claim
+-- passes on the wake-ups of jobs that were woken for `woken_names` and cannot start.
+CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[], woken_names text[]) RETURNS SETOF uuid
+    LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN;
+END $$;
+
+-- Called last by each statement that ends runs or waits, when the rows have their new state. Returns how many jobs became ready.
+--   job_ids     jobs that have ended, or are retried after a failure
+--   runs        jobs whose run has ended: what it counted in limits is free
+--   counted     those of them whose attempt has succeeded or failed by itself
+--   woken_for   limits for which jobs had been woken that do not start
+--   reports     what the runs have reported of their data
+CREATE OR REPLACE FUNCTION dl_jobs_ended(job_ids uuid[] DEFAULT NULL, runs uuid[] DEFAULT NULL, counted uuid[] DEFAULT NULL,
+                                         woken_for text[] DEFAULT NULL, reports jsonb DEFAULT NULL) RETURNS int
+    LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN 0;
+END $$;
 
 -- What is wrong with the limits of a request; NULL: nothing.
 CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
@@ -845,6 +851,10 @@ CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
 CREATE OR REPLACE FUNCTION dl_after_problem(after jsonb, need text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE WHEN after IS NOT NULL OR need IS NOT NULL THEN 'cannot be used: this queue has no graphs' END;
+
+-- Makes a job of this transaction wait for others.
+CREATE OR REPLACE FUNCTION dl_set_parents(child uuid, after jsonb, need_text text) RETURNS void
+    LANGUAGE sql RETURN NULL;
 
 -- ── Jobs written by other services ───────────────────────────────────────────────────────────────────────────────────
 
@@ -989,9 +999,7 @@ BEGIN
        AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key)) THEN
         PERFORM dl_unblock_next(ARRAY[NEW.lock_key]);
     END IF;
-    IF NEW.webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL) THEN
-        PERFORM dl_create_deliveries(ARRAY[NEW.job_id]);
-    END IF;
+    PERFORM dl_jobs_ended(ARRAY[NEW.job_id]);
     RETURN NULL;
 END $$;
 

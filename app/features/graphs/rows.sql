@@ -136,7 +136,7 @@ INSERT INTO dl_graph_work (job_id)
 SELECT DISTINCT e.parent_id
   FROM dl_jobs c
        JOIN dl_edges e ON e.child_id = c.job_id
-       JOIN dl_jobs p ON p.job_id = e.parent_id AND dl_is_final(p.status)
+       JOIN dl_jobs p ON p.job_id = e.parent_id AND p.status NOT IN ('queued', 'running')
  WHERE c.graph_id = %(graph_id)s::uuid AND c.graph_id IS NOT NULL AND c.status = 'queued' AND c.wait_state = 'waiting'
     ON CONFLICT (job_id) DO NOTHING;
 
@@ -161,7 +161,7 @@ WITH open AS MATERIALIZED (
            wait_state = 'scheduled', waits_on = NULL, unknown_task = false, cancel_requested = true
       FROM open
      WHERE j.job_id = ANY (ARRAY[open.job_id])
-    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, open.waits_on AS woken_for
+    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, open.waits_on AS woken_for
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
@@ -170,6 +170,5 @@ WITH open AS MATERIALIZED (
 )
 SELECT (SELECT count(*)::int FROM canceled) AS canceled,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
-       (SELECT count(*) FROM dl_wake_limited((SELECT array_agg(DISTINCT woken_for) FROM canceled WHERE woken_for IS NOT NULL))) AS woken,
-       (SELECT dl_create_deliveries(array_agg(job_id)) FROM canceled WHERE status = 'canceled'
-           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries;
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
+          FROM canceled WHERE status = 'canceled') AS woken;

@@ -27,10 +27,6 @@ CREATE TABLE dl_graph_work (
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
 CREATE INDEX dl_graph_work_xid_idx ON dl_graph_work (xid);
 
-CREATE OR REPLACE FUNCTION dl_is_final(status dl_status) RETURNS bool
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN status IN ('succeeded', 'failed', 'canceled', 'lost');
-
 -- Whether a job that has not ended may read the result of this one: another one of its graph, or one of another graph that waited
 -- for it.
 CREATE OR REPLACE FUNCTION dl_is_result_needed(job uuid, graph uuid) RETURNS bool
@@ -42,26 +38,25 @@ BEGIN
                         WHERE e.parent_id = job AND c.status::text IN ('queued', 'running')));
 END $$;
 
--- A job of a graph has ended, by any statement of any process.
-CREATE OR REPLACE FUNCTION dl_jobs_graph_ended() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    INSERT INTO dl_graph_work (job_id) VALUES (NEW.job_id) ON CONFLICT (job_id) DO NOTHING;
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(NEW.status) AND NOT dl_is_final(OLD.status))
-    EXECUTE FUNCTION dl_jobs_graph_ended();
-
--- A job of a graph is retried: its children wait for it again, also those that had been skipped.
-CREATE OR REPLACE FUNCTION dl_jobs_graph_requeued() RETURNS trigger
+-- A job of a graph has ended, by any statement of any process: its children are decided when this commits. Or it is retried: it
+-- waits again for the parents that have not all ended, and its children wait again for it, also those that had been skipped.
+CREATE OR REPLACE FUNCTION dl_jobs_graph_changed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
+    IF NEW.status NOT IN ('queued', 'running') THEN
+        INSERT INTO dl_graph_work (job_id) VALUES (NEW.job_id) ON CONFLICT (job_id) DO NOTHING;
+        RETURN NULL;
+    END IF;
     DELETE FROM dl_graph_work WHERE job_id = NEW.job_id;
+    IF EXISTS (SELECT FROM dl_edges e WHERE e.child_id = NEW.job_id AND e.met IS NULL) THEN
+        UPDATE dl_jobs SET wait_state = 'waiting', waits_on = NULL
+         WHERE job_id = NEW.job_id AND status = 'queued' AND wait_state <> 'waiting';
+        INSERT INTO dl_graph_work (job_id)  -- decided again when this commits: a parent may end now
+        SELECT e.parent_id FROM dl_edges e WHERE e.child_id = NEW.job_id
+            ON CONFLICT (job_id) DO NOTHING;
+    END IF;
     UPDATE dl_edges SET met = NULL WHERE parent_id = NEW.job_id;
     PERFORM set_config('dl.events_checked', 'yes', true);
     WITH again AS (
@@ -83,10 +78,44 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.graph_id IS NOT NULL AND NEW.status NOT IN ('queued', 'running') AND OLD.status IN ('queued', 'running'))
+    EXECUTE FUNCTION dl_jobs_graph_changed();
+
 CREATE OR REPLACE TRIGGER dl_jobs_graph_requeued AFTER UPDATE OF status ON dl_jobs
     FOR EACH ROW
-    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(OLD.status) AND NOT dl_is_final(NEW.status))
-    EXECUTE FUNCTION dl_jobs_graph_requeued();
+    WHEN (NEW.graph_id IS NOT NULL AND NEW.status IN ('queued', 'running') AND OLD.status NOT IN ('queued', 'running'))
+    EXECUTE FUNCTION dl_jobs_graph_changed();
+
+-- By SQL: the API deletes finished jobs only. A job that waits for a deleted one can never run.
+CREATE OR REPLACE FUNCTION dl_jobs_graph_deleted() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        DELETE FROM dl_edges;
+        DELETE FROM dl_graphs;
+        DELETE FROM dl_graph_work;
+    ELSIF EXISTS (SELECT FROM deleted WHERE graph_id IS NOT NULL) THEN
+        UPDATE dl_jobs c
+           SET cancel_requested = true, error = 'not needed: a job that it waited for was deleted'
+          FROM deleted d JOIN dl_edges e ON e.parent_id = d.job_id AND e.met IS NULL
+         WHERE d.graph_id IS NOT NULL AND c.job_id = ANY (ARRAY[e.child_id]) AND c.status = 'queued' AND c.wait_state = 'waiting';
+        DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.child_id = d.job_id;
+        -- What is left are edges of jobs that still exist: they keep such a job from reading fewer results than it waited for.
+        UPDATE dl_edges e SET met = false FROM deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id AND e.met IS NULL;
+        DELETE FROM dl_graphs g USING deleted d
+         WHERE g.graph_id = d.graph_id AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = g.graph_id);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_graph_del AFTER DELETE ON dl_jobs
+    REFERENCING OLD TABLE AS deleted
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_graph_deleted();
+CREATE OR REPLACE TRIGGER dl_jobs_graph_trunc AFTER TRUNCATE ON dl_jobs
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_graph_deleted();
 
 -- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many. In a graph
 -- with on_failure 'cancel' a failure skips every queued job that has no edge for a failure or any end.
@@ -179,7 +208,7 @@ BEGIN
                finished_at = CASE WHEN locked.skip THEN clock_timestamp() END
           FROM locked
          WHERE j.job_id = ANY (ARRAY[locked.job_id])
-        RETURNING j.job_id, j.queue, j.status, j.attempt, j.error, j.webhook
+        RETURNING j.job_id, j.queue, j.status, j.attempt, j.error
     ), events AS (
         INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
         SELECT job_id, queue, clock_timestamp(), CASE status WHEN 'canceled' THEN 'skipped' ELSE 'released' END,
@@ -190,13 +219,12 @@ BEGIN
         SELECT count(dl_notify_queue(q.queue)) AS n FROM (SELECT DISTINCT queue FROM moved WHERE status = 'queued' ORDER BY queue) q
     )
     SELECT count(*) + 0 * (SELECT n FROM notified),
-           array_agg(job_id) FILTER (WHERE status = 'canceled'
-               AND (webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))
+           array_agg(job_id) FILTER (WHERE status = 'canceled')
       INTO changed, skipped_ids
       FROM moved;
     PERFORM set_config('dl.events_checked', checked_before, true);
     IF skipped_ids IS NOT NULL THEN
-        PERFORM dl_create_deliveries(skipped_ids);
+        PERFORM dl_jobs_ended(skipped_ids);
     END IF;
     PERFORM set_config('dl.graph_changes', (max_changes - budget + changed)::text, true);
     IF changed = coalesce(cardinality(ids), 0) THEN
@@ -314,7 +342,7 @@ BEGIN
                 DELETE FROM dl_graphs WHERE graph_id = child.graph_id;
             END IF;
         END LOOP;
-        IF dl_is_final(parent.status) THEN
+        IF parent.status NOT IN ('queued', 'running') THEN
             INSERT INTO dl_graph_work (job_id) VALUES (parent.job_id)
                 ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
         END IF;
@@ -390,7 +418,7 @@ BEGIN
     SELECT DISTINCT waiting_job, i.job_id, 'ended' FROM unnest(awaited) AS i (job_id)
         ON CONFLICT (child_id, parent_id) DO UPDATE SET wants = 'ended', met = NULL;
     INSERT INTO dl_graph_work (job_id)
-    SELECT j.job_id FROM dl_jobs j WHERE j.job_id = ANY (awaited) AND dl_is_final(j.status)
+    SELECT j.job_id FROM dl_jobs j WHERE j.job_id = ANY (awaited) AND j.status NOT IN ('queued', 'running')
         ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
     RETURN 'queued';
 END $$;
@@ -519,5 +547,5 @@ BEGIN
 END $$;
 
 REVOKE EXECUTE ON FUNCTION
-    dl_jobs_graph_ended, dl_jobs_graph_requeued, dl_graph_work_done, dl_edges_added, dl_enqueue_graph
+    dl_jobs_graph_changed, dl_jobs_graph_deleted, dl_graph_work_done, dl_edges_added, dl_enqueue_graph
   FROM PUBLIC;

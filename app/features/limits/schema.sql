@@ -154,7 +154,11 @@ DECLARE
     now_at float8;
     woken_for text[] := '{}';
 BEGIN
-    IF job_ids IS NULL THEN
+    IF job_ids IS NULL
+       OR NOT EXISTS (SELECT FROM dl_limits l WHERE starts_with(l.name, 'queue:') OR starts_with(l.name, 'task:'))
+          AND NOT EXISTS (SELECT FROM dl_breakers b WHERE b.state <> 'closed')
+          AND NOT EXISTS (SELECT FROM unnest(job_ids) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+                           WHERE j.limits IS NOT NULL OR j.waits_on IS NOT NULL) THEN
         RETURN;
     END IF;
     WITH jobs AS MATERIALIZED (
@@ -312,24 +316,6 @@ CREATE OR REPLACE FUNCTION dl_weight_in(limit_name text, limits jsonb) RETURNS i
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN coalesce((limits ->> limit_name)::int, 1);
 
--- Wakes what waits for the limits of runs that have ended, and for breakers that have closed. Each run is an object with its
--- limits, queue and task, each breaker one with its task as `closed`.
-CREATE OR REPLACE FUNCTION dl_wake_after(ended jsonb) RETURNS SETOF uuid
-    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT AS $$
-DECLARE
-    names text[] := ARRAY(SELECT DISTINCT c.name
-                            FROM jsonb_array_elements(ended) AS e (run)
-                                 CROSS JOIN LATERAL dl_job_limits(nullif(e.run -> 'limits', 'null'), e.run ->> 'queue', e.run ->> 'task') c
-                           WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
-                              OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed')
-                           UNION
-                          SELECT 'task:' || (e.run ->> 'closed') FROM jsonb_array_elements(ended) AS e (run) WHERE e.run ? 'closed');
-BEGIN
-    IF names <> '{}' THEN
-        RETURN QUERY SELECT * FROM dl_wake_limited(names);
-    END IF;
-END $$;
-
 CREATE OR REPLACE TRIGGER dl_limits_audit AFTER INSERT OR UPDATE OR DELETE ON dl_limits
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('limit', 'name', 'changed_by,changed_at', '');
@@ -357,15 +343,15 @@ CREATE TABLE dl_breakers (
 
 -- Counts how attempts ended, in their order, for tasks with a breaker: opens it, closes it, or opens it again for twice as long (up
 -- to an hour). Each outcome is an object with the task, the status (succeeded, or else it failed) and the error. A breaker's row
--- is locked after the jobs' rows and before the locks of limits. Returns the tasks whose breaker closed, for dl_wake_after: all
--- locks of limits of a transaction are taken at once. NULL: none.
-CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS jsonb
+-- is locked after the jobs' rows and before the locks of limits. Returns the limits of the tasks whose breaker closed, for
+-- dl_jobs_ended: all locks of limits of a transaction are taken at once.
+CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS text[]
     LANGUAGE plpgsql VOLATILE STRICT SET search_path FROM CURRENT SET jit = off AS $$
 DECLARE
     breaker dl_breakers;
     outcome jsonb;
     before  text;
-    closed  jsonb;
+    closed  text[] := '{}';
 BEGIN
     FOR breaker IN
         SELECT b.* FROM dl_breakers b
@@ -415,7 +401,7 @@ BEGIN
         IF breaker.state <> before THEN
             PERFORM pg_notify('dl_control', 'limits');
             IF breaker.state = 'closed' THEN
-                closed := coalesce(closed, '[]') || jsonb_build_object('closed', breaker.task);
+                closed := closed || ('task:' || breaker.task);
             END IF;
         END IF;
     END LOOP;
