@@ -1,7 +1,9 @@
 -- The core's hook for ends of jobs, with what features do then. In this order: all locks of limits are taken at once, and what
 -- follows from an update of a dataset comes last.
-CREATE OR REPLACE FUNCTION dl_jobs_ended(job_ids uuid[] DEFAULT NULL, runs uuid[] DEFAULT NULL, counted uuid[] DEFAULT NULL,
-                                         woken_for text[] DEFAULT NULL, reports jsonb DEFAULT NULL) RETURNS int
+CREATE OR REPLACE FUNCTION dl_jobs_ended(
+    job_ids uuid[] DEFAULT NULL, has_webhook bool DEFAULT false, runs uuid[] DEFAULT NULL, counted uuid[] DEFAULT NULL,
+    woken_for text[] DEFAULT NULL, reports jsonb DEFAULT NULL
+) RETURNS int
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     limit_names text[] := coalesce(woken_for, '{}');
@@ -27,10 +29,7 @@ BEGIN
         woken_count := (SELECT count(*) FROM dl_wake_limited(limit_names));
     END IF;
     -- Webhooks: those of all jobs, and those of single ones.
-    IF job_ids IS NOT NULL
-       AND (EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)
-            OR EXISTS (SELECT FROM unnest(job_ids) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
-                        WHERE j.webhook IS NOT NULL)) THEN
+    IF job_ids IS NOT NULL AND (has_webhook OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)) THEN
         PERFORM dl_create_deliveries(job_ids);
     END IF;
     -- Data checks and datasets.

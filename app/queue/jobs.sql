@@ -126,6 +126,7 @@ SELECT set_config('dl.candidates', coalesce(string_agg(job_id::text, ',' ORDER B
 WITH candidates AS MATERIALIZED (
     SELECT j.job_id, j.priority, j.created_at, j.waits_on, hashtext(j.lock_key)::bigint AS key_hash,
            CASE WHEN %(in_turn)s::bool THEN array_position(string_to_array(current_setting('dl.candidates', true), ',')::uuid[], j.job_id) END AS turn,
+           j.limits IS NOT NULL OR j.waits_on IS NOT NULL AS names_limits,
            row_number() OVER (PARTITION BY j.lock_key ORDER BY j.priority, j.created_at, j.job_id) > 1
            OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = j.lock_key AND r.status = 'running') AS is_busy
       FROM dl_jobs j
@@ -138,7 +139,8 @@ WITH candidates AS MATERIALIZED (
      LIMIT least(%(claim_limit)s::int, nullif(current_setting('dl.free_slots', true), '')::int)
 ), limited AS MATERIALIZED (
     SELECT dl_apply_limits((SELECT array_agg(job_id ORDER BY n) FROM first),
-                           (SELECT array_agg(waits_on) FROM candidates WHERE is_busy AND waits_on IS NOT NULL)) AS job_id
+                           (SELECT array_agg(waits_on) FROM candidates WHERE is_busy AND waits_on IS NOT NULL),
+                           EXISTS (SELECT FROM candidates WHERE names_limits)) AS job_id
 ), selected AS MATERIALIZED (
     SELECT job_id, priority, created_at, waits_on, key_hash, n,
            CASE WHEN %(take_session_locks)s::bool THEN pg_try_advisory_lock(key_hash) ELSE true END AS is_free
@@ -412,7 +414,7 @@ WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for i
            lease_expires_at = NULL, worker_id = NULL
       FROM owned
      WHERE j.job_id = ANY (ARRAY[owned.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, j.traceback, j.error_fingerprint,
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, j.webhook, j.traceback, j.error_fingerprint,
               owned.status AS requested_status, owned.final_pause, owned.refund, owned.event_fields, owned.ended_at
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -430,7 +432,7 @@ SELECT count(*)::int AS applied,
        CASE WHEN count(*) < cardinality(%(plain_runs)s::uuid[]) + cardinality(%(run_ids)s::uuid[])
             THEN array_agg(run_id::text) END AS applied_runs,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM settled))) AS unblocked,
-       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), runs => array_agg(job_id),
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL), runs => array_agg(job_id),
                              counted => array_agg(job_id) FILTER (WHERE status IN ('succeeded', 'failed') OR status = 'queued' AND refund = 0),
                              reports => %(reports)s::jsonb)
           FROM settled) AS woken
@@ -478,7 +480,7 @@ WITH owned AS MATERIALIZED (
            lease_expires_at = NULL, worker_id = NULL
       FROM owned
      WHERE j.job_id = ANY (ARRAY[owned.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, owned.reason,
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, owned.reason,
               owned.event_fields, owned.released_at
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -489,8 +491,8 @@ WITH owned AS MATERIALIZED (
 )
 SELECT r.run_id, r.status::text,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM released WHERE reason <> 'lock_busy'))) AS unblocked,
-       (SELECT dl_jobs_ended(job_ids => array_agg(job_id) FILTER (WHERE status = 'canceled'), runs => array_agg(job_id),
-                             reports => %(reports)s::jsonb)
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id) FILTER (WHERE status = 'canceled'),
+                             has_webhook => bool_or(webhook IS NOT NULL), runs => array_agg(job_id), reports => %(reports)s::jsonb)
           FROM released) AS woken
   FROM released r;
 
@@ -584,7 +586,7 @@ WITH dead AS MATERIALIZED (
       FROM dead
      WHERE j.job_id = ANY (ARRAY[dead.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.status, j.attempt, j.max_attempts, j.error,
-              j.available_at, dead.reaped_at, dead.reason, dead.sessions_left
+              j.available_at, j.webhook, dead.reaped_at, dead.reason, dead.sessions_left
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, reaped_at, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,
@@ -594,7 +596,8 @@ WITH dead AS MATERIALIZED (
 )
 SELECT job_id, queue, task, status::text, attempt, run_id, max_attempts, error, available_at,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM reaped))) AS unblocked,
-       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), runs => array_agg(job_id)) FROM reaped) AS woken
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL), runs => array_agg(job_id))
+          FROM reaped) AS woken
   FROM reaped;
 
 -- name: unblock_keys
@@ -648,7 +651,7 @@ SELECT current_setting('dl.cursor') AS cursor, unblocked.lock_key
                  AS unblocked (lock_key) ON true;
 
 -- name: cancel
--- queued -> canceled, at once, in any wait state; running: sets the flag, and dl_jobs_cancel_running notifies the worker. A
+-- queued -> canceled, at once, in any wait state; running: sets the flag, and a trigger notifies the worker. A
 -- finished job is left as it is. Of a cancel and a claim that meet, exactly one wins: both wait for the row.
 SELECT count(pg_advisory_xact_lock(1684828526, hashtext(lock_key)))
   FROM (SELECT lock_key FROM dl_jobs WHERE job_id = %(job_id)s::uuid AND status::text = 'queued') k;
@@ -663,7 +666,7 @@ WITH found AS MATERIALIZED (
       FROM found
      WHERE j.job_id = %(job_id)s::uuid
        AND (j.status::text = 'queued' OR j.status::text = 'running' AND NOT j.cancel_requested)
-    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, found.waits_on AS woken_for
+    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, found.waits_on AS woken_for
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
@@ -672,7 +675,8 @@ WITH found AS MATERIALIZED (
 )
 SELECT c.status::text,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
-       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL),
+                             woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
           FROM canceled WHERE status = 'canceled') AS woken
   FROM canceled c;
 
@@ -702,7 +706,7 @@ WITH old AS MATERIALIZED (
            error = 'it had not started by ' || j.expires_at
       FROM old
      WHERE j.job_id = ANY (ARRAY[old.job_id])
-    RETURNING j.job_id, j.queue, j.lock_key, j.attempt, j.error, old.waits_on AS woken_for
+    RETURNING j.job_id, j.queue, j.lock_key, j.attempt, j.error, j.webhook, old.waits_on AS woken_for
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'canceled',
@@ -711,7 +715,8 @@ WITH old AS MATERIALIZED (
 )
 SELECT count(*)::int,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM expired))) AS unblocked,
-       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL),
+                             woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
           FROM expired) AS woken
   FROM expired;
 

@@ -55,7 +55,7 @@ LIMIT_MUTANTS: Sequence[Mutant] = (
         functions=[
             FunctionEdit(
                 "dl_decide_children",
-                r"(?s)IF coalesce\(current_setting\('dl\.graph_changes'.*?END IF;(.*)(IF changed = coalesce)",
+                r"(?s)IF coalesce\(current_setting\('dl\.graph_changes'.*?END IF;(.*)(IF changed = decided)",
                 r"\1 PERFORM pg_sleep(0.3); \2",  # the other parent ends before this end is visible
             )
         ],
@@ -78,7 +78,7 @@ LIMIT_MUTANTS: Sequence[Mutant] = (
         "graphs",
         functions=[
             FunctionEdit(
-                "dl_decide_children",
+                "dl_graph_verdicts",
                 r"WHEN bool_and\(e\.met IS NOT NULL\) THEN false END END",
                 "WHEN bool_or(e.met) THEN false END END",
             )

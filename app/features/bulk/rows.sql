@@ -99,7 +99,7 @@ WITH operation AS MATERIALIZED (
            wait_state = 'scheduled', waits_on = NULL, unknown_task = false, cancel_requested = true
       FROM targets
      WHERE j.job_id = ANY (ARRAY[targets.job_id])
-    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt
+    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
@@ -115,7 +115,7 @@ WITH operation AS MATERIALIZED (
 )
 SELECT (SELECT changed FROM advanced),
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
-       (SELECT dl_jobs_ended(array_agg(job_id)) FROM canceled WHERE status = 'canceled') AS woken;
+       (SELECT dl_jobs_ended(array_agg(job_id), bool_or(webhook IS NOT NULL)) FROM canceled WHERE status = 'canceled') AS woken;
 
 -- name: bulk_retry
 -- failed | canceled | lost -> queued, like `retry`; also the step of a redrive, which merges its patch into the jobs' args, and

@@ -143,7 +143,7 @@ SELECT DISTINCT e.parent_id
 SELECT current_setting('dl.retried')::int;
 
 -- name: cancel_graph
--- queued -> canceled, at once; running: sets the flag, and dl_jobs_cancel_running notifies the worker.
+-- queued -> canceled, at once; running: sets the flag, and a trigger notifies the worker.
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
   FROM (SELECT DISTINCT hashtext(lock_key) AS hash FROM dl_jobs
          WHERE graph_id = %(graph_id)s::uuid AND graph_id IS NOT NULL AND status::text = 'queued' ORDER BY 1 OFFSET 0) ordered;
@@ -161,7 +161,7 @@ WITH open AS MATERIALIZED (
            wait_state = 'scheduled', waits_on = NULL, unknown_task = false, cancel_requested = true
       FROM open
      WHERE j.job_id = ANY (ARRAY[open.job_id])
-    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, open.waits_on AS woken_for
+    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, open.waits_on AS woken_for
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
@@ -170,5 +170,6 @@ WITH open AS MATERIALIZED (
 )
 SELECT (SELECT count(*)::int FROM canceled) AS canceled,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
-       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL),
+                             woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
           FROM canceled WHERE status = 'canceled') AS woken;

@@ -117,8 +117,47 @@ CREATE OR REPLACE TRIGGER dl_jobs_graph_del AFTER DELETE ON dl_jobs
 CREATE OR REPLACE TRIGGER dl_jobs_graph_trunc AFTER TRUNCATE ON dl_jobs
     FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_graph_deleted();
 
--- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many. In a graph
--- with on_failure 'cancel' a failure skips every queued job that has no edge for a failure or any end.
+-- What the ends of these jobs decide, once their edges are met or not: the children that may run or are to be skipped, with the
+-- reason. In a graph with on_failure 'cancel' a failure skips every queued job that has no edge for a failure or any end.
+CREATE OR REPLACE FUNCTION dl_graph_verdicts(ended uuid[]) RETURNS TABLE (job_id uuid, skip bool, reason text)
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH children AS MATERIALIZED (
+        SELECT k.child_id,
+               CASE WHEN j.need = 'any' THEN CASE WHEN bool_or(e.met) THEN false WHEN bool_and(e.met IS NOT NULL) THEN true END
+                    ELSE CASE WHEN bool_or(NOT e.met) THEN true WHEN bool_and(e.met IS NOT NULL) THEN false END END AS skip
+          FROM (SELECT DISTINCT d.child_id FROM unnest(ended) AS i (job_id) JOIN dl_edges d ON d.parent_id = i.job_id) k
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[k.child_id])
+               JOIN dl_edges e ON e.child_id = k.child_id
+         WHERE j.status::text = 'queued' AND j.wait_state::text = 'waiting'
+         GROUP BY k.child_id, j.need
+    ), failures AS MATERIALIZED (
+        SELECT DISTINCT ON (j.graph_id) j.graph_id, j.job_id, coalesce(j.graph_key, j.task) AS label
+          FROM unnest(ended) AS i (job_id)
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+               JOIN dl_graphs g ON g.graph_id = j.graph_id AND g.on_failure = 'cancel'
+         WHERE j.status::text IN ('failed', 'lost')
+         ORDER BY j.graph_id, j.finished_at
+    )
+    SELECT c.child_id AS job_id, c.skip,
+           CASE WHEN c.skip THEN
+           (SELECT format('not needed: %s (job %s) %s', coalesce(p.graph_key, p.task), p.job_id,
+                          CASE p.status WHEN 'succeeded' THEN 'succeeded' WHEN 'lost' THEN 'was lost' WHEN 'failed' THEN 'failed'
+                                        ELSE CASE WHEN p.skipped THEN 'was not needed' ELSE 'was canceled' END END)
+              FROM dl_edges u JOIN dl_jobs p ON p.job_id = ANY (ARRAY[u.parent_id])
+             WHERE u.child_id = c.child_id AND NOT u.met ORDER BY p.finished_at LIMIT 1) END AS reason
+      FROM children c
+     WHERE c.skip IS NOT NULL
+    UNION ALL
+    SELECT o.job_id, true, format('not needed: %s (job %s) failed, which cancels its graph', f.label, f.job_id)
+      FROM failures f JOIN dl_jobs o ON o.graph_id = f.graph_id AND o.status = 'queued'
+     WHERE NOT EXISTS (SELECT FROM dl_edges e WHERE e.child_id = o.job_id AND e.wants <> 'succeeded')
+       AND o.job_id NOT IN (SELECT c.child_id FROM children c WHERE c.skip IS NOT NULL);
+END $$;
+
+-- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many.
 CREATE OR REPLACE FUNCTION dl_decide_children(ended uuid[]) RETURNS int
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -126,11 +165,10 @@ DECLARE
     max_changes CONSTANT int := 2000;  -- in a transaction: others wait for the graph, and for the ends in this one
     budget   int := max_changes - coalesce(nullif(current_setting('dl.graph_changes', true), ''), '0')::int;
     hashes   int[];
-    ids      uuid[];
-    skips    bool[];
-    reasons  text[];
-    changed  int := 0;
+    decided  int;
+    changed  int;
     skipped_ids uuid[];
+    has_webhook bool;
 BEGIN
     -- Of the jobs that have ended, and of those of other graphs that wait for their end.
     hashes := ARRAY(SELECT hashtext(j.graph_id::text)
@@ -156,45 +194,10 @@ BEGIN
                               ELSE p.status IN ('failed', 'lost') END
       FROM unnest(ended) AS i (job_id) JOIN dl_jobs p ON p.job_id = ANY (ARRAY[i.job_id])
      WHERE e.parent_id = i.job_id AND e.met IS NULL AND p.status::text IN ('succeeded', 'failed', 'canceled', 'lost');  -- by job_id
-
-    WITH children AS MATERIALIZED (
-        SELECT k.child_id,
-               CASE WHEN j.need = 'any' THEN CASE WHEN bool_or(e.met) THEN false WHEN bool_and(e.met IS NOT NULL) THEN true END
-                    ELSE CASE WHEN bool_or(NOT e.met) THEN true WHEN bool_and(e.met IS NOT NULL) THEN false END END AS skip
-          FROM (SELECT DISTINCT d.child_id FROM unnest(ended) AS i (job_id) JOIN dl_edges d ON d.parent_id = i.job_id) k
-               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[k.child_id])
-               JOIN dl_edges e ON e.child_id = k.child_id
-         WHERE j.status::text = 'queued' AND j.wait_state::text = 'waiting'
-         GROUP BY k.child_id, j.need
-    ), failures AS MATERIALIZED (
-        SELECT DISTINCT ON (j.graph_id) j.graph_id, j.job_id, coalesce(j.graph_key, j.task) AS label
-          FROM unnest(ended) AS i (job_id)
-               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
-               JOIN dl_graphs g ON g.graph_id = j.graph_id AND g.on_failure = 'cancel'
-         WHERE j.status::text IN ('failed', 'lost')
-         ORDER BY j.graph_id, j.finished_at
-    ), verdicts AS (
-        SELECT c.child_id AS job_id, c.skip,
-               CASE WHEN c.skip THEN
-               (SELECT format('not needed: %s (job %s) %s', coalesce(p.graph_key, p.task), p.job_id,
-                              CASE p.status WHEN 'succeeded' THEN 'succeeded' WHEN 'lost' THEN 'was lost' WHEN 'failed' THEN 'failed'
-                                            ELSE CASE WHEN p.skipped THEN 'was not needed' ELSE 'was canceled' END END)
-                  FROM dl_edges u JOIN dl_jobs p ON p.job_id = ANY (ARRAY[u.parent_id])
-                 WHERE u.child_id = c.child_id AND NOT u.met ORDER BY p.finished_at LIMIT 1) END AS reason
-          FROM children c
-         WHERE c.skip IS NOT NULL
-        UNION ALL
-        SELECT o.job_id, true, format('not needed: %s (job %s) failed, which cancels its graph', f.label, f.job_id)
-          FROM failures f JOIN dl_jobs o ON o.graph_id = f.graph_id AND o.status = 'queued'
-         WHERE NOT EXISTS (SELECT FROM dl_edges e WHERE e.child_id = o.job_id AND e.wants <> 'succeeded')
-           AND o.job_id NOT IN (SELECT c.child_id FROM children c WHERE c.skip IS NOT NULL)
-    )
-    SELECT array_agg(job_id), array_agg(skip), array_agg(reason) INTO ids, skips, reasons FROM verdicts;
-
     PERFORM set_config('dl.events_checked', 'yes', true);
-    WITH locked AS MATERIALIZED (
+    WITH verdicts AS MATERIALIZED (SELECT * FROM dl_graph_verdicts(ended)), locked AS MATERIALIZED (
         SELECT j.job_id, v.skip, v.reason
-          FROM unnest(ids, skips, reasons) AS v (job_id, skip, reason) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[v.job_id])
+          FROM verdicts v JOIN dl_jobs j ON j.job_id = ANY (ARRAY[v.job_id])
          WHERE j.status::text = 'queued' AND (v.skip OR j.wait_state::text = 'waiting')
          LIMIT greatest(budget, 0)
            FOR NO KEY UPDATE OF j SKIP LOCKED
@@ -202,13 +205,12 @@ BEGIN
         UPDATE dl_jobs j
            SET status = CASE WHEN locked.skip THEN 'canceled' ELSE 'queued' END::dl_status,
                wait_state = CASE WHEN locked.skip OR j.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
-               waits_on = NULL, unknown_task = false,
-               skipped = CASE WHEN locked.skip THEN true END,
+               waits_on = NULL, unknown_task = false, skipped = CASE WHEN locked.skip THEN true END,
                error = CASE WHEN locked.skip THEN locked.reason ELSE j.error END,
                finished_at = CASE WHEN locked.skip THEN clock_timestamp() END
           FROM locked
          WHERE j.job_id = ANY (ARRAY[locked.job_id])
-        RETURNING j.job_id, j.queue, j.status, j.attempt, j.error
+        RETURNING j.job_id, j.queue, j.status, j.attempt, j.error, j.webhook
     ), events AS (
         INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
         SELECT job_id, queue, clock_timestamp(), CASE status WHEN 'canceled' THEN 'skipped' ELSE 'released' END,
@@ -218,16 +220,16 @@ BEGIN
     ), notified AS (
         SELECT count(dl_notify_queue(q.queue)) AS n FROM (SELECT DISTINCT queue FROM moved WHERE status = 'queued' ORDER BY queue) q
     )
-    SELECT count(*) + 0 * (SELECT n FROM notified),
-           array_agg(job_id) FILTER (WHERE status = 'canceled')
-      INTO changed, skipped_ids
+    SELECT (SELECT count(*) FROM verdicts), count(*) + 0 * (SELECT n FROM notified),
+           array_agg(job_id) FILTER (WHERE status = 'canceled'), bool_or(webhook IS NOT NULL)
+      INTO decided, changed, skipped_ids, has_webhook
       FROM moved;
     PERFORM set_config('dl.events_checked', checked_before, true);
     IF skipped_ids IS NOT NULL THEN
-        PERFORM dl_jobs_ended(skipped_ids);
+        PERFORM dl_jobs_ended(skipped_ids, has_webhook);
     END IF;
     PERFORM set_config('dl.graph_changes', (max_changes - budget + changed)::text, true);
-    IF changed = coalesce(cardinality(ids), 0) THEN
+    IF changed = decided THEN
         DELETE FROM dl_graph_work WHERE job_id = ANY (ended);
     ELSE
         UPDATE dl_graph_work SET xid = '0' WHERE job_id = ANY (ended);
@@ -427,23 +429,15 @@ CREATE CONSTRAINT TRIGGER dl_edges_added AFTER INSERT ON dl_edges
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (current_setting('dl.new_graph', true) IS DISTINCT FROM 'yes')
     EXECUTE FUNCTION dl_edges_added();
 
--- Enqueue jobs that wait for one another, in the caller's own transaction: {"name", "on_failure", "idempotency_key", "jobs": […]}.
--- A job has the fields of dl_enqueue_many, a `key`, and `after`: [{"job": key, "on": "succeeded"}], which names jobs before it in
--- the array, so there is no circle. All are created, or none. A graph whose idempotency_key exists is returned as it is, if its
--- jobs have the same queues, tasks and args; else 23505.
-CREATE OR REPLACE FUNCTION dl_enqueue_graph(graph jsonb)
-    RETURNS TABLE (graph_id uuid, created bool, key text, job_id uuid)
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-#variable_conflict use_column
+-- Raises 22023 for a graph that dl_enqueue_graph does not accept; returns the positions of its jobs by their keys.
+CREATE OR REPLACE FUNCTION dl_check_graph(graph jsonb) RETURNS jsonb
+    LANGUAGE plpgsql IMMUTABLE SET search_path FROM CURRENT AS $$
 DECLARE
-    id      uuid;
     items   jsonb := graph -> 'jobs';
     item    record;
     parent  record;
-    numbers jsonb := '{}';  -- key -> position
+    numbers jsonb := '{}';
     edges   int := 0;
-    ids     uuid[];
-    refused record;
 BEGIN
     IF jsonb_typeof(graph) IS DISTINCT FROM 'object' OR jsonb_typeof(items) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'jobs must be an array', COLUMN = 'jobs';
@@ -496,7 +490,25 @@ BEGIN
     IF edges > 50000 THEN
         RAISE invalid_parameter_value USING MESSAGE = format('jobs has %s edges; a graph has at most 50000', edges), COLUMN = 'jobs';
     END IF;
+    RETURN numbers;
+END $$;
 
+-- Enqueue jobs that wait for one another, in the caller's own transaction: {"name", "on_failure", "idempotency_key", "jobs": […]}.
+-- A job has the fields of dl_enqueue_many, a `key`, and `after`: [{"job": key, "on": "succeeded"}], which names jobs before it in
+-- the array, so there is no circle. All are created, or none. A graph whose idempotency_key exists is returned as it is, if its
+-- jobs have the same queues, tasks and args; else 23505.
+CREATE OR REPLACE FUNCTION dl_enqueue_graph(graph jsonb)
+    RETURNS TABLE (graph_id uuid, created bool, key text, job_id uuid)
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    id      uuid;
+    items   jsonb := graph -> 'jobs';
+    numbers jsonb;  -- key -> position
+    ids     uuid[];
+    refused record;
+BEGIN
+    numbers := dl_check_graph(graph);
     INSERT INTO dl_graphs (name, on_failure, idempotency_key, created_by)
     VALUES (coalesce(graph ->> 'name', ''), coalesce(graph ->> 'on_failure', 'cancel'), graph ->> 'idempotency_key',
             graph ->> 'created_by')

@@ -118,7 +118,7 @@ def test_rows_are_deleted_with_their_events(core):
 
 def test_statements_need_no_table_of_a_feature(core):
     failed = set[str]()
-    for path in (CORE / name for name in ("jobs.sql", "events.sql", "batch.sql", "job_logs.sql")):
+    for path in (CORE / name for name in ("jobs.sql", "events.sql", "batch.sql")):
         for statement in parse_statements(path.read_text(encoding="utf-8"), "public").values():
             with psycopg2.connect(core.dsn) as connection, connection.cursor() as cursor:
                 try:
