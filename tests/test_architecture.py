@@ -80,7 +80,7 @@ WITHOUT_WORKERS = ("rows", "acts", "pages", "routes", "feature")
 FEATURE_IMPORTS: dict[str, set[str]] = {
     "alerts": {"overview.problems"},
     "backfills": {"why.explain"},
-    "bulk": {"jobs.job_search", "jobs.list_routes"},
+    "bulk": {"jobs.commands", "jobs.job_search", "jobs.list_routes"},
     "doctor": {"roles.rights"},
     "graphs": {"jobs.job_history"},
     "jobs": {"why.explain", "why.reasons"},
