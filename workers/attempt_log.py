@@ -1,7 +1,8 @@
-"""Logs attempts that failed, were reaped or could not be settled."""
+"""Logs attempts that failed, were reaped or could not be settled, and keys that keep jobs from starting."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,12 +10,15 @@ from dataloader.app import log
 from dataloader.app.log import Alert
 from dataloader.app.queue.job import ReapedJob, ReleaseReason, Settlement, Status
 from dataloader.app.queue.parameters import bounded_delay
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.outcome import Outcome, Released
 from dataloader.workers.sentry import report_failure
 
 _log = log.get(__name__)
 _MAX_ERROR_LENGTH = 500  # of an error in a log line
+_BACKOFF_INTERVAL_SEC = 60.0  # between two lines about one key
+_MAX_REMEMBERED_KEYS = 10_000
 
 
 def log_settled(attempt: Attempt, outcome: Outcome, status: Status) -> None:
@@ -80,3 +84,21 @@ def _first_line(error: str | None) -> str:
 
 def _format_time(timestamp: datetime | None) -> str | None:
     return None if timestamp is None else timestamp.astimezone(UTC).isoformat(timespec="seconds")
+
+
+class BackoffLog:
+    """Logs keys that block jobs, each once a minute. Used by the dispatcher's leader alone."""
+
+    def __init__(self) -> None:
+        self._reported_at: dict[str, float] = {}
+
+    def report(self, queue: str, lock_keys: Iterable[str]) -> None:
+        now = clock()
+        for key in lock_keys:
+            if now - self._reported_at.get(key, -_BACKOFF_INTERVAL_SEC) < _BACKOFF_INTERVAL_SEC:
+                continue
+            if len(self._reported_at) >= _MAX_REMEMBERED_KEYS:
+                self._reported_at = {k: at for k, at in self._reported_at.items() if now - at < _BACKOFF_INTERVAL_SEC}
+            if len(self._reported_at) < _MAX_REMEMBERED_KEYS:
+                self._reported_at[key] = now
+                _log.info(Alert.CLAIM_BACKOFF, queue=queue, lock_key=key, reason="key_busy")

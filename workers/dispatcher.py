@@ -24,8 +24,9 @@ from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Policy
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import CONFLICT_RETRY_SEC, DueTimer, PollTimer
-from dataloader.workers.claimer import Claimer, NotifyState, UnwantedNotifications
+from dataloader.workers.claimer import Claimer
 from dataloader.workers.listener import ListenerLike, ListenState, Notifications
+from dataloader.workers.notify_state import NotifyState, UnwantedNotifications
 from dataloader.workers.outcome import Released
 from dataloader.workers.queue_buffer import PREFETCH_BELOW_SEC, QueueBuffer, QueueLimits
 from dataloader.workers.threads import WakeupPipe
@@ -267,7 +268,7 @@ class Dispatcher:
                 return
             buffer.may_have_work = self._due.promote_due = False
         is_fair = mode is ClaimMode.IN_TURN
-        cursor = buffer.turn if is_fair else buffer.cursor.start(began, promoted=promoted)
+        after = buffer.turn if is_fair else buffer.cursor.start(began, promoted=promoted)
         try:
             if (recovered := self._claimer.recover()) is not None:
                 self._hand_out(self.queues[recovered[0]], recovered[1], own_count=0)
@@ -275,7 +276,7 @@ class Dispatcher:
                 buffer.queue,
                 count,
                 scan=0 if is_fair else buffer.cursor.scan,
-                cursor=cursor,
+                after=after,
                 promote_due=promoted or is_fair,
                 mode=mode,
             )
@@ -287,7 +288,7 @@ class Dispatcher:
         if self._outage_logged:
             _log.info("database.available")
             self._outage_logged = False
-        is_full, from_front = claimed_count >= count, cursor is None or is_fair
+        is_full, from_front = claimed_count >= count, after is None or is_fair
         if is_fair:
             buffer.turn = hint.cursor or buffer.turn
         else:

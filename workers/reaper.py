@@ -23,7 +23,7 @@ from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt_log import log_reaped
-from dataloader.workers.claimer import KeyLocks
+from dataloader.workers.key_locks import KeyLocks
 from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)

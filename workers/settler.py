@@ -17,7 +17,7 @@ from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, RunningAttempts
 from dataloader.workers.attempt_log import log_abandoned, log_settled
-from dataloader.workers.claimer import KeyLocks
+from dataloader.workers.key_locks import KeyLocks
 from dataloader.workers.metrics import PoolCounters
 from dataloader.workers.outcome import LeaseLost, Outcome, Released, SettledByTask
 from dataloader.workers.threads import BackgroundThread

@@ -14,7 +14,7 @@ from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import StopReason
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings, RunningAttempts
-from dataloader.workers.claimer import KeyLocks
+from dataloader.workers.key_locks import KeyLocks
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
 
