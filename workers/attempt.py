@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -352,33 +352,3 @@ def _command_line(task: Task, args: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         sys.argv = before
-
-
-class RunningAttempts:
-    """The attempts that a process holds, from claim to settlement, by run id.
-
-    The dispatcher adds them, the settler removes them, any thread reads them.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._attempts: dict[str, Attempt] = {}  # by the run id's text
-
-    def add(self, attempts: Iterable[Attempt]) -> None:
-        with self._lock:
-            self._attempts.update([(attempt.job.run_text, attempt) for attempt in attempts])
-
-    def remove(self, attempts: Iterable[Attempt]) -> None:
-        with self._lock:
-            for attempt in attempts:
-                self._attempts.pop(attempt.job.run_text, None)
-
-    def get(self, run_id: UUID | str) -> Attempt | None:
-        return self._attempts.get(str(run_id))
-
-    def all(self) -> list[Attempt]:
-        with self._lock:
-            return list(self._attempts.values())
-
-    def __len__(self) -> int:
-        return len(self._attempts)

@@ -318,8 +318,7 @@ class Dispatcher:
                 if len(attempts) > own_count:
                     buffer.available.notify()  # it wakes the next: short jobs end before many threads are awake
                 return
-        for attempt in attempts:  # the claim was in progress when the stop came
-            self._release(attempt, Released(ReleaseReason.SHUTDOWN))
+        self._release_all(attempts, ReleaseReason.SHUTDOWN)  # the claim was in progress when the stop came
 
     def _update_notify_state(self, buffer: QueueBuffer, *, is_full: bool) -> None:
         recheck_sec = self._notify_state.update_after_claim(buffer.queue, is_full=is_full)
@@ -416,30 +415,27 @@ class Dispatcher:
 
     def release_stale(self) -> None:
         """Release prefetched attempts that have found no thread: the jobs before them are not short."""
-        now, stale = clock(), []
+        before, stale = clock() - _MAX_PREFETCH_AGE_SEC, list[Attempt]()
         with self._lock:
             for buffer in self.queues.values():
-                with suppress(IndexError):  # a thread took it a moment ago
-                    while buffer.attempts and now - buffer.attempts[0][1] > _MAX_PREFETCH_AGE_SEC:
-                        stale.append(buffer.attempts.popleft()[0])
-                        buffer.longest_run_sec = max(buffer.longest_run_sec, PREFETCH_BELOW_SEC)
-        for attempt in stale:
-            self._release(attempt, Released(ReleaseReason.NOT_STARTED))
+                if attempts := buffer.pop_unstarted(before):
+                    stale += attempts
+                    buffer.longest_run_sec = max(buffer.longest_run_sec, PREFETCH_BELOW_SEC)
+        self._release_all(stale, ReleaseReason.NOT_STARTED)
 
     def stop(self) -> None:
         """Claim nothing more, release what has not started, and let idle threads end."""
         with self._lock:
             self._stopping = True
-            unstarted = []
-            for buffer in self.queues.values():
-                with suppress(IndexError):  # a thread took it a moment ago
-                    while True:
-                        unstarted.append(buffer.attempts.popleft()[0])
+            unstarted = [attempt for buffer in self.queues.values() for attempt in buffer.pop_unstarted()]
             for buffer in self.queues.values():
                 buffer.available.notify_all()
         self._wakeup.set()
-        for attempt in unstarted:
-            self._release(attempt, Released(ReleaseReason.SHUTDOWN))
+        self._release_all(unstarted, ReleaseReason.SHUTDOWN)
+
+    def _release_all(self, attempts: Sequence[Attempt], reason: ReleaseReason) -> None:
+        for attempt in attempts:
+            self._release(attempt, Released(reason))
 
     def wake(self) -> None:
         self._wakeup.set()

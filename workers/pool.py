@@ -22,7 +22,7 @@ from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import Pipelines, StopReason
 from dataloader.pipelines.portable import clock
-from dataloader.workers.attempt import RunningAttempts, may_have_child
+from dataloader.workers.attempt import may_have_child
 from dataloader.workers.claim_timers import default_poll
 from dataloader.workers.claimer import Claimer
 from dataloader.workers.declarations import describe_worker
@@ -42,6 +42,7 @@ from dataloader.workers.offloads.service import OffloadService
 from dataloader.workers.pool_options import PoolOptions
 from dataloader.workers.reaper import Reaper
 from dataloader.workers.registration import Registration
+from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.sessions import PoolSessions
 from dataloader.workers.settler import Settler
 from dataloader.workers.stopper import StopEscalator
