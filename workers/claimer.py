@@ -12,9 +12,9 @@ from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import WorkerInfo
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings
-from dataloader.workers.attempt_log import BackoffLog
 from dataloader.workers.key_locks import KeyLocks
 from dataloader.workers.outcome import Released
+from dataloader.workers.reports.attempt_log import BackoffLog
 from dataloader.workers.running_attempts import RunningAttempts
 
 _log = log.get(__name__)

@@ -34,7 +34,7 @@ from dataloader.pipelines.retry import Fail
 from dataloader.workers.connections.own_sessions import OwnSession, owned_by
 from dataloader.workers.connections.task_connections import TaskConnections
 from dataloader.workers.follow_ups import FollowUps
-from dataloader.workers.secrets import NO_REDACTION, Redactor
+from dataloader.workers.reports.secrets import NO_REDACTION, Redactor
 from dataloader.workers.stop_signal import StoppableContext, StopSignal
 
 if TYPE_CHECKING:

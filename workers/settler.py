@@ -16,10 +16,10 @@ from dataloader.app.queue.job import SUCCEEDED, ReleaseReason, Settlement, Settl
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
-from dataloader.workers.attempt_log import log_abandoned, log_settled
 from dataloader.workers.key_locks import KeyLocks
 from dataloader.workers.metrics import PoolCounters
 from dataloader.workers.outcome import LeaseLost, Outcome, Released, SettledByTask
+from dataloader.workers.reports.attempt_log import log_abandoned, log_settled
 from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.threads import BackgroundThread
 

@@ -13,7 +13,7 @@ from dataloader.app.queue.parameters import bounded_delay
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.outcome import Outcome, Released
-from dataloader.workers.sentry import report_failure
+from dataloader.workers.reports.sentry import report_failure
 
 _log = log.get(__name__)
 _MAX_ERROR_LENGTH = 500  # of an error in a log line
