@@ -24,6 +24,7 @@ from dataloader.pipelines.retry import DEFAULT, Fail
 from dataloader.pipelines.runner import run_task
 from dataloader.workers.connections.task_connections import is_connection_loss
 from dataloader.workers.context import ContextSettings, JobContext
+from dataloader.workers.fingerprint import fingerprint
 from dataloader.workers.interrupt import Interrupt, InterruptibleThread
 from dataloader.workers.isolation.environment import ConnectionCheck
 from dataloader.workers.logs.writer import POSITION_STREAM
@@ -40,7 +41,6 @@ from dataloader.workers.outcome import (
     stopped,
     success,
 )
-from dataloader.workers.reports.fingerprint import fingerprint
 from dataloader.workers.reports.secrets import SecretStore, SecretUnavailable, resolve_references
 from dataloader.workers.reports.sentry import report_error
 from dataloader.workers.stop_signal import StopStep

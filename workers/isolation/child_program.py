@@ -24,8 +24,8 @@ from dataloader.pipelines.json_values import MAX_CHECKPOINT_BYTES, sanitize_json
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.reported_state import ReportedState
 from dataloader.pipelines.retry import Fixed, Rules, decide
+from dataloader.workers.fingerprint import fingerprint
 from dataloader.workers.logs.records import level_of, record_fields, record_texts
-from dataloader.workers.reports.fingerprint import fingerprint
 from dataloader.workers.stop_signal import StopSignal
 
 EXIT_ORPHANED = 71  # the parent process is gone

@@ -1,1 +1,1 @@
-"""What leaves an attempt for people: log lines, fingerprints of errors, events for Sentry; and no secrets. Portable."""
+"""What leaves an attempt for people: log lines, events for Sentry, and no secrets."""

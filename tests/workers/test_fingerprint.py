@@ -13,7 +13,7 @@ import pytest
 from dataloader.app.queue.job import Settlement, Status
 from dataloader.pipelines.contract import Pipelines, registry
 from dataloader.pipelines.task import task_from_callable
-from dataloader.workers.reports.fingerprint import fingerprint
+from dataloader.workers.fingerprint import fingerprint
 from tests.support import isolated_tasks  # noqa: F401 - registers them
 from tests.support.claimed_jobs import attempt_with
 
