@@ -29,7 +29,7 @@ CREATE TABLE dl_schema (
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     serves_from int
 );
-INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (8, 'by hand', 4);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (9, 'by hand', 9);
 
 -- ── Types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -447,23 +447,8 @@ CREATE OR REPLACE FUNCTION dl_jobs_deleted() RETURNS trigger
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         DELETE FROM dl_job_events;  -- not TRUNCATE: it may be one of the tables of this TRUNCATE
-        DELETE FROM dl_edges;
-        DELETE FROM dl_graphs;
-        DELETE FROM dl_graph_work;
     ELSE
         DELETE FROM dl_job_events e USING deleted WHERE e.job_id = ANY (ARRAY[deleted.job_id]);
-        IF EXISTS (SELECT FROM deleted WHERE graph_id IS NOT NULL) THEN
-            -- By SQL: the API deletes finished jobs only. A job that waits for a deleted one can never run.
-            UPDATE dl_jobs c
-               SET cancel_requested = true, error = 'not needed: a job that it waited for was deleted'
-              FROM deleted d JOIN dl_edges e ON e.parent_id = d.job_id AND e.met IS NULL
-             WHERE d.graph_id IS NOT NULL AND c.job_id = ANY (ARRAY[e.child_id]) AND c.status = 'queued' AND c.wait_state = 'waiting';
-            DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.child_id = d.job_id;
-            -- What is left are edges of jobs that still exist: they keep such a job from reading fewer results than it waited for.
-            UPDATE dl_edges e SET met = false FROM deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id AND e.met IS NULL;
-            DELETE FROM dl_graphs g USING deleted d
-             WHERE g.graph_id = d.graph_id AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = g.graph_id);
-        END IF;
     END IF;
     RETURN NULL;
 END $$;
@@ -842,7 +827,31 @@ END $$;
 
 -- ── Hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
--- What the statements of the core call for features, whose schema.sql replaces these functions.
+-- What the statements and functions of the core call for features, whose schema.sql replaces these functions.
+
+-- Of jobs that a claim has locked, in the order of their claim, those that may not start now: they become limited. The claim
+-- passes on the wake-ups of jobs that were woken for `woken_names` and cannot start. `names_limits`: one of the jobs names a limit.
+CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[], woken_names text[], names_limits bool) RETURNS SETOF uuid
+    LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN;
+END $$;
+
+-- Called last by each statement that ends runs or waits, when the rows have their new state. Returns how many jobs became ready.
+--   job_ids     jobs that have ended, or are retried after a failure
+--   has_webhook whether one of these has a webhook of its own
+--   runs        jobs whose run has ended: what it counted in limits is free
+--   counted     those of them whose attempt has succeeded or failed by itself
+--   woken_for   limits for which jobs had been woken that do not start
+--   reports     what the runs have reported of their data
+CREATE OR REPLACE FUNCTION dl_jobs_ended(
+    job_ids uuid[] DEFAULT NULL, has_webhook bool DEFAULT false, runs uuid[] DEFAULT NULL, counted uuid[] DEFAULT NULL,
+    woken_for text[] DEFAULT NULL, reports jsonb DEFAULT NULL
+) RETURNS int
+    LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN 0;
+END $$;
 
 -- What is wrong with the limits of a request; NULL: nothing.
 CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
@@ -853,6 +862,10 @@ CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
 CREATE OR REPLACE FUNCTION dl_after_problem(after jsonb, need text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE WHEN after IS NOT NULL OR need IS NOT NULL THEN 'cannot be used: this queue has no graphs' END;
+
+-- Makes a job of this transaction wait for others.
+CREATE OR REPLACE FUNCTION dl_set_parents(child uuid, after jsonb, need_text text) RETURNS void
+    LANGUAGE sql RETURN NULL;
 
 -- ── Jobs written by other services ───────────────────────────────────────────────────────────────────────────────────
 
@@ -902,18 +915,6 @@ END $$;
 CREATE OR REPLACE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
     REFERENCING NEW TABLE AS inserted
     FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_inserted();
-
-CREATE OR REPLACE FUNCTION dl_jobs_on_requeue() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    PERFORM dl_notify_queue(NEW.queue);
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_notify_upd AFTER UPDATE ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
-    EXECUTE FUNCTION dl_jobs_on_requeue();
 
 -- Another service requeues a job or moves its time, and does not set its wait state, which follows from the time. (If its
 -- key is busy, a claim will block it.) One that waits for jobs or a limit continues to wait, and keeps the time for
@@ -997,9 +998,7 @@ BEGIN
        AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key)) THEN
         PERFORM dl_unblock_next(ARRAY[NEW.lock_key]);
     END IF;
-    IF NEW.webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL) THEN
-        PERFORM dl_create_deliveries(ARRAY[NEW.job_id]);
-    END IF;
+    PERFORM dl_jobs_ended(ARRAY[NEW.job_id], NEW.webhook IS NOT NULL);
     RETURN NULL;
 END $$;
 
@@ -1009,12 +1008,16 @@ CREATE OR REPLACE TRIGGER dl_jobs_queued_ended AFTER UPDATE OF status, cancel_re
           OR NEW.status IN ('canceled', 'failed') AND NEW.job_id::text = current_setting('dl.ended_job', true))
     EXECUTE FUNCTION dl_jobs_queued_ended();
 
--- The cancel of a running job, by HTTP or by SQL, notifies its worker.
-CREATE OR REPLACE FUNCTION dl_jobs_cancel_running() RETURNS trigger
+-- A job that is queued again, or at another time, notifies its queue; the cancel of a running job, by HTTP or by SQL, its worker.
+CREATE OR REPLACE FUNCTION dl_jobs_notify() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
+    IF NEW.status = 'queued' THEN
+        PERFORM dl_notify_queue(NEW.queue);
+        RETURN NULL;
+    END IF;
     PERFORM set_config('dl.events_checked', 'yes', true);
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT NEW.job_id, NEW.queue, clock_timestamp(), 'cancel_requested',
@@ -1029,10 +1032,14 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE OR REPLACE TRIGGER dl_jobs_notify_upd AFTER UPDATE ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
+    EXECUTE FUNCTION dl_jobs_notify();
 CREATE OR REPLACE TRIGGER dl_jobs_cancel_running AFTER UPDATE OF cancel_requested ON dl_jobs
     FOR EACH ROW
     WHEN (NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested)
-    EXECUTE FUNCTION dl_jobs_cancel_running();
+    EXECUTE FUNCTION dl_jobs_notify();
 
 -- Once a job has left the queue a trigger can no longer change it, and it cannot expire.
 CREATE OR REPLACE FUNCTION dl_jobs_left_queue() RETURNS trigger
@@ -1230,23 +1237,12 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                AS fair_key) v
 $$;
 
--- The work of dl_enqueue_many, without the setting that names the function to the audit.
-CREATE OR REPLACE FUNCTION dl_create_jobs(jobs jsonb, whole bool)
-    RETURNS TABLE (n bigint, outcome text, job_id uuid, status text, field text, detail text)
+-- The usual case: no request has a key that a job may have already, and all are valid. One INSERT writes them, and returns the
+-- jobs in the order of the requests. NULL: it is not that case, and nothing is written.
+CREATE OR REPLACE FUNCTION dl_create_plain_jobs(input jsonb) RETURNS uuid[]
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-#variable_conflict use_column
 DECLARE
-    input     jsonb := jobs;
-    request   record;
-    repeated  dl_enqueue_request;
-    requests  dl_enqueue_request[];  -- all of them
-    pending   dl_enqueue_request[];  -- those without a job yet
-    created   jsonb;                 -- ids of new jobs, as keys: a lookup for each, where the planner would misjudge a join
-    existing  jsonb := '{}';         -- n -> [job_id, status, is_same] of the job that serves the request already
-    additions jsonb;
-    debounced_job uuid;
-    new       uuid[];
-    rounds    int := 0;
+    new            uuid[];
     has_fair_queue bool := EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL);
     known_fields   text[] := ARRAY[
         'queue', 'task', 'lock_key', 'args', 'idempotency_key', 'partition_key', 'priority', 'available_at',
@@ -1258,46 +1254,113 @@ DECLARE
         'idempotency_key', 'live_key', 'after', 'need', 'debounce', 'throttle', 'start_within_sec'
     ];
 BEGIN
+    IF EXISTS (SELECT FROM jsonb_array_elements(input) item
+                WHERE item ?| of_other_jobs AND jsonb_strip_nulls(item) ?| of_other_jobs) THEN
+        RETURN NULL;
+    END IF;
+    BEGIN
+        WITH new AS (
+            INSERT INTO dl_jobs (
+                queue, task, lock_key, partition_key, priority, max_attempts, lease_ttl_sec, producer, consumer_group,
+                time_limit_sec, retry, limits, tags, logical_at, interval_start, interval_end, webhook, parent_id,
+                traceparent, schedule_id, backfill_id,
+                args, available_at, expires_at, fair_key, wait_state, created_at)
+            SELECT
+                   r.queue, r.task, r.lock_key, coalesce(r.partition_key, ''), coalesce(r.priority, 100),
+                   coalesce(r.max_attempts, 5), coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group,
+                   r.time_limit_sec, nullif(r.retry, 'null'), nullif(r.limits, 'null'), nullif(r.tags, '{}'),
+                   r.logical_at, r.interval_start, r.interval_end, nullif(r.webhook, 'null'), r.parent_id,
+                   r.traceparent, r.schedule_id, r.backfill_id,
+                   coalesce(nullif(r.args, 'null'), '{}'), coalesce(r.available_at, clock_timestamp()), r.expires_at,
+                   coalesce(r.fair_key, CASE WHEN has_fair_queue THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''),
+                                                                                  r.producer, r.args) END),
+                   CASE WHEN r.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
+                   now() + i.n * interval '1 microsecond'  -- so that they are claimed in their order
+              FROM jsonb_array_elements(input) WITH ORDINALITY AS i (item, n)
+                   CROSS JOIN LATERAL jsonb_populate_record(NULL::dl_enqueue_request, i.item) r
+             WHERE i.item - known_fields = '{}' AND dl_request_problem(r) IS NULL
+            RETURNING job_id, created_at
+        )
+        SELECT array_agg(job_id ORDER BY created_at) INTO new FROM new;
+        IF cardinality(new) = jsonb_array_length(input) THEN
+            RETURN new;
+        END IF;
+        RAISE EXCEPTION USING ERRCODE = 'DL002';  -- undoes what this block has written
+    EXCEPTION WHEN data_exception OR SQLSTATE 'DL002' THEN
+        RETURN NULL;
+    END;
+END $$;
+
+-- The jobs that serve these requests already, because they have a key of theirs: n -> [job_id, status, is_same, is_debounced].
+CREATE OR REPLACE FUNCTION dl_find_existing(requests dl_enqueue_request[]) RETURNS jsonb
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    repeated      dl_enqueue_request;
+    debounced_job uuid;
+    existing      jsonb := '{}';
+    additions     jsonb;
+BEGIN
+    FOR repeated IN SELECT * FROM unnest(requests) a WHERE a.debounce IS NOT NULL ORDER BY a.debounce ->> 'key', a.n LOOP
+        debounced_job := dl_debounce(repeated);
+        IF debounced_job IS NOT NULL THEN
+            existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(debounced_job, 'queued', true, true));
+        ELSE
+            SELECT j.job_id INTO debounced_job FROM dl_jobs j
+             WHERE j.debounce_key = repeated.debounce ->> 'key' AND j.status = 'queued'
+               AND (j.queue, j.task) <> (repeated.queue, repeated.task);
+            IF debounced_job IS NOT NULL THEN
+                existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(debounced_job, 'queued', false));
+            END IF;
+        END IF;
+    END LOOP;
+
+    SELECT coalesce(jsonb_object_agg(l.n, coalesce(k.answer, v.answer, t.answer))
+                    FILTER (WHERE coalesce(k.answer, v.answer, t.answer) IS NOT NULL), '{}')
+      INTO additions
+      FROM (SELECT * FROM unnest(requests) a WHERE a.debounce IS NULL) l
+           LEFT JOIN LATERAL (
+               SELECT jsonb_build_array(j.job_id, j.status,
+                          coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args))
+                          = dl_request_hash(l.queue, l.task, l.args)) AS answer
+                 FROM dl_jobs j WHERE j.idempotency_key = l.idempotency_key LIMIT 1) k ON true
+           LEFT JOIN LATERAL (
+               -- A slice is loaded once, by whichever queue.
+               SELECT jsonb_build_array(j.job_id, j.status,
+                          j.task = l.task AND (j.queue = l.queue OR l.live_key LIKE 'slice:%')) AS answer
+                 FROM dl_jobs j
+                WHERE j.live_key = l.live_key AND j.status IN ('queued', 'running') LIMIT 1) v ON true
+           LEFT JOIN LATERAL (
+               SELECT jsonb_build_array(j.job_id, j.status, (j.queue, j.task) = (l.queue, l.task)) AS answer
+                 FROM dl_jobs j
+                WHERE j.throttle_key = (l.throttle ->> 'key') || '@'
+                                       || floor(date_part('epoch', clock_timestamp()) / (l.throttle ->> 'per_sec')::float8)
+                LIMIT 1) t ON true;
+    RETURN existing || additions;
+END $$;
+
+-- The work of dl_enqueue_many, without the setting that names the function to the audit.
+CREATE OR REPLACE FUNCTION dl_create_jobs(jobs jsonb, whole bool)
+    RETURNS TABLE (n bigint, outcome text, job_id uuid, status text, field text, detail text)
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    input     jsonb := jobs;
+    request   record;
+    requests  dl_enqueue_request[];  -- all of them
+    pending   dl_enqueue_request[];  -- those without a job yet
+    created   jsonb;                 -- ids of new jobs, as keys: a lookup for each, where the planner would misjudge a join
+    existing  jsonb := '{}';         -- n -> [job_id, status, is_same, is_debounced] of the job that serves the request already
+    additions jsonb;
+    new       uuid[];
+    rounds    int := 0;
+BEGIN
     IF jsonb_typeof(input) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'expected a JSON array of requests';
     END IF;
-    -- The usual case: no request has a key that a job may have already, and all are valid. One INSERT writes them, and only if
-    -- a row is missing is it worked out which one, and why.
-    IF NOT EXISTS (SELECT FROM jsonb_array_elements(input) item
-                    WHERE item ?| of_other_jobs AND jsonb_strip_nulls(item) ?| of_other_jobs) THEN
-        BEGIN
-            WITH new AS (
-                INSERT INTO dl_jobs (
-                    queue, task, lock_key, partition_key, priority, max_attempts, lease_ttl_sec, producer,
-                    consumer_group, time_limit_sec, retry, limits, tags, logical_at, interval_start, interval_end,
-                    webhook, parent_id, traceparent, schedule_id, backfill_id,
-                    args, available_at, expires_at, fair_key, wait_state, created_at)
-                SELECT
-                       r.queue, r.task, r.lock_key, coalesce(r.partition_key, ''), coalesce(r.priority, 100),
-                       coalesce(r.max_attempts, 5), coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group,
-                       r.time_limit_sec, nullif(r.retry, 'null'), nullif(r.limits, 'null'), nullif(r.tags, '{}'),
-                       r.logical_at, r.interval_start, r.interval_end, nullif(r.webhook, 'null'), r.parent_id,
-                       r.traceparent, r.schedule_id, r.backfill_id,
-                       coalesce(nullif(r.args, 'null'), '{}'), coalesce(r.available_at, clock_timestamp()), r.expires_at,
-                       coalesce(r.fair_key, CASE WHEN has_fair_queue THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''),
-                                                                                      r.producer, r.args) END),
-                       CASE WHEN r.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
-                       now() + i.n * interval '1 microsecond'  -- so that they are claimed in their order
-                  FROM jsonb_array_elements(input) WITH ORDINALITY AS i (item, n)
-                       CROSS JOIN LATERAL jsonb_populate_record(NULL::dl_enqueue_request, i.item) r
-                 WHERE i.item - known_fields = '{}' AND dl_request_problem(r) IS NULL
-                RETURNING job_id, created_at
-            )
-            SELECT array_agg(job_id ORDER BY created_at) INTO new FROM new;
-            IF cardinality(new) = jsonb_array_length(input) THEN
-                RETURN QUERY SELECT i.n, 'created', i.id, 'queued', NULL::text, NULL::text
-                               FROM unnest(new) WITH ORDINALITY AS i (id, n);
-                RETURN;
-            END IF;
-            RAISE EXCEPTION USING ERRCODE = 'DL002';  -- undoes what this block has written
-        EXCEPTION WHEN data_exception OR SQLSTATE 'DL002' THEN
-            NULL;
-        END;
+    new := dl_create_plain_jobs(input);
+    IF new IS NOT NULL THEN
+        RETURN QUERY SELECT i.n, 'created', i.id, 'queued', NULL::text, NULL::text FROM unnest(new) WITH ORDINALITY AS i (id, n);
+        RETURN;
     END IF;
 
     BEGIN
@@ -1364,46 +1427,8 @@ BEGIN
             SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT created ? a.job_id::text;
             EXIT WHEN pending IS NULL;
 
-            -- Queued jobs with the debounce keys. None: it has started meanwhile, so try again.
-            FOR repeated IN SELECT * FROM unnest(pending) a WHERE a.debounce IS NOT NULL ORDER BY a.debounce ->> 'key', a.n LOOP
-                debounced_job := dl_debounce(repeated);
-                IF debounced_job IS NOT NULL THEN
-                    existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(debounced_job, 'queued', true, true));
-                ELSE
-                    SELECT j.job_id INTO debounced_job FROM dl_jobs j
-                     WHERE j.debounce_key = repeated.debounce ->> 'key' AND j.status = 'queued'
-                       AND (j.queue, j.task) <> (repeated.queue, repeated.task);
-                    IF debounced_job IS NOT NULL THEN
-                        existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(debounced_job, 'queued', false));
-                    END IF;
-                END IF;
-            END LOOP;
-            SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT existing ? a.n::text;
-            EXIT WHEN pending IS NULL;
-
-            -- The jobs that have the keys. None: it was deleted or has finished meanwhile, so try again.
-            SELECT coalesce(jsonb_object_agg(l.n, coalesce(k.answer, v.answer, t.answer))
-                            FILTER (WHERE coalesce(k.answer, v.answer, t.answer) IS NOT NULL), '{}')
-              INTO additions
-              FROM (SELECT * FROM unnest(pending) a WHERE a.debounce IS NULL) l
-                   LEFT JOIN LATERAL (
-                       SELECT jsonb_build_array(j.job_id, j.status,
-                                  coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args))
-                                  = dl_request_hash(l.queue, l.task, l.args)) AS answer
-                         FROM dl_jobs j WHERE j.idempotency_key = l.idempotency_key LIMIT 1) k ON true
-                   LEFT JOIN LATERAL (
-                       -- A slice is loaded once, by whichever queue.
-                       SELECT jsonb_build_array(j.job_id, j.status,
-                                  j.task = l.task AND (j.queue = l.queue OR l.live_key LIKE 'slice:%')) AS answer
-                         FROM dl_jobs j
-                        WHERE j.live_key = l.live_key AND j.status IN ('queued', 'running') LIMIT 1) v ON true
-                   LEFT JOIN LATERAL (
-                       SELECT jsonb_build_array(j.job_id, j.status, (j.queue, j.task) = (l.queue, l.task)) AS answer
-                         FROM dl_jobs j
-                        WHERE j.throttle_key = (l.throttle ->> 'key') || '@'
-                                               || floor(date_part('epoch', clock_timestamp()) / (l.throttle ->> 'per_sec')::float8)
-                        LIMIT 1) t ON true;
-            existing := existing || additions;
+            -- Of a request without such a job: it was deleted, has finished or has started meanwhile, so try again.
+            existing := existing || dl_find_existing(pending);
             SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT existing ? a.n::text;
         END LOOP;
         IF whole AND (EXISTS (SELECT FROM unnest(requests) a WHERE a.field IS NOT NULL)
@@ -1505,8 +1530,8 @@ SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_adv
 -- same. PUBLIC keeps two: a plain INSERT draws an id and checks tags with the rights of its sender.
 REVOKE EXECUTE ON FUNCTION
     dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
-    dl_claim_expected, dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_on_requeue,
-    dl_jobs_on_manual_update, dl_jobs_end_queued, dl_jobs_queued_ended, dl_jobs_cancel_running,
+    dl_claim_expected, dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_notify,
+    dl_jobs_on_manual_update, dl_jobs_end_queued, dl_jobs_queued_ended,
     dl_parse_requests, dl_enqueue_many, dl_enqueue
   FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION dl_new_id, dl_is_tag_list TO PUBLIC;
@@ -1837,12 +1862,12 @@ END $$;
 -- first of its limits that is full. Starts of rates are recorded for the others. A job that was woken for another limit
 -- hands that on to the next one.
 -- Locks `woken_names` too, which the claim then wakes: all locks of a transaction are taken at once, in one order.
-CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[], woken_names text[]) RETURNS SETOF uuid
+CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[], woken_names text[], names_limits bool) RETURNS SETOF uuid
     LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
     names  text[];
     states jsonb;
+    next_states jsonb;  -- if the job starts
     job    record;
     counts record;
     state  jsonb;
@@ -1851,7 +1876,10 @@ DECLARE
     now_at float8;
     woken_for text[] := '{}';
 BEGIN
-    IF job_ids IS NULL THEN
+    IF job_ids IS NULL
+       OR NOT (names_limits AND EXISTS (SELECT FROM dl_limits))
+          AND NOT EXISTS (SELECT FROM dl_limits l WHERE starts_with(l.name, 'queue:') OR starts_with(l.name, 'task:'))
+          AND NOT EXISTS (SELECT FROM dl_breakers b WHERE b.state <> 'closed') THEN
         RETURN;
     END IF;
     WITH jobs AS MATERIALIZED (
@@ -1877,6 +1905,7 @@ BEGIN
          ORDER BY i.n
     LOOP
         full_limit := NULL;
+        next_states := states;
         FOR counts IN SELECT c.name, sum(c.weight)::int AS weight FROM dl_job_limits(job.limits, job.queue, job.task) c
                        WHERE states ? c.name GROUP BY c.name ORDER BY c.name LOOP
             state := states -> counts.name;
@@ -1886,25 +1915,19 @@ BEGIN
                 full_limit := counts.name;
                 EXIT;
             END IF;
+            next_states := jsonb_set(next_states, ARRAY[counts.name], state || jsonb_build_object(
+                'used', (state ->> 'used')::int + counts.weight, 'tat', due, 'is_started', due IS NOT NULL));
         END LOOP;
         IF full_limit IS NULL THEN
-            FOR counts IN SELECT c.name, sum(c.weight)::int AS weight FROM dl_job_limits(job.limits, job.queue, job.task) c
-                           WHERE states ? c.name GROUP BY c.name LOOP
-                state := states -> counts.name;
-                due := greatest((state ->> 'tat')::float8, now_at) + (state ->> 'spacing')::float8 * counts.weight;
-                states := jsonb_set(states, ARRAY[counts.name], state || jsonb_build_object(
-                    'used', (state ->> 'used')::int + counts.weight, 'tat', due, 'is_started', due IS NOT NULL));
-            END LOOP;
+            states := next_states;
         ELSE
             IF job.waits_on <> full_limit THEN
                 woken_for := woken_for || job.waits_on;
             END IF;
             UPDATE dl_jobs j SET wait_state = 'limited', waits_on = full_limit WHERE j.job_id = job.job_id;
-            PERFORM set_config('dl.events_checked', 'yes', true);
             INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
             VALUES (job.job_id, job.queue, clock_timestamp(), 'limited',
                     jsonb_build_object('status', 'queued', 'attempt', job.attempt, 'waits_on', full_limit));
-            PERFORM set_config('dl.events_checked', checked_before, true);
             IF states -> full_limit ->> 'spacing' IS NOT NULL THEN
                 PERFORM pg_notify('dl_control', 'limits');  -- the maintenance leader wakes it when its time comes
             END IF;
@@ -1945,7 +1968,7 @@ BEGIN
         WHILE queue_name IS NOT NULL AND room > 0 LOOP
             PERFORM set_config('dl.events_checked', 'yes', true);
             WITH heads AS MATERIALIZED (
-                SELECT j.job_id, j.priority, j.created_at, dl_weight_in(limit_name, j.limits) AS weight
+                SELECT j.job_id, j.priority, j.created_at, coalesce((j.limits ->> limit_name)::int, 1) AS weight
                   FROM dl_jobs j
                  WHERE j.waits_on = limit_name AND j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'limited'
                  ORDER BY j.priority, j.created_at, j.job_id
@@ -1954,7 +1977,7 @@ BEGIN
             ), fitting AS MATERIALIZED (
                 SELECT job_id
                   FROM (SELECT job_id, sum(weight) OVER (ORDER BY priority, created_at, job_id) AS total FROM heads) h
-                 WHERE total <= room - (SELECT coalesce(sum(dl_weight_in(limit_name, w.limits)), 0)
+                 WHERE total <= room - (SELECT coalesce(sum(coalesce((w.limits ->> limit_name)::int, 1)), 0)
                                           FROM dl_jobs w
                                          WHERE w.waits_on = limit_name AND w.queue = queue_name AND w.status = 'queued'
                                            AND w.wait_state = 'ready')
@@ -2004,29 +2027,6 @@ BEGIN
         SELECT name FROM names WHERE starts_with(name, left(row_name, -1)));
 END $$;
 
--- The weight of a job in one limit; 1 in that of its queue or task.
-CREATE OR REPLACE FUNCTION dl_weight_in(limit_name text, limits jsonb) RETURNS int
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN coalesce((limits ->> limit_name)::int, 1);
-
--- Wakes what waits for the limits of runs that have ended, and for breakers that have closed. Each run is an object with its
--- limits, queue and task, each breaker one with its task as `closed`.
-CREATE OR REPLACE FUNCTION dl_wake_after(ended jsonb) RETURNS SETOF uuid
-    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT AS $$
-DECLARE
-    names text[] := ARRAY(SELECT DISTINCT c.name
-                            FROM jsonb_array_elements(ended) AS e (run)
-                                 CROSS JOIN LATERAL dl_job_limits(nullif(e.run -> 'limits', 'null'), e.run ->> 'queue', e.run ->> 'task') c
-                           WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
-                              OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed')
-                           UNION
-                          SELECT 'task:' || (e.run ->> 'closed') FROM jsonb_array_elements(ended) AS e (run) WHERE e.run ? 'closed');
-BEGIN
-    IF names <> '{}' THEN
-        RETURN QUERY SELECT * FROM dl_wake_limited(names);
-    END IF;
-END $$;
-
 CREATE OR REPLACE TRIGGER dl_limits_audit AFTER INSERT OR UPDATE OR DELETE ON dl_limits
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('limit', 'name', 'changed_by,changed_at', '');
@@ -2054,15 +2054,15 @@ CREATE TABLE dl_breakers (
 
 -- Counts how attempts ended, in their order, for tasks with a breaker: opens it, closes it, or opens it again for twice as long (up
 -- to an hour). Each outcome is an object with the task, the status (succeeded, or else it failed) and the error. A breaker's row
--- is locked after the jobs' rows and before the locks of limits. Returns the tasks whose breaker closed, for dl_wake_after: all
--- locks of limits of a transaction are taken at once. NULL: none.
-CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS jsonb
+-- is locked after the jobs' rows and before the locks of limits. Returns the limits of the tasks whose breaker closed, for
+-- dl_jobs_ended: all locks of limits of a transaction are taken at once.
+CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS text[]
     LANGUAGE plpgsql VOLATILE STRICT SET search_path FROM CURRENT SET jit = off AS $$
 DECLARE
     breaker dl_breakers;
     outcome jsonb;
     before  text;
-    closed  jsonb;
+    closed  text[] := '{}';
 BEGIN
     FOR breaker IN
         SELECT b.* FROM dl_breakers b
@@ -2112,7 +2112,7 @@ BEGIN
         IF breaker.state <> before THEN
             PERFORM pg_notify('dl_control', 'limits');
             IF breaker.state = 'closed' THEN
-                closed := coalesce(closed, '[]') || jsonb_build_object('closed', breaker.task);
+                closed := closed || ('task:' || breaker.task);
             END IF;
         END IF;
     END LOOP;
@@ -2158,10 +2158,6 @@ CREATE TABLE dl_graph_work (
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
 CREATE INDEX dl_graph_work_xid_idx ON dl_graph_work (xid);
 
-CREATE OR REPLACE FUNCTION dl_is_final(status dl_status) RETURNS bool
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN status IN ('succeeded', 'failed', 'canceled', 'lost');
-
 -- Whether a job that has not ended may read the result of this one: another one of its graph, or one of another graph that waited
 -- for it.
 CREATE OR REPLACE FUNCTION dl_is_result_needed(job uuid, graph uuid) RETURNS bool
@@ -2173,26 +2169,25 @@ BEGIN
                         WHERE e.parent_id = job AND c.status::text IN ('queued', 'running')));
 END $$;
 
--- A job of a graph has ended, by any statement of any process.
-CREATE OR REPLACE FUNCTION dl_jobs_graph_ended() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    INSERT INTO dl_graph_work (job_id) VALUES (NEW.job_id) ON CONFLICT (job_id) DO NOTHING;
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(NEW.status) AND NOT dl_is_final(OLD.status))
-    EXECUTE FUNCTION dl_jobs_graph_ended();
-
--- A job of a graph is retried: its children wait for it again, also those that had been skipped.
-CREATE OR REPLACE FUNCTION dl_jobs_graph_requeued() RETURNS trigger
+-- A job of a graph has ended, by any statement of any process: its children are decided when this commits. Or it is retried: it
+-- waits again for the parents that have not all ended, and its children wait again for it, also those that had been skipped.
+CREATE OR REPLACE FUNCTION dl_jobs_graph_changed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
+    IF NEW.status NOT IN ('queued', 'running') THEN
+        INSERT INTO dl_graph_work (job_id) VALUES (NEW.job_id) ON CONFLICT (job_id) DO NOTHING;
+        RETURN NULL;
+    END IF;
     DELETE FROM dl_graph_work WHERE job_id = NEW.job_id;
+    IF EXISTS (SELECT FROM dl_edges e WHERE e.child_id = NEW.job_id AND e.met IS NULL) THEN
+        UPDATE dl_jobs SET wait_state = 'waiting', waits_on = NULL
+         WHERE job_id = NEW.job_id AND status = 'queued' AND wait_state <> 'waiting';
+        INSERT INTO dl_graph_work (job_id)  -- decided again when this commits: a parent may end now
+        SELECT e.parent_id FROM dl_edges e WHERE e.child_id = NEW.job_id
+            ON CONFLICT (job_id) DO NOTHING;
+    END IF;
     UPDATE dl_edges SET met = NULL WHERE parent_id = NEW.job_id;
     PERFORM set_config('dl.events_checked', 'yes', true);
     WITH again AS (
@@ -2214,13 +2209,86 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.graph_id IS NOT NULL AND NEW.status NOT IN ('queued', 'running') AND OLD.status IN ('queued', 'running'))
+    EXECUTE FUNCTION dl_jobs_graph_changed();
+
 CREATE OR REPLACE TRIGGER dl_jobs_graph_requeued AFTER UPDATE OF status ON dl_jobs
     FOR EACH ROW
-    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(OLD.status) AND NOT dl_is_final(NEW.status))
-    EXECUTE FUNCTION dl_jobs_graph_requeued();
+    WHEN (NEW.graph_id IS NOT NULL AND NEW.status IN ('queued', 'running') AND OLD.status NOT IN ('queued', 'running'))
+    EXECUTE FUNCTION dl_jobs_graph_changed();
 
--- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many. In a graph
--- with on_failure 'cancel' a failure skips every queued job that has no edge for a failure or any end.
+-- By SQL: the API deletes finished jobs only. A job that waits for a deleted one can never run.
+CREATE OR REPLACE FUNCTION dl_jobs_graph_deleted() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        DELETE FROM dl_edges;
+        DELETE FROM dl_graphs;
+        DELETE FROM dl_graph_work;
+    ELSIF EXISTS (SELECT FROM deleted WHERE graph_id IS NOT NULL) THEN
+        UPDATE dl_jobs c
+           SET cancel_requested = true, error = 'not needed: a job that it waited for was deleted'
+          FROM deleted d JOIN dl_edges e ON e.parent_id = d.job_id AND e.met IS NULL
+         WHERE d.graph_id IS NOT NULL AND c.job_id = ANY (ARRAY[e.child_id]) AND c.status = 'queued' AND c.wait_state = 'waiting';
+        DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.child_id = d.job_id;
+        -- What is left are edges of jobs that still exist: they keep such a job from reading fewer results than it waited for.
+        UPDATE dl_edges e SET met = false FROM deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id AND e.met IS NULL;
+        DELETE FROM dl_graphs g USING deleted d
+         WHERE g.graph_id = d.graph_id AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = g.graph_id);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_graph_del AFTER DELETE ON dl_jobs
+    REFERENCING OLD TABLE AS deleted
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_graph_deleted();
+CREATE OR REPLACE TRIGGER dl_jobs_graph_trunc AFTER TRUNCATE ON dl_jobs
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_graph_deleted();
+
+-- What the ends of these jobs decide, once their edges are met or not: the children that may run or are to be skipped, with the
+-- reason. In a graph with on_failure 'cancel' a failure skips every queued job that has no edge for a failure or any end.
+CREATE OR REPLACE FUNCTION dl_graph_verdicts(ended uuid[]) RETURNS TABLE (job_id uuid, skip bool, reason text)
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH children AS MATERIALIZED (
+        SELECT k.child_id,
+               CASE WHEN j.need = 'any' THEN CASE WHEN bool_or(e.met) THEN false WHEN bool_and(e.met IS NOT NULL) THEN true END
+                    ELSE CASE WHEN bool_or(NOT e.met) THEN true WHEN bool_and(e.met IS NOT NULL) THEN false END END AS skip
+          FROM (SELECT DISTINCT d.child_id FROM unnest(ended) AS i (job_id) JOIN dl_edges d ON d.parent_id = i.job_id) k
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[k.child_id])
+               JOIN dl_edges e ON e.child_id = k.child_id
+         WHERE j.status::text = 'queued' AND j.wait_state::text = 'waiting'
+         GROUP BY k.child_id, j.need
+    ), failures AS MATERIALIZED (
+        SELECT DISTINCT ON (j.graph_id) j.graph_id, j.job_id, coalesce(j.graph_key, j.task) AS label
+          FROM unnest(ended) AS i (job_id)
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+               JOIN dl_graphs g ON g.graph_id = j.graph_id AND g.on_failure = 'cancel'
+         WHERE j.status::text IN ('failed', 'lost')
+         ORDER BY j.graph_id, j.finished_at
+    )
+    SELECT c.child_id AS job_id, c.skip,
+           CASE WHEN c.skip THEN
+           (SELECT format('not needed: %s (job %s) %s', coalesce(p.graph_key, p.task), p.job_id,
+                          CASE p.status WHEN 'succeeded' THEN 'succeeded' WHEN 'lost' THEN 'was lost' WHEN 'failed' THEN 'failed'
+                                        ELSE CASE WHEN p.skipped THEN 'was not needed' ELSE 'was canceled' END END)
+              FROM dl_edges u JOIN dl_jobs p ON p.job_id = ANY (ARRAY[u.parent_id])
+             WHERE u.child_id = c.child_id AND NOT u.met ORDER BY p.finished_at LIMIT 1) END AS reason
+      FROM children c
+     WHERE c.skip IS NOT NULL
+    UNION ALL
+    SELECT o.job_id, true, format('not needed: %s (job %s) failed, which cancels its graph', f.label, f.job_id)
+      FROM failures f JOIN dl_jobs o ON o.graph_id = f.graph_id AND o.status = 'queued'
+     WHERE NOT EXISTS (SELECT FROM dl_edges e WHERE e.child_id = o.job_id AND e.wants <> 'succeeded')
+       AND o.job_id NOT IN (SELECT c.child_id FROM children c WHERE c.skip IS NOT NULL);
+END $$;
+
+-- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many.
 CREATE OR REPLACE FUNCTION dl_decide_children(ended uuid[]) RETURNS int
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -2228,11 +2296,10 @@ DECLARE
     max_changes CONSTANT int := 2000;  -- in a transaction: others wait for the graph, and for the ends in this one
     budget   int := max_changes - coalesce(nullif(current_setting('dl.graph_changes', true), ''), '0')::int;
     hashes   int[];
-    ids      uuid[];
-    skips    bool[];
-    reasons  text[];
-    changed  int := 0;
+    decided  int;
+    changed  int;
     skipped_ids uuid[];
+    has_webhook bool;
 BEGIN
     -- Of the jobs that have ended, and of those of other graphs that wait for their end.
     hashes := ARRAY(SELECT hashtext(j.graph_id::text)
@@ -2258,45 +2325,10 @@ BEGIN
                               ELSE p.status IN ('failed', 'lost') END
       FROM unnest(ended) AS i (job_id) JOIN dl_jobs p ON p.job_id = ANY (ARRAY[i.job_id])
      WHERE e.parent_id = i.job_id AND e.met IS NULL AND p.status::text IN ('succeeded', 'failed', 'canceled', 'lost');  -- by job_id
-
-    WITH children AS MATERIALIZED (
-        SELECT k.child_id,
-               CASE WHEN j.need = 'any' THEN CASE WHEN bool_or(e.met) THEN false WHEN bool_and(e.met IS NOT NULL) THEN true END
-                    ELSE CASE WHEN bool_or(NOT e.met) THEN true WHEN bool_and(e.met IS NOT NULL) THEN false END END AS skip
-          FROM (SELECT DISTINCT d.child_id FROM unnest(ended) AS i (job_id) JOIN dl_edges d ON d.parent_id = i.job_id) k
-               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[k.child_id])
-               JOIN dl_edges e ON e.child_id = k.child_id
-         WHERE j.status::text = 'queued' AND j.wait_state::text = 'waiting'
-         GROUP BY k.child_id, j.need
-    ), failures AS MATERIALIZED (
-        SELECT DISTINCT ON (j.graph_id) j.graph_id, j.job_id, coalesce(j.graph_key, j.task) AS label
-          FROM unnest(ended) AS i (job_id)
-               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
-               JOIN dl_graphs g ON g.graph_id = j.graph_id AND g.on_failure = 'cancel'
-         WHERE j.status::text IN ('failed', 'lost')
-         ORDER BY j.graph_id, j.finished_at
-    ), verdicts AS (
-        SELECT c.child_id AS job_id, c.skip,
-               CASE WHEN c.skip THEN
-               (SELECT format('not needed: %s (job %s) %s', coalesce(p.graph_key, p.task), p.job_id,
-                              CASE p.status WHEN 'succeeded' THEN 'succeeded' WHEN 'lost' THEN 'was lost' WHEN 'failed' THEN 'failed'
-                                            ELSE CASE WHEN p.skipped THEN 'was not needed' ELSE 'was canceled' END END)
-                  FROM dl_edges u JOIN dl_jobs p ON p.job_id = ANY (ARRAY[u.parent_id])
-                 WHERE u.child_id = c.child_id AND NOT u.met ORDER BY p.finished_at LIMIT 1) END AS reason
-          FROM children c
-         WHERE c.skip IS NOT NULL
-        UNION ALL
-        SELECT o.job_id, true, format('not needed: %s (job %s) failed, which cancels its graph', f.label, f.job_id)
-          FROM failures f JOIN dl_jobs o ON o.graph_id = f.graph_id AND o.status = 'queued'
-         WHERE NOT EXISTS (SELECT FROM dl_edges e WHERE e.child_id = o.job_id AND e.wants <> 'succeeded')
-           AND o.job_id NOT IN (SELECT c.child_id FROM children c WHERE c.skip IS NOT NULL)
-    )
-    SELECT array_agg(job_id), array_agg(skip), array_agg(reason) INTO ids, skips, reasons FROM verdicts;
-
     PERFORM set_config('dl.events_checked', 'yes', true);
-    WITH locked AS MATERIALIZED (
+    WITH verdicts AS MATERIALIZED (SELECT * FROM dl_graph_verdicts(ended)), locked AS MATERIALIZED (
         SELECT j.job_id, v.skip, v.reason
-          FROM unnest(ids, skips, reasons) AS v (job_id, skip, reason) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[v.job_id])
+          FROM verdicts v JOIN dl_jobs j ON j.job_id = ANY (ARRAY[v.job_id])
          WHERE j.status::text = 'queued' AND (v.skip OR j.wait_state::text = 'waiting')
          LIMIT greatest(budget, 0)
            FOR NO KEY UPDATE OF j SKIP LOCKED
@@ -2304,8 +2336,7 @@ BEGIN
         UPDATE dl_jobs j
            SET status = CASE WHEN locked.skip THEN 'canceled' ELSE 'queued' END::dl_status,
                wait_state = CASE WHEN locked.skip OR j.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
-               waits_on = NULL, unknown_task = false,
-               skipped = CASE WHEN locked.skip THEN true END,
+               waits_on = NULL, unknown_task = false, skipped = CASE WHEN locked.skip THEN true END,
                error = CASE WHEN locked.skip THEN locked.reason ELSE j.error END,
                finished_at = CASE WHEN locked.skip THEN clock_timestamp() END
           FROM locked
@@ -2320,17 +2351,16 @@ BEGIN
     ), notified AS (
         SELECT count(dl_notify_queue(q.queue)) AS n FROM (SELECT DISTINCT queue FROM moved WHERE status = 'queued' ORDER BY queue) q
     )
-    SELECT count(*) + 0 * (SELECT n FROM notified),
-           array_agg(job_id) FILTER (WHERE status = 'canceled'
-               AND (webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))
-      INTO changed, skipped_ids
+    SELECT (SELECT count(*) FROM verdicts), count(*) + 0 * (SELECT n FROM notified),
+           array_agg(job_id) FILTER (WHERE status = 'canceled'), bool_or(webhook IS NOT NULL)
+      INTO decided, changed, skipped_ids, has_webhook
       FROM moved;
     PERFORM set_config('dl.events_checked', checked_before, true);
     IF skipped_ids IS NOT NULL THEN
-        PERFORM dl_create_deliveries(skipped_ids);
+        PERFORM dl_jobs_ended(skipped_ids, has_webhook);
     END IF;
     PERFORM set_config('dl.graph_changes', (max_changes - budget + changed)::text, true);
-    IF changed = coalesce(cardinality(ids), 0) THEN
+    IF changed = decided THEN
         DELETE FROM dl_graph_work WHERE job_id = ANY (ended);
     ELSE
         UPDATE dl_graph_work SET xid = '0' WHERE job_id = ANY (ended);
@@ -2445,7 +2475,7 @@ BEGIN
                 DELETE FROM dl_graphs WHERE graph_id = child.graph_id;
             END IF;
         END LOOP;
-        IF dl_is_final(parent.status) THEN
+        IF parent.status NOT IN ('queued', 'running') THEN
             INSERT INTO dl_graph_work (job_id) VALUES (parent.job_id)
                 ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
         END IF;
@@ -2521,7 +2551,7 @@ BEGIN
     SELECT DISTINCT waiting_job, i.job_id, 'ended' FROM unnest(awaited) AS i (job_id)
         ON CONFLICT (child_id, parent_id) DO UPDATE SET wants = 'ended', met = NULL;
     INSERT INTO dl_graph_work (job_id)
-    SELECT j.job_id FROM dl_jobs j WHERE j.job_id = ANY (awaited) AND dl_is_final(j.status)
+    SELECT j.job_id FROM dl_jobs j WHERE j.job_id = ANY (awaited) AND j.status NOT IN ('queued', 'running')
         ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
     RETURN 'queued';
 END $$;
@@ -2530,23 +2560,15 @@ CREATE CONSTRAINT TRIGGER dl_edges_added AFTER INSERT ON dl_edges
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (current_setting('dl.new_graph', true) IS DISTINCT FROM 'yes')
     EXECUTE FUNCTION dl_edges_added();
 
--- Enqueue jobs that wait for one another, in the caller's own transaction: {"name", "on_failure", "idempotency_key", "jobs": […]}.
--- A job has the fields of dl_enqueue_many, a `key`, and `after`: [{"job": key, "on": "succeeded"}], which names jobs before it in
--- the array, so there is no circle. All are created, or none. A graph whose idempotency_key exists is returned as it is, if its
--- jobs have the same queues, tasks and args; else 23505.
-CREATE OR REPLACE FUNCTION dl_enqueue_graph(graph jsonb)
-    RETURNS TABLE (graph_id uuid, created bool, key text, job_id uuid)
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-#variable_conflict use_column
+-- Raises 22023 for a graph that dl_enqueue_graph does not accept; returns the positions of its jobs by their keys.
+CREATE OR REPLACE FUNCTION dl_check_graph(graph jsonb) RETURNS jsonb
+    LANGUAGE plpgsql IMMUTABLE SET search_path FROM CURRENT AS $$
 DECLARE
-    id      uuid;
     items   jsonb := graph -> 'jobs';
     item    record;
     parent  record;
-    numbers jsonb := '{}';  -- key -> position
+    numbers jsonb := '{}';
     edges   int := 0;
-    ids     uuid[];
-    refused record;
 BEGIN
     IF jsonb_typeof(graph) IS DISTINCT FROM 'object' OR jsonb_typeof(items) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'jobs must be an array', COLUMN = 'jobs';
@@ -2599,7 +2621,25 @@ BEGIN
     IF edges > 50000 THEN
         RAISE invalid_parameter_value USING MESSAGE = format('jobs has %s edges; a graph has at most 50000', edges), COLUMN = 'jobs';
     END IF;
+    RETURN numbers;
+END $$;
 
+-- Enqueue jobs that wait for one another, in the caller's own transaction: {"name", "on_failure", "idempotency_key", "jobs": […]}.
+-- A job has the fields of dl_enqueue_many, a `key`, and `after`: [{"job": key, "on": "succeeded"}], which names jobs before it in
+-- the array, so there is no circle. All are created, or none. A graph whose idempotency_key exists is returned as it is, if its
+-- jobs have the same queues, tasks and args; else 23505.
+CREATE OR REPLACE FUNCTION dl_enqueue_graph(graph jsonb)
+    RETURNS TABLE (graph_id uuid, created bool, key text, job_id uuid)
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    id      uuid;
+    items   jsonb := graph -> 'jobs';
+    numbers jsonb;  -- key -> position
+    ids     uuid[];
+    refused record;
+BEGIN
+    numbers := dl_check_graph(graph);
     INSERT INTO dl_graphs (name, on_failure, idempotency_key, created_by)
     VALUES (coalesce(graph ->> 'name', ''), coalesce(graph ->> 'on_failure', 'cancel'), graph ->> 'idempotency_key',
             graph ->> 'created_by')
@@ -2650,7 +2690,7 @@ BEGIN
 END $$;
 
 REVOKE EXECUTE ON FUNCTION
-    dl_jobs_graph_ended, dl_jobs_graph_requeued, dl_graph_work_done, dl_edges_added, dl_enqueue_graph
+    dl_jobs_graph_changed, dl_jobs_graph_deleted, dl_graph_work_done, dl_edges_added, dl_enqueue_graph
   FROM PUBLIC;
 
 -- ── app/features/schedules ──────────────────────────────────────────────────────────────────────────────────────────
@@ -3438,5 +3478,48 @@ CREATE OR REPLACE TRIGGER dl_alerts_audit AFTER UPDATE OF acknowledged_at ON dl_
 REVOKE EXECUTE ON FUNCTION
     dl_create_alert_deliveries
   FROM PUBLIC;
+
+-- ── app/features ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- The core's hook for ends of jobs, with what features do then. In this order: all locks of limits are taken at once, and what
+-- follows from an update of a dataset comes last.
+CREATE OR REPLACE FUNCTION dl_jobs_ended(
+    job_ids uuid[] DEFAULT NULL, has_webhook bool DEFAULT false, runs uuid[] DEFAULT NULL, counted uuid[] DEFAULT NULL,
+    woken_for text[] DEFAULT NULL, reports jsonb DEFAULT NULL
+) RETURNS int
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    limit_names text[] := coalesce(woken_for, '{}');
+    woken_count int := 0;
+BEGIN
+    -- Circuit breakers.
+    IF counted IS NOT NULL AND EXISTS (SELECT FROM dl_breakers) THEN
+        limit_names := limit_names || dl_count_outcomes(
+            (SELECT jsonb_agg(jsonb_build_object('task', j.task, 'status', j.status, 'error', left(j.error, 300)) ORDER BY j.job_id)
+               FROM unnest(counted) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])));
+    END IF;
+    -- Limits. One that has no row counts nothing, and no job waits for it.
+    IF runs IS NOT NULL AND (EXISTS (SELECT FROM dl_limits) OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed')) THEN
+        limit_names := limit_names || ARRAY(
+            SELECT DISTINCT c.name
+              FROM (SELECT DISTINCT j.limits, j.queue, j.task
+                      FROM unnest(runs) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])) ended
+                   CROSS JOIN LATERAL dl_job_limits(ended.limits, ended.queue, ended.task) c
+             WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
+                OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed'));
+    END IF;
+    IF limit_names <> '{}' THEN
+        woken_count := (SELECT count(*) FROM dl_wake_limited(limit_names));
+    END IF;
+    -- Webhooks: those of all jobs, and those of single ones.
+    IF job_ids IS NOT NULL AND (has_webhook OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)) THEN
+        PERFORM dl_create_deliveries(job_ids);
+    END IF;
+    -- Data checks and datasets.
+    IF reports IS NOT NULL THEN
+        PERFORM dl_record_reports(reports, runs);
+    END IF;
+    RETURN woken_count;
+END $$;
 
 COMMIT;

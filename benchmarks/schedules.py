@@ -133,7 +133,7 @@ def measure_idle(dsn: str, options: argparse.Namespace) -> list[Sequence[Cell]]:
             "seen": (schedules.see, 1 / 60),
             "alerts": (lambda: alerts.check(interval_sec=15), 1 / 15),
         }
-        base = median([milliseconds(lambda: session.execute("read_clock")) for _ in range(50)])
+        base = median([milliseconds(lambda: session.execute("database_time")) for _ in range(50)])
         costs = {name: median([milliseconds(run) for _ in range(20)]) * rate for name, (run, rate) in periods.items()}
     rows: list[Sequence[Cell]] = [["the clock read each second", base, "ms/s", format_ratio(1.0), None]]
     for name, cost in costs.items():
@@ -177,7 +177,7 @@ def measure_burst(dsn: str, options: argparse.Namespace) -> list[Sequence[Cell]]
     begin = database_now(dsn) - timedelta(seconds=1)
     create_schedules(dsn, count, begin=begin, every_sec=86_400, apart=timedelta())
     with closing(Session(dsn, application_name="bench")) as session:
-        duty, base = make_duty(session), milliseconds(lambda: session.execute("read_clock"))
+        duty, base = make_duty(session), milliseconds(lambda: session.execute("database_time"))
         taken = milliseconds(lambda: run_until_idle(duty.run))
     assert query_value(dsn, _FIRINGS)[0][0] == count
     ratio = format_ratio(taken / base)

@@ -90,7 +90,7 @@ Flask.jinja_options = {"bytecode_cache": CompiledTemplates()}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A run that is told to end still stops its server: an interrupt goes through every fixture's end.
+    # A run that is asked to end still stops its server: an interrupt goes through every fixture's end.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # once a run: xdist's workers inherit it
         folder = Path(tempfile.mkdtemp(prefix="dl-test-", dir=memory_folder()))
@@ -132,7 +132,7 @@ def run_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def postgres_binaries() -> Choice:
-    """The binaries this run was told to use."""
+    """The binaries that this run uses."""
     choice = os.environ.get("DL_TEST_POSTGRES", "auto")
     if choice in ("auto", "local", "wheel"):
         return choice  # type: ignore[return-value] # mypy 2 does not narrow a str to a Literal by `in`

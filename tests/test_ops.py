@@ -63,7 +63,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def families(databases) -> Iterator[dict[str, Metric]]:
-    """Every number that there is, by name: as a process tells them that answers and works."""
+    """Every number that there is, by name: as a process that answers and works reports them."""
     with databases.fresh() as dsn:
         worker_pools = WorkerPoolFixture(dsn)
         pool = Pool(dsn)

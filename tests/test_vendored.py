@@ -1,4 +1,4 @@
-"""What others have written and we bring along is, byte for byte, what the manifest beside it says it is."""
+"""What others have written and we bring along is, byte for byte, what the manifest next to it says it is."""
 
 from __future__ import annotations
 

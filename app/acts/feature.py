@@ -32,6 +32,7 @@ class Feature:
     page_values: str | None = None  # a function of a Site: what the frame of each page shows of it, by name
     collectors: tuple[str, ...] = ()  # functions of a Site: collectors of metrics
     converters: dict[str, str] = field(default_factory=dict)  # of the parts of paths
+    has_commands: bool = False  # its commands.py has COMMANDS, which `python -m dataloader.app.cli.generate` lists
     duties: str | None = None  # a function of a DutyContext: what the maintenance leader does
     threads: str | None = None  # a function of a ThreadContext: a thread that each worker process has
     declare: str | None = None  # a function of a Declaration: what a worker process writes of its tasks when it starts

@@ -22,20 +22,6 @@ from dataloader.app.cli.remote import COMMAND_META_KEY, option_of_field
 from dataloader.app.errors import DataloaderError
 from dataloader.errors import ClientError
 
-# Modules with `COMMANDS`: the commands by the title of their group, in the order of the help.
-MODULES = (
-    *(
-        f"dataloader.app.features.{name}.commands"
-        for name in (
-            "jobs", "why", "bulk", "graphs", "tasks", "schedules", "backfills", "quality", "queues", "limits",
-            "workers", "scaling", "alerts", "webhooks", "statistics",
-        )
-    ),
-    "dataloader.app.cli.service",
-    *(f"dataloader.app.features.{name}.commands" for name in ("doctor", "keys", "audit")),
-    "dataloader.app.cli.skeleton",
-    "dataloader.app.cli.command",
-)  # fmt: skip
 GROUPS = ("Run the service", "Jobs", "Tasks, schedules and data", "Queues and workers", "Watch", "Settings and access")
 INDEX_FILE = Path(__file__).parent / "commands.json"  # by `generate.py`: of each command the module and a line
 

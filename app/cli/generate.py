@@ -14,10 +14,13 @@ from typing import Any
 
 import click
 
-from dataloader.app.cli.command import GROUPS, INDEX_FILE, MODULES
+from dataloader.app.cli.command import GROUPS, INDEX_FILE
 from dataloader.app.cli.operations import OPERATIONS_FILE
+from dataloader.app.features.registry import FEATURES
 
 _DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "openapi.json"
+_FEATURES = "dataloader.app.features"
+_OF_THE_SERVICE = tuple(f"dataloader.app.cli.{name}" for name in ("service", "skeleton", "command"))
 _INT4_MAX = 2**31 - 1  # no limit that a person would want to read
 _LIMITS = {"minimum": "min", "maximum": "max"}
 
@@ -48,7 +51,8 @@ def operations_text() -> str:
 def index_text() -> str:
     """The commands by the titles of the help: name, module, and the line about it."""
     index: dict[str, dict[str, list[str]]] = {title: {} for title in GROUPS}
-    for module in MODULES:
+    of_features = (f"{_FEATURES}.{feature.name}.commands" for feature in FEATURES if feature.has_commands)
+    for module in (*of_features, *_OF_THE_SERVICE):
         for title, commands in import_module(module).COMMANDS.items():
             for command in commands:
                 index[title][command.name] = [module, short_help(command)]

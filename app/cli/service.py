@@ -7,10 +7,12 @@ Each imports what it needs: Flask, pydantic, the driver and the pipelines are no
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import re
 import signal
 import subprocess
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,11 +35,25 @@ from dataloader.app.cli.parsing import (
 from dataloader.app.wording import format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dataloader.app.config import Settings
 
 _SETTINGS = Table("settings", "variable, value, source, default", uncut="variable, source")
 _UNIT_BYTES = {"k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)\s*([kmg])i?b?", re.IGNORECASE)
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Import a service without the garbage collector, which would visit all modules again and again: it finds nothing
+    there, and took a quarter of the processor time of a start and a stop."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def load_settings(*, loads_pipelines: bool = False, **overrides: Any) -> Settings:
@@ -88,8 +104,9 @@ def serve(*, host: str | None, port: int | None, no_workers: bool) -> None:
 
     Without DL_DB_DSN or PG_HOST it starts an embedded PostgreSQL, and keeps its data in DL_DATA_DIR.
     """
+    with without_collector():
+        from dataloader.app.runtime import commands
     from dataloader.app.cli.banner import serve_banner
-    from dataloader.app.runtime import commands
     from dataloader.app.runtime.announcement import announce
 
     settings, workers = load_settings(loads_pipelines=True, app_host=host, app_port=port), not no_workers
@@ -146,9 +163,10 @@ def worker(
     **limits: Any,
 ) -> None:
     """Run workers only, without HTTP, until Ctrl-C or SIGTERM."""
+    with without_collector():
+        from dataloader.app.runtime import commands
     from dataloader.app.cli.banner import worker_banner
     from dataloader.app.config.loading import parse_settings
-    from dataloader.app.runtime import commands
     from dataloader.app.runtime.announcement import announce
     from dataloader.app.runtime.preemption import PreemptionNotice
     from dataloader.app.runtime.worker import Lifetime

@@ -36,7 +36,7 @@ _CHECKS: Mapping[Kind, tuple[str, str]] = {
 }
 # What the functions of schema.sql compute themselves, of several fields.
 _COMPUTED = ("args", "available_at", "fair_key", "expires_at", "start_within_sec")
-# Fields that may find an earlier job, or that need further rows: the first INSERT of dl_create_jobs is without them.
+# Fields that may find an earlier job, or that need further rows: the INSERT of dl_create_plain_jobs is without them.
 _NEED_LOOKUP = ("idempotency_key", "live_key", "after", "need", "debounce", "throttle", "start_within_sec")
 _NOT_OF_SQL = ("webhook", "traceparent", "schedule_id", "backfill_id")  # dl_enqueue has no parameter for them
 _PLAIN_FIELDS = [f for f in JOB_FIELDS.values() if f.has_column and f.name not in (*_COMPUTED, *_NEED_LOOKUP)]

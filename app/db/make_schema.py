@@ -26,6 +26,7 @@ FEATURES = (
     "features/statistics",
     "features/webhooks",
     "features/alerts",
+    "features",
 )
 _HEAD = """\
 -- The schema of dataloader, as it is today. Needs PostgreSQL 15 or newer, and no extension.

@@ -24,8 +24,8 @@ from dataloader.app.db.schema_statements import Repair, quote_identifier, schema
 from dataloader.app.db.statements import statements
 from dataloader.app.errors import RightsMissing, SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
 
-SCHEMA_VERSION = 8  # grows with each migration
-COMPATIBLE_FROM = 4  # the oldest version whose processes work on these tables
+SCHEMA_VERSION = 9  # grows with each migration
+COMPATIBLE_FROM = 9  # the oldest version whose processes work on these tables
 
 _REQUEST_TYPE = "dl_enqueue_request"
 _MIGRATION_LOCK = 1684828528  # advisory lock: two migrations of one database

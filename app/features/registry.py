@@ -7,6 +7,7 @@ from dataloader.app.features.alerts import feature as alerts
 from dataloader.app.features.audit import feature as audit
 from dataloader.app.features.backfills import feature as backfills
 from dataloader.app.features.bulk import feature as bulk
+from dataloader.app.features.doctor import feature as doctor
 from dataloader.app.features.failures import feature as failures
 from dataloader.app.features.graphs import feature as graphs
 from dataloader.app.features.jobs import feature as jobs
@@ -26,12 +27,14 @@ from dataloader.app.features.statistics import feature as statistics
 from dataloader.app.features.tasks import feature as tasks
 from dataloader.app.features.undo import feature as undo
 from dataloader.app.features.webhooks import feature as webhooks
+from dataloader.app.features.why import feature as why
 from dataloader.app.features.workers import feature as workers
 
 # In the order of the navigation.
 FEATURES: tuple[Feature, ...] = (
     overview.FEATURE,
     jobs.FEATURE,
+    why.FEATURE,
     failures.FEATURE,
     graphs.FEATURE,
     backfills.FEATURE,
@@ -54,4 +57,5 @@ FEATURES: tuple[Feature, ...] = (
     metrics.FEATURE,
     lineage.FEATURE,
     retention.FEATURE,
+    doctor.FEATURE,
 )

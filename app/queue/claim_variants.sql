@@ -45,7 +45,7 @@ WITH unknown AS (
        FOR NO KEY UPDATE SKIP LOCKED
 ), deferred AS (
     UPDATE dl_jobs j
-       SET wait_state = 'scheduled', waits_on = NULL, unknown_task = true, 
+       SET wait_state = 'scheduled', waits_on = NULL, unknown_task = true,
            error = CASE WHEN EXISTS (SELECT FROM dl_workers w
                                       WHERE j.queue = ANY (w.queues) AND w.unserved_tasks ? j.task
                                         AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec))

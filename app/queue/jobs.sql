@@ -96,7 +96,7 @@ SELECT set_config('dl.candidates', coalesce(string_agg(job_id::text, ',') FILTER
 -- claims the first `claim_limit` of the rest. With `take_session_locks` the keys' session locks are taken too, for the life of
 -- each run: a former owner that lost its lease but not its session still holds one, and the job is blocked. They outlive a claim
 -- that fails: its sender must then close the session. A paused queue yields no job, and a limited one no more than it has free
--- slots. A job whose limit is full becomes limited: dl_apply_limits, called only if a limit may count one of the jobs. A lease shorter
+-- slots. A job whose limit is full becomes limited: dl_apply_limits. A lease shorter
 -- than `min_lease_sec`, which is what the process can renew in time, is lengthened to that, in the row too: reapers and renewals
 -- read the row. A process that was frozen while another took over its name claims nothing: it has not learned of that yet.
 -- Every row has the claim hint: `skipped` rows that were scanned in vain, because they were blocked or limited or their key
@@ -106,8 +106,8 @@ SELECT set_config('dl.candidates', coalesce(string_agg(job_id::text, ',') FILTER
 -- nothing was claimed.
 WITH candidates AS MATERIALIZED (
     SELECT j.job_id, j.priority, j.created_at, j.waits_on, hashtext(j.lock_key)::bigint AS key_hash,
-           j.limits IS NOT NULL OR j.waits_on IS NOT NULL AS names_limits,
            CASE WHEN %(in_turn)s::bool THEN array_position(string_to_array(current_setting('dl.candidates', true), ',')::uuid[], j.job_id) END AS turn,
+           j.limits IS NOT NULL OR j.waits_on IS NOT NULL AS names_limits,
            row_number() OVER (PARTITION BY j.lock_key ORDER BY j.priority, j.created_at, j.job_id) > 1
            OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = j.lock_key AND r.status = 'running') AS is_busy
       FROM dl_jobs j
@@ -120,10 +120,8 @@ WITH candidates AS MATERIALIZED (
      LIMIT least(%(claim_limit)s::int, nullif(current_setting('dl.free_slots', true), '')::int)
 ), limited AS MATERIALIZED (
     SELECT dl_apply_limits((SELECT array_agg(job_id ORDER BY n) FROM first),
-                           (SELECT array_agg(waits_on) FROM candidates WHERE is_busy AND waits_on IS NOT NULL)) AS job_id
-     WHERE EXISTS (SELECT FROM dl_limits) AND EXISTS (SELECT FROM candidates WHERE names_limits)
-        OR EXISTS (SELECT FROM dl_limits WHERE starts_with(name, 'queue:') OR starts_with(name, 'task:'))
-        OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed')
+                           (SELECT array_agg(waits_on) FROM candidates WHERE is_busy AND waits_on IS NOT NULL),
+                           EXISTS (SELECT FROM candidates WHERE names_limits)) AS job_id
 ), selected AS MATERIALIZED (
     SELECT job_id, priority, created_at, waits_on, key_hash, n,
            CASE WHEN %(take_session_locks)s::bool THEN pg_try_advisory_lock(key_hash) ELSE true END AS is_free
@@ -162,8 +160,8 @@ SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash
        c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.producer, c.progress, c.checkpoint,
        c.time_limit_sec, c.retry, c.crashes, c.traceparent, c.waited_sec, c.partition_key, c.logical_at, c.interval_start, c.interval_end,
        current_setting('dl.skipped')::int + (SELECT count(*) FROM busy_jobs)::int + (SELECT count(*) FROM limited)::int
-       + (SELECT count(*) FROM dl_wake_limited((SELECT array_agg(DISTINCT woken_for) FROM blocked
-                                                 WHERE woken_for IS NOT NULL)))::int AS skipped,
+       + coalesce((SELECT dl_jobs_ended(woken_for => array_agg(DISTINCT woken_for)) FROM blocked
+                    WHERE woken_for IS NOT NULL HAVING count(*) > 0), 0) AS skipped,
        (SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8
           FROM dl_jobs
          WHERE status = 'queued' AND wait_state = 'scheduled'
@@ -301,7 +299,7 @@ WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for i
            lease_expires_at = NULL, worker_id = NULL
       FROM owned
      WHERE j.job_id = ANY (ARRAY[owned.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.task, j.limits, j.lock_key, j.status, j.attempt, j.error, j.webhook, j.traceback, j.error_fingerprint,
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, j.webhook, j.traceback, j.error_fingerprint,
               owned.status AS requested_status, owned.final_pause, owned.refund, owned.event_fields, owned.ended_at
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -319,20 +317,10 @@ SELECT count(*)::int AS applied,
        CASE WHEN count(*) < cardinality(%(plain_runs)s::uuid[]) + cardinality(%(run_ids)s::uuid[])
             THEN array_agg(run_id::text) END AS applied_runs,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM settled))) AS unblocked,
-       (SELECT count(*)
-          FROM (SELECT (SELECT jsonb_agg(DISTINCT jsonb_build_object('limits', limits, 'queue', queue, 'task', task))
-                          FROM settled WHERE (SELECT EXISTS (SELECT FROM dl_limits)
-                                               OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed'))) AS runs,
-                       (SELECT dl_count_outcomes(jsonb_agg(jsonb_build_object('task', task, 'status', status, 'error', left(error, 300))
-                                                           ORDER BY job_id))
-                          FROM settled
-                         WHERE (status IN ('succeeded', 'failed') OR status = 'queued' AND refund = 0)
-                           AND (SELECT EXISTS (SELECT FROM dl_breakers))) AS closed
-                OFFSET 0) ended
-               CROSS JOIN LATERAL dl_wake_after(coalesce(ended.runs || ended.closed, ended.runs, ended.closed))) AS woken,
-       (SELECT dl_create_deliveries(array_agg(job_id)) FROM settled
-         WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries,
-       (SELECT dl_record_reports(%(reports)s::jsonb, array_agg(job_id)) FROM settled WHERE %(reports)s::jsonb IS NOT NULL) AS reports
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL), runs => array_agg(job_id),
+                             counted => array_agg(job_id) FILTER (WHERE status IN ('succeeded', 'failed') OR status = 'queued' AND refund = 0),
+                             reports => %(reports)s::jsonb)
+          FROM settled) AS woken
   FROM settled;
 
 -- name: find_settlement
@@ -369,7 +357,7 @@ WITH owned AS MATERIALIZED (
            lease_expires_at = NULL, worker_id = NULL
       FROM owned
      WHERE j.job_id = ANY (ARRAY[owned.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.task, j.limits, j.lock_key, j.status, j.attempt, j.webhook, owned.reason,
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, owned.reason,
               owned.event_fields, owned.released_at
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -380,12 +368,9 @@ WITH owned AS MATERIALIZED (
 )
 SELECT r.run_id, r.status::text,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM released WHERE reason <> 'lock_busy'))) AS unblocked,
-       (SELECT count(*) FROM dl_wake_after((SELECT jsonb_agg(DISTINCT jsonb_build_object('limits', limits, 'queue', queue, 'task', task))
-                                              FROM released WHERE (SELECT EXISTS (SELECT FROM dl_limits)
-                                                                   OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed'))))) AS woken,
-       (SELECT dl_create_deliveries(array_agg(job_id)) FROM released WHERE status = 'canceled'
-           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries,
-       (SELECT dl_record_reports(%(reports)s::jsonb, array_agg(job_id)) FROM released WHERE %(reports)s::jsonb IS NOT NULL) AS reports
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id) FILTER (WHERE status = 'canceled'),
+                             has_webhook => bool_or(webhook IS NOT NULL), runs => array_agg(job_id), reports => %(reports)s::jsonb)
+          FROM released) AS woken
   FROM released r;
 
 -- name: expired_runs
@@ -441,7 +426,7 @@ WITH dead AS MATERIALIZED (
            lease_expires_at = NULL, worker_id = NULL
       FROM dead
      WHERE j.job_id = ANY (ARRAY[dead.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.limits, j.status, j.attempt, j.max_attempts, j.error,
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.status, j.attempt, j.max_attempts, j.error,
               j.available_at, j.webhook, dead.reaped_at, dead.reason, dead.sessions_left
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -452,11 +437,8 @@ WITH dead AS MATERIALIZED (
 )
 SELECT job_id, queue, task, status::text, attempt, run_id, max_attempts, error, available_at,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM reaped))) AS unblocked,
-       (SELECT count(*) FROM dl_wake_after((SELECT jsonb_agg(DISTINCT jsonb_build_object('limits', limits, 'queue', queue, 'task', task))
-                                              FROM reaped WHERE (SELECT EXISTS (SELECT FROM dl_limits)
-                                                                   OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed'))))) AS woken,
-       (SELECT dl_create_deliveries(array_agg(job_id)) FROM reaped
-         WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL), runs => array_agg(job_id))
+          FROM reaped) AS woken
   FROM reaped;
 
 -- name: unblock_keys
@@ -468,7 +450,7 @@ SELECT count(pg_advisory_xact_lock(1684828526, hash))
 SELECT count(*) FROM dl_unblock_next(%(lock_keys)s::text[]);
 
 -- name: cancel
--- queued -> canceled, at once, in any wait state; running: sets the flag, and dl_jobs_cancel_running notifies the worker. A
+-- queued -> canceled, at once, in any wait state; running: sets the flag, and a trigger notifies the worker. A
 -- finished job is left as it is. Of a cancel and a claim that meet, exactly one wins: both wait for the row.
 SELECT count(pg_advisory_xact_lock(1684828526, hashtext(lock_key)))
   FROM (SELECT lock_key FROM dl_jobs WHERE job_id = %(job_id)s::uuid AND status::text = 'queued') k;
@@ -492,19 +474,18 @@ WITH found AS MATERIALIZED (
 )
 SELECT c.status::text,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
-       (SELECT count(*) FROM dl_wake_limited((SELECT array_agg(woken_for) FROM canceled WHERE woken_for IS NOT NULL))) AS woken,
-       (SELECT dl_create_deliveries(array_agg(job_id)) FROM canceled WHERE status = 'canceled'
-           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL),
+                             woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
+          FROM canceled WHERE status = 'canceled') AS woken
   FROM canceled c;
 
 -- name: retry
 -- failed | canceled | lost -> queued, by an operator: the same job with all its attempts. Not while another job has its live
--- key. One whose parents have not all ended waits for them again; that is decided again when this commits, since one may end now.
--- With `keep_time` one that was to start later still does; dl_jobs_manual_update writes its event, since its wait state stays.
+-- key. With `keep_time` one that was to start later still does; dl_jobs_manual_update writes its event, since its wait state stays.
 WITH requeued AS (
     UPDATE dl_jobs
-       SET status = 'queued', wait_state = CASE WHEN EXISTS (SELECT FROM dl_edges e WHERE e.child_id = dl_jobs.job_id AND e.met IS NULL) THEN 'waiting'
-                                                WHEN %(keep_time)s::bool AND available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
+       SET status = 'queued',
+           wait_state = CASE WHEN %(keep_time)s::bool AND available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
            available_at = CASE WHEN %(keep_time)s::bool THEN greatest(available_at, clock_timestamp()) ELSE clock_timestamp() END,
            skipped = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false, error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL, progress = '{}', started_at = NULL,
            finished_at = NULL, heartbeat_at = NULL
@@ -512,10 +493,6 @@ WITH requeued AS (
        AND NOT EXISTS (SELECT FROM dl_jobs other
                         WHERE other.live_key = dl_jobs.live_key AND other.status IN ('queued', 'running'))
     RETURNING job_id, queue, wait_state
-), parents AS (
-    INSERT INTO dl_graph_work (job_id)
-    SELECT DISTINCT e.parent_id FROM requeued r JOIN dl_edges e ON e.child_id = r.job_id WHERE r.wait_state = 'waiting'
-        ON CONFLICT (job_id) DO NOTHING
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'requeue',

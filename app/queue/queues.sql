@@ -65,3 +65,6 @@ SELECT pg_try_advisory_lock(1684828527, 5);
 -- released at once, not with the transaction: a process that tries to lead meanwhile would find it taken.
 SELECT NOT CASE WHEN pg_try_advisory_lock_shared(1684828527, 5)
                 THEN pg_advisory_unlock_shared(1684828527, 5) ELSE false END;
+
+-- name: database_time
+SELECT clock_timestamp();

@@ -25,7 +25,7 @@ CREATE TABLE dl_schema (
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     serves_from int
 );
-INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (8, 'by hand', 4);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (9, 'by hand', 9);
 
 -- ── Types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -439,23 +439,8 @@ CREATE OR REPLACE FUNCTION dl_jobs_deleted() RETURNS trigger
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         DELETE FROM dl_job_events;  -- not TRUNCATE: it may be one of the tables of this TRUNCATE
-        DELETE FROM dl_edges;
-        DELETE FROM dl_graphs;
-        DELETE FROM dl_graph_work;
     ELSE
         DELETE FROM dl_job_events e USING deleted WHERE e.job_id = ANY (ARRAY[deleted.job_id]);
-        IF EXISTS (SELECT FROM deleted WHERE graph_id IS NOT NULL) THEN
-            -- By SQL: the API deletes finished jobs only. A job that waits for a deleted one can never run.
-            UPDATE dl_jobs c
-               SET cancel_requested = true, error = 'not needed: a job that it waited for was deleted'
-              FROM deleted d JOIN dl_edges e ON e.parent_id = d.job_id AND e.met IS NULL
-             WHERE d.graph_id IS NOT NULL AND c.job_id = ANY (ARRAY[e.child_id]) AND c.status = 'queued' AND c.wait_state = 'waiting';
-            DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.child_id = d.job_id;
-            -- What is left are edges of jobs that still exist: they keep such a job from reading fewer results than it waited for.
-            UPDATE dl_edges e SET met = false FROM deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id AND e.met IS NULL;
-            DELETE FROM dl_graphs g USING deleted d
-             WHERE g.graph_id = d.graph_id AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = g.graph_id);
-        END IF;
     END IF;
     RETURN NULL;
 END $$;
@@ -834,7 +819,31 @@ END $$;
 
 -- ── Hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
--- What the statements of the core call for features, whose schema.sql replaces these functions.
+-- What the statements and functions of the core call for features, whose schema.sql replaces these functions.
+
+-- Of jobs that a claim has locked, in the order of their claim, those that may not start now: they become limited. The claim
+-- passes on the wake-ups of jobs that were woken for `woken_names` and cannot start. `names_limits`: one of the jobs names a limit.
+CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[], woken_names text[], names_limits bool) RETURNS SETOF uuid
+    LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN;
+END $$;
+
+-- Called last by each statement that ends runs or waits, when the rows have their new state. Returns how many jobs became ready.
+--   job_ids     jobs that have ended, or are retried after a failure
+--   has_webhook whether one of these has a webhook of its own
+--   runs        jobs whose run has ended: what it counted in limits is free
+--   counted     those of them whose attempt has succeeded or failed by itself
+--   woken_for   limits for which jobs had been woken that do not start
+--   reports     what the runs have reported of their data
+CREATE OR REPLACE FUNCTION dl_jobs_ended(
+    job_ids uuid[] DEFAULT NULL, has_webhook bool DEFAULT false, runs uuid[] DEFAULT NULL, counted uuid[] DEFAULT NULL,
+    woken_for text[] DEFAULT NULL, reports jsonb DEFAULT NULL
+) RETURNS int
+    LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN 0;
+END $$;
 
 -- What is wrong with the limits of a request; NULL: nothing.
 CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
@@ -845,6 +854,10 @@ CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
 CREATE OR REPLACE FUNCTION dl_after_problem(after jsonb, need text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE WHEN after IS NOT NULL OR need IS NOT NULL THEN 'cannot be used: this queue has no graphs' END;
+
+-- Makes a job of this transaction wait for others.
+CREATE OR REPLACE FUNCTION dl_set_parents(child uuid, after jsonb, need_text text) RETURNS void
+    LANGUAGE sql RETURN NULL;
 
 -- ── Jobs written by other services ───────────────────────────────────────────────────────────────────────────────────
 
@@ -894,18 +907,6 @@ END $$;
 CREATE OR REPLACE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
     REFERENCING NEW TABLE AS inserted
     FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_inserted();
-
-CREATE OR REPLACE FUNCTION dl_jobs_on_requeue() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    PERFORM dl_notify_queue(NEW.queue);
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_notify_upd AFTER UPDATE ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
-    EXECUTE FUNCTION dl_jobs_on_requeue();
 
 -- Another service requeues a job or moves its time, and does not set its wait state, which follows from the time. (If its
 -- key is busy, a claim will block it.) One that waits for jobs or a limit continues to wait, and keeps the time for
@@ -989,9 +990,7 @@ BEGIN
        AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key)) THEN
         PERFORM dl_unblock_next(ARRAY[NEW.lock_key]);
     END IF;
-    IF NEW.webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL) THEN
-        PERFORM dl_create_deliveries(ARRAY[NEW.job_id]);
-    END IF;
+    PERFORM dl_jobs_ended(ARRAY[NEW.job_id], NEW.webhook IS NOT NULL);
     RETURN NULL;
 END $$;
 
@@ -1001,12 +1000,16 @@ CREATE OR REPLACE TRIGGER dl_jobs_queued_ended AFTER UPDATE OF status, cancel_re
           OR NEW.status IN ('canceled', 'failed') AND NEW.job_id::text = current_setting('dl.ended_job', true))
     EXECUTE FUNCTION dl_jobs_queued_ended();
 
--- The cancel of a running job, by HTTP or by SQL, notifies its worker.
-CREATE OR REPLACE FUNCTION dl_jobs_cancel_running() RETURNS trigger
+-- A job that is queued again, or at another time, notifies its queue; the cancel of a running job, by HTTP or by SQL, its worker.
+CREATE OR REPLACE FUNCTION dl_jobs_notify() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
+    IF NEW.status = 'queued' THEN
+        PERFORM dl_notify_queue(NEW.queue);
+        RETURN NULL;
+    END IF;
     PERFORM set_config('dl.events_checked', 'yes', true);
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT NEW.job_id, NEW.queue, clock_timestamp(), 'cancel_requested',
@@ -1021,10 +1024,14 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE OR REPLACE TRIGGER dl_jobs_notify_upd AFTER UPDATE ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
+    EXECUTE FUNCTION dl_jobs_notify();
 CREATE OR REPLACE TRIGGER dl_jobs_cancel_running AFTER UPDATE OF cancel_requested ON dl_jobs
     FOR EACH ROW
     WHEN (NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested)
-    EXECUTE FUNCTION dl_jobs_cancel_running();
+    EXECUTE FUNCTION dl_jobs_notify();
 
 -- Once a job has left the queue a trigger can no longer change it, and it cannot expire.
 CREATE OR REPLACE FUNCTION dl_jobs_left_queue() RETURNS trigger
@@ -1186,23 +1193,12 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                AS fair_key) v
 $$;
 
--- The work of dl_enqueue_many, without the setting that names the function to the audit.
-CREATE OR REPLACE FUNCTION dl_create_jobs(jobs jsonb, whole bool)
-    RETURNS TABLE (n bigint, outcome text, job_id uuid, status text, field text, detail text)
+-- The usual case: no request has a key that a job may have already, and all are valid. One INSERT writes them, and returns the
+-- jobs in the order of the requests. NULL: it is not that case, and nothing is written.
+CREATE OR REPLACE FUNCTION dl_create_plain_jobs(input jsonb) RETURNS uuid[]
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-#variable_conflict use_column
 DECLARE
-    input     jsonb := jobs;
-    request   record;
-    repeated  dl_enqueue_request;
-    requests  dl_enqueue_request[];  -- all of them
-    pending   dl_enqueue_request[];  -- those without a job yet
-    created   jsonb;                 -- ids of new jobs, as keys: a lookup for each, where the planner would misjudge a join
-    existing  jsonb := '{}';         -- n -> [job_id, status, is_same] of the job that serves the request already
-    additions jsonb;
-    debounced_job uuid;
-    new       uuid[];
-    rounds    int := 0;
+    new            uuid[];
     has_fair_queue bool := EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL);
     known_fields   text[] := ARRAY[
         -- fields of a job: names
@@ -1211,40 +1207,107 @@ DECLARE
         -- fields of a job: lookups
     ];
 BEGIN
+    IF EXISTS (SELECT FROM jsonb_array_elements(input) item
+                WHERE item ?| of_other_jobs AND jsonb_strip_nulls(item) ?| of_other_jobs) THEN
+        RETURN NULL;
+    END IF;
+    BEGIN
+        WITH new AS (
+            INSERT INTO dl_jobs (
+                -- fields of a job: plain_columns,
+                args, available_at, expires_at, fair_key, wait_state, created_at)
+            SELECT
+                   -- fields of a job: plain_values,
+                   coalesce(nullif(r.args, 'null'), '{}'), coalesce(r.available_at, clock_timestamp()), r.expires_at,
+                   coalesce(r.fair_key, CASE WHEN has_fair_queue THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''),
+                                                                                  r.producer, r.args) END),
+                   CASE WHEN r.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
+                   now() + i.n * interval '1 microsecond'  -- so that they are claimed in their order
+              FROM jsonb_array_elements(input) WITH ORDINALITY AS i (item, n)
+                   CROSS JOIN LATERAL jsonb_populate_record(NULL::dl_enqueue_request, i.item) r
+             WHERE i.item - known_fields = '{}' AND dl_request_problem(r) IS NULL
+            RETURNING job_id, created_at
+        )
+        SELECT array_agg(job_id ORDER BY created_at) INTO new FROM new;
+        IF cardinality(new) = jsonb_array_length(input) THEN
+            RETURN new;
+        END IF;
+        RAISE EXCEPTION USING ERRCODE = 'DL002';  -- undoes what this block has written
+    EXCEPTION WHEN data_exception OR SQLSTATE 'DL002' THEN
+        RETURN NULL;
+    END;
+END $$;
+
+-- The jobs that serve these requests already, because they have a key of theirs: n -> [job_id, status, is_same, is_debounced].
+CREATE OR REPLACE FUNCTION dl_find_existing(requests dl_enqueue_request[]) RETURNS jsonb
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    repeated      dl_enqueue_request;
+    debounced_job uuid;
+    existing      jsonb := '{}';
+    additions     jsonb;
+BEGIN
+    FOR repeated IN SELECT * FROM unnest(requests) a WHERE a.debounce IS NOT NULL ORDER BY a.debounce ->> 'key', a.n LOOP
+        debounced_job := dl_debounce(repeated);
+        IF debounced_job IS NOT NULL THEN
+            existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(debounced_job, 'queued', true, true));
+        ELSE
+            SELECT j.job_id INTO debounced_job FROM dl_jobs j
+             WHERE j.debounce_key = repeated.debounce ->> 'key' AND j.status = 'queued'
+               AND (j.queue, j.task) <> (repeated.queue, repeated.task);
+            IF debounced_job IS NOT NULL THEN
+                existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(debounced_job, 'queued', false));
+            END IF;
+        END IF;
+    END LOOP;
+
+    SELECT coalesce(jsonb_object_agg(l.n, coalesce(k.answer, v.answer, t.answer))
+                    FILTER (WHERE coalesce(k.answer, v.answer, t.answer) IS NOT NULL), '{}')
+      INTO additions
+      FROM (SELECT * FROM unnest(requests) a WHERE a.debounce IS NULL) l
+           LEFT JOIN LATERAL (
+               SELECT jsonb_build_array(j.job_id, j.status,
+                          coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args))
+                          = dl_request_hash(l.queue, l.task, l.args)) AS answer
+                 FROM dl_jobs j WHERE j.idempotency_key = l.idempotency_key LIMIT 1) k ON true
+           LEFT JOIN LATERAL (
+               -- A slice is loaded once, by whichever queue.
+               SELECT jsonb_build_array(j.job_id, j.status,
+                          j.task = l.task AND (j.queue = l.queue OR l.live_key LIKE 'slice:%')) AS answer
+                 FROM dl_jobs j
+                WHERE j.live_key = l.live_key AND j.status IN ('queued', 'running') LIMIT 1) v ON true
+           LEFT JOIN LATERAL (
+               SELECT jsonb_build_array(j.job_id, j.status, (j.queue, j.task) = (l.queue, l.task)) AS answer
+                 FROM dl_jobs j
+                WHERE j.throttle_key = (l.throttle ->> 'key') || '@'
+                                       || floor(date_part('epoch', clock_timestamp()) / (l.throttle ->> 'per_sec')::float8)
+                LIMIT 1) t ON true;
+    RETURN existing || additions;
+END $$;
+
+-- The work of dl_enqueue_many, without the setting that names the function to the audit.
+CREATE OR REPLACE FUNCTION dl_create_jobs(jobs jsonb, whole bool)
+    RETURNS TABLE (n bigint, outcome text, job_id uuid, status text, field text, detail text)
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    input     jsonb := jobs;
+    request   record;
+    requests  dl_enqueue_request[];  -- all of them
+    pending   dl_enqueue_request[];  -- those without a job yet
+    created   jsonb;                 -- ids of new jobs, as keys: a lookup for each, where the planner would misjudge a join
+    existing  jsonb := '{}';         -- n -> [job_id, status, is_same, is_debounced] of the job that serves the request already
+    additions jsonb;
+    new       uuid[];
+    rounds    int := 0;
+BEGIN
     IF jsonb_typeof(input) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'expected a JSON array of requests';
     END IF;
-    -- The usual case: no request has a key that a job may have already, and all are valid. One INSERT writes them, and only if
-    -- a row is missing is it worked out which one, and why.
-    IF NOT EXISTS (SELECT FROM jsonb_array_elements(input) item
-                    WHERE item ?| of_other_jobs AND jsonb_strip_nulls(item) ?| of_other_jobs) THEN
-        BEGIN
-            WITH new AS (
-                INSERT INTO dl_jobs (
-                    -- fields of a job: plain_columns,
-                    args, available_at, expires_at, fair_key, wait_state, created_at)
-                SELECT
-                       -- fields of a job: plain_values,
-                       coalesce(nullif(r.args, 'null'), '{}'), coalesce(r.available_at, clock_timestamp()), r.expires_at,
-                       coalesce(r.fair_key, CASE WHEN has_fair_queue THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''),
-                                                                                      r.producer, r.args) END),
-                       CASE WHEN r.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
-                       now() + i.n * interval '1 microsecond'  -- so that they are claimed in their order
-                  FROM jsonb_array_elements(input) WITH ORDINALITY AS i (item, n)
-                       CROSS JOIN LATERAL jsonb_populate_record(NULL::dl_enqueue_request, i.item) r
-                 WHERE i.item - known_fields = '{}' AND dl_request_problem(r) IS NULL
-                RETURNING job_id, created_at
-            )
-            SELECT array_agg(job_id ORDER BY created_at) INTO new FROM new;
-            IF cardinality(new) = jsonb_array_length(input) THEN
-                RETURN QUERY SELECT i.n, 'created', i.id, 'queued', NULL::text, NULL::text
-                               FROM unnest(new) WITH ORDINALITY AS i (id, n);
-                RETURN;
-            END IF;
-            RAISE EXCEPTION USING ERRCODE = 'DL002';  -- undoes what this block has written
-        EXCEPTION WHEN data_exception OR SQLSTATE 'DL002' THEN
-            NULL;
-        END;
+    new := dl_create_plain_jobs(input);
+    IF new IS NOT NULL THEN
+        RETURN QUERY SELECT i.n, 'created', i.id, 'queued', NULL::text, NULL::text FROM unnest(new) WITH ORDINALITY AS i (id, n);
+        RETURN;
     END IF;
 
     BEGIN
@@ -1304,46 +1367,8 @@ BEGIN
             SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT created ? a.job_id::text;
             EXIT WHEN pending IS NULL;
 
-            -- Queued jobs with the debounce keys. None: it has started meanwhile, so try again.
-            FOR repeated IN SELECT * FROM unnest(pending) a WHERE a.debounce IS NOT NULL ORDER BY a.debounce ->> 'key', a.n LOOP
-                debounced_job := dl_debounce(repeated);
-                IF debounced_job IS NOT NULL THEN
-                    existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(debounced_job, 'queued', true, true));
-                ELSE
-                    SELECT j.job_id INTO debounced_job FROM dl_jobs j
-                     WHERE j.debounce_key = repeated.debounce ->> 'key' AND j.status = 'queued'
-                       AND (j.queue, j.task) <> (repeated.queue, repeated.task);
-                    IF debounced_job IS NOT NULL THEN
-                        existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(debounced_job, 'queued', false));
-                    END IF;
-                END IF;
-            END LOOP;
-            SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT existing ? a.n::text;
-            EXIT WHEN pending IS NULL;
-
-            -- The jobs that have the keys. None: it was deleted or has finished meanwhile, so try again.
-            SELECT coalesce(jsonb_object_agg(l.n, coalesce(k.answer, v.answer, t.answer))
-                            FILTER (WHERE coalesce(k.answer, v.answer, t.answer) IS NOT NULL), '{}')
-              INTO additions
-              FROM (SELECT * FROM unnest(pending) a WHERE a.debounce IS NULL) l
-                   LEFT JOIN LATERAL (
-                       SELECT jsonb_build_array(j.job_id, j.status,
-                                  coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args))
-                                  = dl_request_hash(l.queue, l.task, l.args)) AS answer
-                         FROM dl_jobs j WHERE j.idempotency_key = l.idempotency_key LIMIT 1) k ON true
-                   LEFT JOIN LATERAL (
-                       -- A slice is loaded once, by whichever queue.
-                       SELECT jsonb_build_array(j.job_id, j.status,
-                                  j.task = l.task AND (j.queue = l.queue OR l.live_key LIKE 'slice:%')) AS answer
-                         FROM dl_jobs j
-                        WHERE j.live_key = l.live_key AND j.status IN ('queued', 'running') LIMIT 1) v ON true
-                   LEFT JOIN LATERAL (
-                       SELECT jsonb_build_array(j.job_id, j.status, (j.queue, j.task) = (l.queue, l.task)) AS answer
-                         FROM dl_jobs j
-                        WHERE j.throttle_key = (l.throttle ->> 'key') || '@'
-                                               || floor(date_part('epoch', clock_timestamp()) / (l.throttle ->> 'per_sec')::float8)
-                        LIMIT 1) t ON true;
-            existing := existing || additions;
+            -- Of a request without such a job: it was deleted, has finished or has started meanwhile, so try again.
+            existing := existing || dl_find_existing(pending);
             SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT existing ? a.n::text;
         END LOOP;
         IF whole AND (EXISTS (SELECT FROM unnest(requests) a WHERE a.field IS NOT NULL)
@@ -1431,8 +1456,8 @@ SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_adv
 -- same. PUBLIC keeps two: a plain INSERT draws an id and checks tags with the rights of its sender.
 REVOKE EXECUTE ON FUNCTION
     dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
-    dl_claim_expected, dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_on_requeue,
-    dl_jobs_on_manual_update, dl_jobs_end_queued, dl_jobs_queued_ended, dl_jobs_cancel_running,
+    dl_claim_expected, dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_notify,
+    dl_jobs_on_manual_update, dl_jobs_end_queued, dl_jobs_queued_ended,
     dl_parse_requests, dl_enqueue_many, dl_enqueue
   FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION dl_new_id, dl_is_tag_list TO PUBLIC;

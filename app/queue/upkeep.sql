@@ -77,7 +77,7 @@ WITH old AS MATERIALIZED (
 )
 SELECT count(*)::int,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM expired))) AS unblocked,
-       (SELECT count(*) FROM dl_wake_limited((SELECT array_agg(DISTINCT woken_for) FROM expired WHERE woken_for IS NOT NULL))) AS woken,
-       (SELECT dl_create_deliveries(array_agg(job_id)) FROM expired
-         WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL),
+                             woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
+          FROM expired) AS woken
   FROM expired;

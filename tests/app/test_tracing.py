@@ -1,4 +1,4 @@
-"""The trace of whoever asks goes on in the job: kept as a text in any case, drawn where OpenTelemetry is."""
+"""The trace of a caller continues in the job: kept as a text in any case, drawn where OpenTelemetry is."""
 
 from __future__ import annotations
 

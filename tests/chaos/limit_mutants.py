@@ -38,7 +38,7 @@ LIMIT_MUTANTS: Sequence[Mutant] = (
         "limit-no-wake-no-sweep",
         "the end of a run wakes no limited job, and no sweep follows",
         "limits",
-        functions=[FunctionEdit("dl_wake_after", r"IF names <> '\{}'", "IF false")],
+        functions=[FunctionEdit("dl_jobs_ended", r"IF limit_names <> '\{}'", "IF false")],
         patch=_never_sweep_limits,
         expects=("job left limited",),
     ),
@@ -55,7 +55,7 @@ LIMIT_MUTANTS: Sequence[Mutant] = (
         functions=[
             FunctionEdit(
                 "dl_decide_children",
-                r"(?s)IF coalesce\(current_setting\('dl\.graph_changes'.*?END IF;(.*)(IF changed = coalesce)",
+                r"(?s)IF coalesce\(current_setting\('dl\.graph_changes'.*?END IF;(.*)(IF changed = decided)",
                 r"\1 PERFORM pg_sleep(0.3); \2",  # the other parent ends before this end is visible
             )
         ],
@@ -67,7 +67,7 @@ LIMIT_MUTANTS: Sequence[Mutant] = (
         "graphs",
         functions=[
             FunctionEdit(
-                "dl_jobs_graph_ended", r"VALUES \(NEW\.job_id\)", "SELECT NEW.job_id WHERE NEW.status = 'succeeded'"
+                "dl_jobs_graph_changed", r"VALUES \(NEW\.job_id\)", "SELECT NEW.job_id WHERE NEW.status = 'succeeded'"
             )
         ],
         expects=("job left waiting", "job not finished"),
@@ -78,7 +78,7 @@ LIMIT_MUTANTS: Sequence[Mutant] = (
         "graphs",
         functions=[
             FunctionEdit(
-                "dl_decide_children",
+                "dl_graph_verdicts",
                 r"WHEN bool_and\(e\.met IS NOT NULL\) THEN false END END",
                 "WHEN bool_or(e.met) THEN false END END",
             )
@@ -102,7 +102,7 @@ LIMIT_MUTANTS: Sequence[Mutant] = (
         "graphs",
         functions=[
             FunctionEdit(
-                "dl_jobs_graph_ended", r"VALUES \(NEW\.job_id\)", "SELECT NEW.job_id WHERE NEW.skipped IS NOT TRUE"
+                "dl_jobs_graph_changed", r"VALUES \(NEW\.job_id\)", "SELECT NEW.job_id WHERE NEW.skipped IS NOT TRUE"
             )
         ],
         expects=("job left waiting", "job not finished"),
@@ -119,7 +119,7 @@ LIMIT_MUTANTS: Sequence[Mutant] = (
         "a breaker that closes wakes no job, and no sweep follows",
         "failing task",
         functions=[
-            FunctionEdit("dl_count_outcomes", r"closed := coalesce\(closed, '\[\]'\) \|\| [^;]*;", "NULL;"),
+            FunctionEdit("dl_count_outcomes", r"closed := closed \|\| [^;]*;", "NULL;"),
         ],
         patch=_never_sweep_limits,
         expects=("job left limited", "job not finished"),

@@ -37,7 +37,7 @@ def test_times_without_a_row_or_with_two_are_found(tale, rows, rules):
     assert tale.violated_rules() == rules
 
 
-def test_a_schedule_that_stands_still_is_found(tale):
+def test_a_schedule_that_has_stopped_is_found(tale):
     tale.schedule(last_at=NOON, stopped_at=NOON + timedelta(seconds=60))
     assert tale.violated_rules() == {"schedule left behind"}
 

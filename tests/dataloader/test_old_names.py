@@ -1,4 +1,4 @@
-"""Import names of 0.2.0 (`pipelines.contract`, `workers.testing`): in a checkout, in an installed wheel, and beside a
+"""Import names of 0.2.0 (`pipelines.contract`, `workers.testing`): in a checkout, in an installed wheel, and next to a
 project's own packages of these names."""
 
 from __future__ import annotations

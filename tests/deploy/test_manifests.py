@@ -34,7 +34,7 @@ VARIABLES = {knob.variable for knob in load_settings({}).describe()}
 
 
 def tool(name: str) -> str:
-    """A program that the development requirements install beside this Python."""
+    """A program that the development requirements install next to this Python."""
     return str(Path(sys.executable).with_name(name))
 
 
@@ -151,8 +151,8 @@ def test_workers_may_patch_pods_and_nothing_else():
 def test_the_kustomization_names_what_is_there_and_only_that():
     found = yaml.safe_load((ROOT / "deploy/kubernetes/kustomization.yaml").read_text(encoding="utf-8"))
 
-    beside = {file.name for file in MANIFESTS} - {"kustomization.yaml", "secret.example.yaml"} - OPTIONAL
-    assert set(found["resources"]) == beside
+    listed = {file.name for file in MANIFESTS} - {"kustomization.yaml", "secret.example.yaml"} - OPTIONAL
+    assert set(found["resources"]) == listed
 
 
 def test_stop_timeouts_exceed_shutdown_time():

@@ -156,7 +156,7 @@ def every_character(ground: Ground) -> Iterator[Deployment]:
 
 
 def value_of(text: str) -> str:
-    """A value of a setting; that of a list of names stands without quotes."""
+    """A value of a setting; that of a list of names is without quotes."""
     return text if "," in text else f"'{text}'"
 
 

@@ -1,4 +1,4 @@
-"""A Python of Debian's testing suite, in a folder of its own beside the host's libraries."""
+"""A Python of Debian's testing suite, in a folder of its own next to the host's libraries."""
 
 from __future__ import annotations
 

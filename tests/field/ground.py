@@ -159,7 +159,7 @@ def _is_open_to_all(path: Path) -> bool:
 
 
 def _copied(python: Path, folder: Path) -> Path:
-    """Copy the installation of an interpreter without its tests: nobody but root may enter root's home."""
+    """Copy the installation of an interpreter without its tests: no one but root may enter root's home."""
     with exclusive(folder.with_suffix(".lock"), timeout_sec=INSTALL_TIMEOUT_SEC):
         if not folder.exists():
             staging = folder.with_suffix(".new")

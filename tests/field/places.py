@@ -14,7 +14,7 @@ from tests.field.deployment import Deployment
 if TYPE_CHECKING:
     from tests.field.ground import Ground
 
-# What a place may miss under CI=true without failing there. Keep it short: every line is something that nobody tries.
+# What a place may miss under CI=true without failing there. Keep it short: every line is something that no one tries.
 ALLOWED_SKIPS: dict[str, str] = {}
 
 

@@ -36,13 +36,13 @@ EARLY_REJECTIONS = {408, 414, 431}  # any operation may have them; their descrip
 
 @pytest.fixture(scope="module")
 def service(databases: Databases) -> Iterator[Flask]:
-    nobody_waits = Event()
-    nobody_waits.set()
+    closing = Event()
+    closing.set()
     with databases.fresh() as dsn:
         tasks = Pipelines()
         tasks.register("noop")(len)
         pool = Pool(dsn, size=2, overflow=2)
-        yield create_app(JobQueue(pool), tasks, WebOptions(version="1.0.0"), pool=pool, closing=nobody_waits)
+        yield create_app(JobQueue(pool), tasks, WebOptions(version="1.0.0"), pool=pool, closing=closing)
         pool.close()
 
 

@@ -353,7 +353,7 @@ def test_a_thousand_excluded_days_are_passed_over_by_day():
     ("alias", "expression"),
     [("@hourly", "0 * * * *"), ("@daily", "0 0 * * *"), ("@weekly", "0 0 * * 0"), ("@Monthly", "0 0 1 * *")],
 )
-def test_an_alias_stands_for_its_expression(alias, expression):
+def test_an_alias_equals_its_expression(alias, expression):
     begin = datetime(2030, 1, 1, tzinfo=UTC)
 
     assert list(islice(cron(alias).after(begin), 5)) == list(islice(cron(expression).after(begin), 5))

@@ -45,7 +45,7 @@ def generator(args: Args, ctx: Context) -> Generator[Any, None, dict[str, Any]]:
         parts = make_parts(args, ctx)
         yield Checkpoint("parts")
         yield Wait(parts)
-        raise AssertionError("the attempt goes on after a Wait")
+        raise AssertionError("the attempt continues after a Wait")
     yield {"processed": 1}
     return summary(ctx)
 
@@ -58,7 +58,7 @@ async def async_generator(args: Args, ctx: Context) -> AsyncGenerator[Any, None]
     """It has no result: its last checkpoint is what it would return."""
     if ctx.resume is None:
         yield Wait(make_parts(args, ctx), cursor="parts")
-        raise AssertionError("the attempt goes on after a Wait")
+        raise AssertionError("the attempt continues after a Wait")
     ctx.enqueue("wait.part", {"n": summary(ctx)["sum"]}, lock_key="sum")
 
 

@@ -109,7 +109,7 @@ class Service:
         """The first session has ended before the second began, although both had the time to write."""
         self.until_written(load, 2)
         (_, last, _), (first, _, _), *_ = self.sessions(load)
-        assert last < first, f"{load}: the first session wrote for {last - first:.1f} s beside the second"
+        assert last < first, f"{load}: the first session wrote for {last - first:.1f} s while the second did"
 
     @property
     def text(self) -> str:

@@ -68,7 +68,7 @@ def test_settlement_is_retried_until_the_database_is_back(
 
 
 def test_settlement_is_abandoned_once_lease_is_untrusted(run_there: ServiceStarter, server: PrivateServer, tmp_path):
-    """Nobody writes for a job that may be somebody else's by now: it is run again."""
+    """No one writes for a job that may be someone else's by now: it is run again."""
     jobs = ServiceJobs(server.dsn, tmp_path, lease=2)
     running = run_there("worker").wait_until_ready()
     (job,) = jobs.insert("test.deaf")
@@ -98,5 +98,5 @@ def test_a_stop_while_the_database_is_away_ends_in_time(
     assert running.check_clean_exit(), running.process.text
 
     server.start()
-    assert jobs.status_counts() == {"running": 2}, "nobody could write down that they were handed back"
+    assert jobs.status_counts() == {"running": 2}, "their release could not be recorded"
     jobs.check_invariants()

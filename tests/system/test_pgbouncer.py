@@ -1,4 +1,4 @@
-"""A pooler in transaction mode stands before PostgreSQL: the API goes through it, the workers past it."""
+"""A pooler in transaction mode is before PostgreSQL: the API goes through it, the workers past it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ FILL = (
 
 @pytest.fixture
 def at_full_speed(run: ServiceStarter, jobs: ServiceJobs):
-    """A worker in the midst of very many tiny jobs."""
+    """A worker that runs very many tiny jobs."""
     worker = run("worker").wait_until_ready()
     query_rows(jobs.dsn, FILL, JOBS)
     eventually(
@@ -47,9 +47,11 @@ def test_killed_process_costs_few_prefetched_attempts(at_full_speed, run: Servic
     jobs.wait_for_counts({"succeeded": JOBS})
 
     assert held <= MAX_CLAIMED
-    ((again, most),) = query_rows(jobs.dsn, "SELECT count(*) FILTER (WHERE attempt > 1), max(attempt) FROM dl_jobs")
+    ((again, last_attempt),) = query_rows(
+        jobs.dsn, "SELECT count(*) FILTER (WHERE attempt > 1), max(attempt) FROM dl_jobs"
+    )
     assert again == held
-    assert most <= 2
+    assert last_attempt <= 2
     jobs.check_invariants()
 
 

@@ -124,7 +124,7 @@ def test_worker_thawed_after_its_lease_records_nothing(run: ServiceStarter, dsn:
     zombie.process.signal(signal.SIGSTOP)
     heir = run("worker").wait_until_ready()
     eventually(lambda: len(heir.log_lines("reaper.requeued")) == 2, message=lambda: heir.process.text)
-    # The frozen process still holds the keys' locks: nobody may start these jobs while it could wake up.
+    # The frozen process still holds the keys' locks: no one may start these jobs while it could wake up.
     assert jobs.status_counts() == {"queued": 2}
     query_rows(dsn, "UPDATE dl_jobs SET lease_ttl_sec = 30")  # the heir is not to lose them
     zombie.process.signal(signal.SIGCONT)
@@ -152,7 +152,7 @@ def test_job_process_ends_with_the_lease_of_a_frozen_worker(run: ServiceStarter,
 
     frozen.process.signal(signal.SIGSTOP)
 
-    eventually(lambda: not any(is_alive(it.pid) for it in family), message="nobody is left of the job")
+    eventually(lambda: not any(is_alive(it.pid) for it in family), message="no process of the job is left")
     frozen.process.signal(signal.SIGCONT)
     assert frozen.stop() == 0
 
@@ -172,5 +172,5 @@ def test_crashed_thread_sets_the_exit_code(run: ServiceStarter, jobs: ServiceJob
 
 
 def _dsn_in(home: Path) -> str:
-    """The embedded server's, as anybody on this machine may find it."""
+    """The embedded server's, as anyone on this machine may find it."""
     return f"host={home / 'postgres' / 'run'} port=5432 user=dataloader dbname=postgres"

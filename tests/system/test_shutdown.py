@@ -106,5 +106,5 @@ def test_unfinished_request_does_not_delay_shutdown(run: ServiceStarter, jobs: S
 
     assert code == 0
     assert "SIGKILL" not in running.process.text
-    assert answer.startswith(b"HTTP/1.1 408"), "it was told, and no thread was in its hands"
+    assert answer.startswith(b"HTTP/1.1 408"), "it was answered, and it held no thread"
     assert running.log_lines("service.stop_timeout") == []

@@ -1,4 +1,4 @@
-"""The start: what is in the way is said plainly, with a code of its own, and nothing else is harmed."""
+"""The start: what is in the way is reported plainly, with a code of its own, and nothing else is harmed."""
 
 from __future__ import annotations
 

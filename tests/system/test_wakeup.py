@@ -12,7 +12,7 @@ from tests.support.real_service import ServiceJobs, ServiceStarter, query_rows
 
 @pytest.mark.parametrize("host", ["serve", "worker"])
 def test_plain_insert_with_old_columns_wakes_idle_worker(host, run: ServiceStarter, jobs: ServiceJobs, record_property):
-    """Polling is off: only the notification can have told it. How long it takes is told, hardly judged."""
+    """Polling is off: only the notification can have started it. How long it takes is printed, hardly judged."""
     run(host, DL_CLAIM_BACKOFF_SEC="3600").wait_until_ready()
     late = []
     for number in range(1, 11):

@@ -1,4 +1,4 @@
-"""Being told, by real processes: a webhook outlives the worker that was sending it, and probes tell the truth."""
+"""Webhooks and probes of real processes: a webhook outlives the worker that was sending it, and probes are right."""
 
 from __future__ import annotations
 

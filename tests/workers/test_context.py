@@ -1,4 +1,4 @@
-"""What a pipeline is told and may ask for, and what the keepers read off it."""
+"""What a pipeline is given and may ask for, and what background threads read of it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_changed_cursor_is_unsaved_again(ctx):
     assert heartbeat(ctx)[1] == {"page": 1}
 
     cursor["page"] = 2
-    assert ctx.reported.unsaved()[1] is None  # not told yet, so its work may not be done
+    assert ctx.reported.unsaved()[1] is None  # not reported yet, so its work may not be done
     assert ctx.resume == {"page": 1}
 
     ctx.checkpoint(cursor)
@@ -437,9 +437,7 @@ def test_older_checkpoint_does_not_replace_an_unknown_commit(queue_db, at_work, 
         at_work.checkpoint(2)
         monkeypatch.setattr(type(connection), "commit", unanswered)
 
-    assert at_work.reported.unsaved()[1] is None, (
-        "nobody knows whether 2 stands in the row: 1 must not be written there"
-    )
+    assert at_work.reported.unsaved()[1] is None, "it is unknown whether 2 is in the row: 1 must not be written there"
 
 
 def unanswered(connection: Any) -> None:

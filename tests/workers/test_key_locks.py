@@ -128,7 +128,7 @@ def test_lost_connection_relocks_all_keys(lock_holder: LockHolder):
 
 
 def test_session_the_server_still_holds_keeps_no_key(dsn: str):
-    """After a timeout the server goes on with the statement, and its session keeps the locks."""
+    """After a timeout the server continues with the statement, and its session keeps the locks."""
     queue_db = QueueFixture(dsn)
     session = queue_db.new_session(application_name="dataloader-claim:it", command_timeout_sec=1)
     lock_holder = LockHolder(queue_db, session, KeyLocks(session, JobQueue(session)))

@@ -63,7 +63,7 @@ def test_lost_lease_and_fenced_write_are_counted(worker_pools: WorkerPoolFixture
 
     worker_pools.gate.open()
     eventually(lambda: pool.state().busy == 0, message="the thread is free again")
-    worker_pools.queue_fixture.sql("DELETE FROM dl_jobs")  # its journal does not tell what was done by hand
+    worker_pools.queue_fixture.sql("DELETE FROM dl_jobs")  # its events do not show what was done by hand
 
 
 def test_pool_with_all_threads_busy_is_consuming(worker_pools: WorkerPoolFixture):
@@ -76,7 +76,7 @@ def test_pool_with_all_threads_busy_is_consuming(worker_pools: WorkerPoolFixture
 
     worker_pools.gate.open()
     eventually(lambda: pool.state().busy == 0, message="idle again")
-    assert pool.state().consuming, "the time counts from when somebody waits again"
+    assert pool.state().consuming, "the time counts from when a thread waits again"
 
 
 def test_pool_with_hanging_dispatcher_is_not_consuming(worker_pools: WorkerPoolFixture, monkeypatch):

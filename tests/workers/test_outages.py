@@ -197,7 +197,7 @@ def test_given_up_attempt_is_not_renewed_while_its_thread_runs(worker_pools: Wor
 
     requeued = eventually(lambda: worker_pools.event_payloads(job, "requeue"), SOON)
     assert requeued[0]["reason"] == "lease_expired"
-    assert worker_pools.gate.max_inside == 1, "its successor began beside it"
+    assert worker_pools.gate.max_inside == 1, "its successor began while it ran"
     worker_pools.gate.open()
     worker_pools.wait_for_status(job, Status.SUCCEEDED, 60)
 

@@ -53,7 +53,7 @@ def test_scheduled_job_starts_when_due_and_not_before(worker_pools: WorkerPoolFi
 def test_worker_thread_leads_again_after_all_were_busy(
     worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch, threads: int
 ):
-    """The heartbeat listens while nobody can; taken again and again, the lead would be nobody's who claims."""
+    """The heartbeat listens while no one can; taken again and again, the lead would be no one's who claims."""
     pool = worker_pools.listening_pool({"q": threads})
     stood_in: list[float] = []
     listen = pool._heartbeat._listen

@@ -194,7 +194,7 @@ def test_claim_in_progress_at_stop_is_released(worker_pools: WorkerPoolFixture, 
 
 
 def test_starting_pool_reports_no_crashed_thread(worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch):
-    """Whoever watches it may look between the start of the first thread and that of the last."""
+    """Anyone who watches it may look between the start of the first thread and that of the last."""
     starting, seen = [], []
     begin, logs = WorkerPool.start, JobLogWriter.start
 

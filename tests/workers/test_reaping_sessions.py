@@ -24,7 +24,7 @@ END LOOP; END $$"""
 
 @pytest.fixture
 def left_behind(worker_pools: WorkerPoolFixture) -> Iterator[Callable[[], ClaimedJob]]:
-    """A claimed job whose worker is gone, and whose statement goes on."""
+    """A claimed job whose worker is gone, and whose statement continues."""
     worker_pools.queue_fixture.sql("CREATE TABLE written (at timestamptz)")
     opened = []
 

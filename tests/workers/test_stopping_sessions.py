@@ -1,4 +1,4 @@
-"""A thread that goes on after every stop step keeps no session: they are ended before its job is given on."""
+"""A thread that continues after every stop step keeps no session: they are ended before its job is given on."""
 
 from __future__ import annotations
 

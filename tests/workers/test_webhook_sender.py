@@ -216,7 +216,7 @@ def test_webhook_answering_410_is_disabled(worker_pools, hooks, logged):
         eventually(lambda: hooks.get(hook.webhook_id).disabled_at is not None, message="switched off")
 
     assert hooks.get(hook.webhook_id).disabled_reason == "it answered 410 Gone"
-    eventually(lambda: logged("webhook.disabled"), message="and said so")
+    eventually(lambda: logged("webhook.disabled"), message="and logged it")
 
 
 def test_request_in_flight_at_shutdown_is_saved(worker_pools, hooks):

@@ -73,7 +73,7 @@ def test_drained_worker_claims_nothing_until_resumed(worker_pools, queues):
     pool = worker_pools.listening_pool({"q": 2})
     first = worker_pools.add_job("held", args={"n": 1})
     eventually(lambda: worker_pools.gate.arrived, message="it runs")
-    eventually(lambda: queues.worker(pool.id).rss_bytes, message="it has told how it does")
+    eventually(lambda: queues.worker(pool.id).rss_bytes, message="it has reported its state")
 
     queues.drain_worker(pool.id, draining=True)
     eventually(lambda: ruled(pool).paused, message="the process knows")
@@ -82,7 +82,7 @@ def test_drained_worker_claims_nothing_until_resumed(worker_pools, queues):
     worker_pools.wait_for_status(first, Status.SUCCEEDED)
 
     assert queues.worker(pool.id).draining
-    eventually(lambda: queues.worker(pool.id).listener == "listening", message="the next time it tells how it does")
+    eventually(lambda: queues.worker(pool.id).listener == "listening", message="the next time it reports its state")
     assert worker_pools.queue_fixture.status(second) is Status.QUEUED
     queues.drain_worker(pool.id, draining=False)
     worker_pools.wait_for_status(second, Status.SUCCEEDED)

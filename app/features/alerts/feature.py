@@ -2,6 +2,7 @@ from dataloader.app.acts.feature import Feature, NavLink
 
 FEATURE = Feature(
     name="alerts",
+    has_commands=True,
     blueprints=(
         "routes.create_alerts_blueprint",
         "pages.create_alerts_page",

@@ -148,18 +148,12 @@ class Alerts:
         parameters = {"firing": firing, "before": before and str(before), "limit": limit}
         return [_fired_alert(row) for row in self._execute("alerts", parameters)]
 
-    def acknowledge(self, alert_id: UUID, *, acknowledged_by: str) -> FiredAlert:
-        """Note who takes care of a firing alert. Raises AlertNotFound if it does not fire."""
-        parameters = {"alert_id": str(alert_id), "acknowledged_by": acknowledged_by}
-        rows = self._execute("acknowledge_alert", parameters)
+    def acknowledge(self, alert_id: UUID, *, acknowledged_by: str | None) -> FiredAlert:
+        """Note who takes care of a firing alert; None takes that back. Raises AlertNotFound if it does not fire."""
+        rows = self._execute("acknowledge_alert", {"alert_id": str(alert_id), "acknowledged_by": acknowledged_by})
         if not rows:
             raise AlertNotFound(alert_id)
         return _fired_alert(rows[0])
-
-    def unacknowledge(self, alert_id: UUID) -> None:
-        """Take an acknowledgement back. Raises AlertNotFound if the alert does not fire."""
-        if not self._execute("unacknowledge_alert", {"alert_id": str(alert_id)}):
-            raise AlertNotFound(alert_id)
 
     def firing_hours(self) -> dict[UUID, list[int]]:
         """Of each rule the hours of the last day in which it fired, as hours before now."""

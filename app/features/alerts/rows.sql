@@ -50,19 +50,14 @@ SELECT alert_id, rule_id, kind, name, subject, queue, task, value, detail, start
  LIMIT %(limit)s::int;
 
 -- name: acknowledge_alert
--- No row: there is no such alert, or it is resolved. The first acknowledgement is kept.
+-- No row: there is no such alert, or it is resolved. The first acknowledgement is kept; NULL takes it back.
 UPDATE dl_alerts
-   SET acknowledged_at = coalesce(acknowledged_at, clock_timestamp()),
-       acknowledged_by = CASE WHEN acknowledged_at IS NULL THEN %(acknowledged_by)s::text ELSE acknowledged_by END
+   SET acknowledged_at = CASE WHEN %(acknowledged_by)s::text IS NOT NULL THEN coalesce(acknowledged_at, clock_timestamp()) END,
+       acknowledged_by = CASE WHEN %(acknowledged_by)s::text IS NOT NULL AND acknowledged_at IS NOT NULL THEN acknowledged_by
+                              ELSE %(acknowledged_by)s::text END
  WHERE alert_id = %(alert_id)s::uuid AND ended_at IS NULL
 RETURNING alert_id, rule_id, kind, name, subject, queue, task, value, detail, started_at, seen_at, ended_at, sent_at,
           acknowledged_at, acknowledged_by;
-
--- name: unacknowledge_alert
--- No row: there is no such alert, or it is resolved.
-UPDATE dl_alerts SET acknowledged_at = NULL, acknowledged_by = NULL
- WHERE alert_id = %(alert_id)s::uuid AND ended_at IS NULL
-RETURNING alert_id;
 
 -- name: alert_hours
 -- Of each rule the hours of the last day in which an alert fired or began, as hours before now.

@@ -2,6 +2,7 @@ from dataloader.app.acts.feature import Feature, NavLink
 
 FEATURE = Feature(
     name="backfills",
+    has_commands=True,
     blueprints=(
         "routes.create_backfills_blueprint",
         "pages.create_backfills_page",

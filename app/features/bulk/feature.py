@@ -2,6 +2,7 @@ from dataloader.app.acts.feature import Feature
 
 FEATURE = Feature(
     name="bulk",
+    has_commands=True,
     blueprints=("routes.create_bulk_blueprint",),
     duties="duty.create_duties",
 )

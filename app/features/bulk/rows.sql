@@ -115,8 +115,7 @@ WITH operation AS MATERIALIZED (
 )
 SELECT (SELECT changed FROM advanced),
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
-       (SELECT dl_create_deliveries(array_agg(job_id)) FROM canceled WHERE status = 'canceled'
-           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries;
+       (SELECT dl_jobs_ended(array_agg(job_id), bool_or(webhook IS NOT NULL)) FROM canceled WHERE status = 'canceled') AS woken;
 
 -- name: bulk_retry
 -- failed | canceled | lost -> queued, like `retry`; also the step of a redrive, which merges its patch into the jobs' args, and
@@ -145,8 +144,7 @@ WITH operation AS MATERIALIZED (
      WHERE rank = 1
 ), requeued AS (
     UPDATE dl_jobs j
-       SET status = 'queued', wait_state = CASE WHEN EXISTS (SELECT FROM dl_edges e WHERE e.child_id = j.job_id AND e.met IS NULL) THEN 'waiting' ELSE 'ready' END::dl_wait_state,
-           skipped = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,
+       SET status = 'queued', wait_state = 'ready', skipped = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,
            available_at = clock_timestamp(), error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL,
            progress = '{}', started_at = NULL, finished_at = NULL, heartbeat_at = NULL,
            args = CASE WHEN jsonb_typeof(j.args) = 'object' THEN coalesce(j.args || operation.args_patch, j.args) ELSE j.args END,
@@ -154,11 +152,7 @@ WITH operation AS MATERIALIZED (
                                ELSE coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args)) END
       FROM targets, operation
      WHERE j.job_id = ANY (ARRAY[targets.job_id])
-    RETURNING j.job_id, j.queue, j.wait_state
-), parents AS (
-    INSERT INTO dl_graph_work (job_id)
-    SELECT DISTINCT e.parent_id FROM requeued r JOIN dl_edges e ON e.child_id = r.job_id WHERE r.wait_state = 'waiting'
-        ON CONFLICT (job_id) DO NOTHING
+    RETURNING j.job_id, j.queue
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'requeue',

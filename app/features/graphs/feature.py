@@ -2,6 +2,7 @@ from dataloader.app.acts.feature import Feature, NavLink
 
 FEATURE = Feature(
     name="graphs",
+    has_commands=True,
     blueprints=(
         "routes.create_graphs_blueprint",
         "pages.create_graph_page",

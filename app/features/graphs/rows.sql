@@ -136,14 +136,14 @@ INSERT INTO dl_graph_work (job_id)
 SELECT DISTINCT e.parent_id
   FROM dl_jobs c
        JOIN dl_edges e ON e.child_id = c.job_id
-       JOIN dl_jobs p ON p.job_id = e.parent_id AND dl_is_final(p.status)
+       JOIN dl_jobs p ON p.job_id = e.parent_id AND p.status NOT IN ('queued', 'running')
  WHERE c.graph_id = %(graph_id)s::uuid AND c.graph_id IS NOT NULL AND c.status = 'queued' AND c.wait_state = 'waiting'
     ON CONFLICT (job_id) DO NOTHING;
 
 SELECT current_setting('dl.retried')::int;
 
 -- name: cancel_graph
--- queued -> canceled, at once; running: sets the flag, and dl_jobs_cancel_running notifies the worker.
+-- queued -> canceled, at once; running: sets the flag, and a trigger notifies the worker.
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
   FROM (SELECT DISTINCT hashtext(lock_key) AS hash FROM dl_jobs
          WHERE graph_id = %(graph_id)s::uuid AND graph_id IS NOT NULL AND status::text = 'queued' ORDER BY 1 OFFSET 0) ordered;
@@ -170,6 +170,6 @@ WITH open AS MATERIALIZED (
 )
 SELECT (SELECT count(*)::int FROM canceled) AS canceled,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
-       (SELECT count(*) FROM dl_wake_limited((SELECT array_agg(DISTINCT woken_for) FROM canceled WHERE woken_for IS NOT NULL))) AS woken,
-       (SELECT dl_create_deliveries(array_agg(job_id)) FROM canceled WHERE status = 'canceled'
-           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries;
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL),
+                             woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
+          FROM canceled WHERE status = 'canceled') AS woken;

@@ -27,10 +27,6 @@ CREATE TABLE dl_graph_work (
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
 CREATE INDEX dl_graph_work_xid_idx ON dl_graph_work (xid);
 
-CREATE OR REPLACE FUNCTION dl_is_final(status dl_status) RETURNS bool
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN status IN ('succeeded', 'failed', 'canceled', 'lost');
-
 -- Whether a job that has not ended may read the result of this one: another one of its graph, or one of another graph that waited
 -- for it.
 CREATE OR REPLACE FUNCTION dl_is_result_needed(job uuid, graph uuid) RETURNS bool
@@ -42,26 +38,25 @@ BEGIN
                         WHERE e.parent_id = job AND c.status::text IN ('queued', 'running')));
 END $$;
 
--- A job of a graph has ended, by any statement of any process.
-CREATE OR REPLACE FUNCTION dl_jobs_graph_ended() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    INSERT INTO dl_graph_work (job_id) VALUES (NEW.job_id) ON CONFLICT (job_id) DO NOTHING;
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(NEW.status) AND NOT dl_is_final(OLD.status))
-    EXECUTE FUNCTION dl_jobs_graph_ended();
-
--- A job of a graph is retried: its children wait for it again, also those that had been skipped.
-CREATE OR REPLACE FUNCTION dl_jobs_graph_requeued() RETURNS trigger
+-- A job of a graph has ended, by any statement of any process: its children are decided when this commits. Or it is retried: it
+-- waits again for the parents that have not all ended, and its children wait again for it, also those that had been skipped.
+CREATE OR REPLACE FUNCTION dl_jobs_graph_changed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
+    IF NEW.status NOT IN ('queued', 'running') THEN
+        INSERT INTO dl_graph_work (job_id) VALUES (NEW.job_id) ON CONFLICT (job_id) DO NOTHING;
+        RETURN NULL;
+    END IF;
     DELETE FROM dl_graph_work WHERE job_id = NEW.job_id;
+    IF EXISTS (SELECT FROM dl_edges e WHERE e.child_id = NEW.job_id AND e.met IS NULL) THEN
+        UPDATE dl_jobs SET wait_state = 'waiting', waits_on = NULL
+         WHERE job_id = NEW.job_id AND status = 'queued' AND wait_state <> 'waiting';
+        INSERT INTO dl_graph_work (job_id)  -- decided again when this commits: a parent may end now
+        SELECT e.parent_id FROM dl_edges e WHERE e.child_id = NEW.job_id
+            ON CONFLICT (job_id) DO NOTHING;
+    END IF;
     UPDATE dl_edges SET met = NULL WHERE parent_id = NEW.job_id;
     PERFORM set_config('dl.events_checked', 'yes', true);
     WITH again AS (
@@ -83,13 +78,86 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.graph_id IS NOT NULL AND NEW.status NOT IN ('queued', 'running') AND OLD.status IN ('queued', 'running'))
+    EXECUTE FUNCTION dl_jobs_graph_changed();
+
 CREATE OR REPLACE TRIGGER dl_jobs_graph_requeued AFTER UPDATE OF status ON dl_jobs
     FOR EACH ROW
-    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(OLD.status) AND NOT dl_is_final(NEW.status))
-    EXECUTE FUNCTION dl_jobs_graph_requeued();
+    WHEN (NEW.graph_id IS NOT NULL AND NEW.status IN ('queued', 'running') AND OLD.status NOT IN ('queued', 'running'))
+    EXECUTE FUNCTION dl_jobs_graph_changed();
 
--- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many. In a graph
--- with on_failure 'cancel' a failure skips every queued job that has no edge for a failure or any end.
+-- By SQL: the API deletes finished jobs only. A job that waits for a deleted one can never run.
+CREATE OR REPLACE FUNCTION dl_jobs_graph_deleted() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        DELETE FROM dl_edges;
+        DELETE FROM dl_graphs;
+        DELETE FROM dl_graph_work;
+    ELSIF EXISTS (SELECT FROM deleted WHERE graph_id IS NOT NULL) THEN
+        UPDATE dl_jobs c
+           SET cancel_requested = true, error = 'not needed: a job that it waited for was deleted'
+          FROM deleted d JOIN dl_edges e ON e.parent_id = d.job_id AND e.met IS NULL
+         WHERE d.graph_id IS NOT NULL AND c.job_id = ANY (ARRAY[e.child_id]) AND c.status = 'queued' AND c.wait_state = 'waiting';
+        DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.child_id = d.job_id;
+        -- What is left are edges of jobs that still exist: they keep such a job from reading fewer results than it waited for.
+        UPDATE dl_edges e SET met = false FROM deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id AND e.met IS NULL;
+        DELETE FROM dl_graphs g USING deleted d
+         WHERE g.graph_id = d.graph_id AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = g.graph_id);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_graph_del AFTER DELETE ON dl_jobs
+    REFERENCING OLD TABLE AS deleted
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_graph_deleted();
+CREATE OR REPLACE TRIGGER dl_jobs_graph_trunc AFTER TRUNCATE ON dl_jobs
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_graph_deleted();
+
+-- What the ends of these jobs decide, once their edges are met or not: the children that may run or are to be skipped, with the
+-- reason. In a graph with on_failure 'cancel' a failure skips every queued job that has no edge for a failure or any end.
+CREATE OR REPLACE FUNCTION dl_graph_verdicts(ended uuid[]) RETURNS TABLE (job_id uuid, skip bool, reason text)
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH children AS MATERIALIZED (
+        SELECT k.child_id,
+               CASE WHEN j.need = 'any' THEN CASE WHEN bool_or(e.met) THEN false WHEN bool_and(e.met IS NOT NULL) THEN true END
+                    ELSE CASE WHEN bool_or(NOT e.met) THEN true WHEN bool_and(e.met IS NOT NULL) THEN false END END AS skip
+          FROM (SELECT DISTINCT d.child_id FROM unnest(ended) AS i (job_id) JOIN dl_edges d ON d.parent_id = i.job_id) k
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[k.child_id])
+               JOIN dl_edges e ON e.child_id = k.child_id
+         WHERE j.status::text = 'queued' AND j.wait_state::text = 'waiting'
+         GROUP BY k.child_id, j.need
+    ), failures AS MATERIALIZED (
+        SELECT DISTINCT ON (j.graph_id) j.graph_id, j.job_id, coalesce(j.graph_key, j.task) AS label
+          FROM unnest(ended) AS i (job_id)
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+               JOIN dl_graphs g ON g.graph_id = j.graph_id AND g.on_failure = 'cancel'
+         WHERE j.status::text IN ('failed', 'lost')
+         ORDER BY j.graph_id, j.finished_at
+    )
+    SELECT c.child_id AS job_id, c.skip,
+           CASE WHEN c.skip THEN
+           (SELECT format('not needed: %s (job %s) %s', coalesce(p.graph_key, p.task), p.job_id,
+                          CASE p.status WHEN 'succeeded' THEN 'succeeded' WHEN 'lost' THEN 'was lost' WHEN 'failed' THEN 'failed'
+                                        ELSE CASE WHEN p.skipped THEN 'was not needed' ELSE 'was canceled' END END)
+              FROM dl_edges u JOIN dl_jobs p ON p.job_id = ANY (ARRAY[u.parent_id])
+             WHERE u.child_id = c.child_id AND NOT u.met ORDER BY p.finished_at LIMIT 1) END AS reason
+      FROM children c
+     WHERE c.skip IS NOT NULL
+    UNION ALL
+    SELECT o.job_id, true, format('not needed: %s (job %s) failed, which cancels its graph', f.label, f.job_id)
+      FROM failures f JOIN dl_jobs o ON o.graph_id = f.graph_id AND o.status = 'queued'
+     WHERE NOT EXISTS (SELECT FROM dl_edges e WHERE e.child_id = o.job_id AND e.wants <> 'succeeded')
+       AND o.job_id NOT IN (SELECT c.child_id FROM children c WHERE c.skip IS NOT NULL);
+END $$;
+
+-- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many.
 CREATE OR REPLACE FUNCTION dl_decide_children(ended uuid[]) RETURNS int
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -97,11 +165,10 @@ DECLARE
     max_changes CONSTANT int := 2000;  -- in a transaction: others wait for the graph, and for the ends in this one
     budget   int := max_changes - coalesce(nullif(current_setting('dl.graph_changes', true), ''), '0')::int;
     hashes   int[];
-    ids      uuid[];
-    skips    bool[];
-    reasons  text[];
-    changed  int := 0;
+    decided  int;
+    changed  int;
     skipped_ids uuid[];
+    has_webhook bool;
 BEGIN
     -- Of the jobs that have ended, and of those of other graphs that wait for their end.
     hashes := ARRAY(SELECT hashtext(j.graph_id::text)
@@ -127,45 +194,10 @@ BEGIN
                               ELSE p.status IN ('failed', 'lost') END
       FROM unnest(ended) AS i (job_id) JOIN dl_jobs p ON p.job_id = ANY (ARRAY[i.job_id])
      WHERE e.parent_id = i.job_id AND e.met IS NULL AND p.status::text IN ('succeeded', 'failed', 'canceled', 'lost');  -- by job_id
-
-    WITH children AS MATERIALIZED (
-        SELECT k.child_id,
-               CASE WHEN j.need = 'any' THEN CASE WHEN bool_or(e.met) THEN false WHEN bool_and(e.met IS NOT NULL) THEN true END
-                    ELSE CASE WHEN bool_or(NOT e.met) THEN true WHEN bool_and(e.met IS NOT NULL) THEN false END END AS skip
-          FROM (SELECT DISTINCT d.child_id FROM unnest(ended) AS i (job_id) JOIN dl_edges d ON d.parent_id = i.job_id) k
-               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[k.child_id])
-               JOIN dl_edges e ON e.child_id = k.child_id
-         WHERE j.status::text = 'queued' AND j.wait_state::text = 'waiting'
-         GROUP BY k.child_id, j.need
-    ), failures AS MATERIALIZED (
-        SELECT DISTINCT ON (j.graph_id) j.graph_id, j.job_id, coalesce(j.graph_key, j.task) AS label
-          FROM unnest(ended) AS i (job_id)
-               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
-               JOIN dl_graphs g ON g.graph_id = j.graph_id AND g.on_failure = 'cancel'
-         WHERE j.status::text IN ('failed', 'lost')
-         ORDER BY j.graph_id, j.finished_at
-    ), verdicts AS (
-        SELECT c.child_id AS job_id, c.skip,
-               CASE WHEN c.skip THEN
-               (SELECT format('not needed: %s (job %s) %s', coalesce(p.graph_key, p.task), p.job_id,
-                              CASE p.status WHEN 'succeeded' THEN 'succeeded' WHEN 'lost' THEN 'was lost' WHEN 'failed' THEN 'failed'
-                                            ELSE CASE WHEN p.skipped THEN 'was not needed' ELSE 'was canceled' END END)
-                  FROM dl_edges u JOIN dl_jobs p ON p.job_id = ANY (ARRAY[u.parent_id])
-                 WHERE u.child_id = c.child_id AND NOT u.met ORDER BY p.finished_at LIMIT 1) END AS reason
-          FROM children c
-         WHERE c.skip IS NOT NULL
-        UNION ALL
-        SELECT o.job_id, true, format('not needed: %s (job %s) failed, which cancels its graph', f.label, f.job_id)
-          FROM failures f JOIN dl_jobs o ON o.graph_id = f.graph_id AND o.status = 'queued'
-         WHERE NOT EXISTS (SELECT FROM dl_edges e WHERE e.child_id = o.job_id AND e.wants <> 'succeeded')
-           AND o.job_id NOT IN (SELECT c.child_id FROM children c WHERE c.skip IS NOT NULL)
-    )
-    SELECT array_agg(job_id), array_agg(skip), array_agg(reason) INTO ids, skips, reasons FROM verdicts;
-
     PERFORM set_config('dl.events_checked', 'yes', true);
-    WITH locked AS MATERIALIZED (
+    WITH verdicts AS MATERIALIZED (SELECT * FROM dl_graph_verdicts(ended)), locked AS MATERIALIZED (
         SELECT j.job_id, v.skip, v.reason
-          FROM unnest(ids, skips, reasons) AS v (job_id, skip, reason) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[v.job_id])
+          FROM verdicts v JOIN dl_jobs j ON j.job_id = ANY (ARRAY[v.job_id])
          WHERE j.status::text = 'queued' AND (v.skip OR j.wait_state::text = 'waiting')
          LIMIT greatest(budget, 0)
            FOR NO KEY UPDATE OF j SKIP LOCKED
@@ -173,8 +205,7 @@ BEGIN
         UPDATE dl_jobs j
            SET status = CASE WHEN locked.skip THEN 'canceled' ELSE 'queued' END::dl_status,
                wait_state = CASE WHEN locked.skip OR j.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
-               waits_on = NULL, unknown_task = false,
-               skipped = CASE WHEN locked.skip THEN true END,
+               waits_on = NULL, unknown_task = false, skipped = CASE WHEN locked.skip THEN true END,
                error = CASE WHEN locked.skip THEN locked.reason ELSE j.error END,
                finished_at = CASE WHEN locked.skip THEN clock_timestamp() END
           FROM locked
@@ -189,17 +220,16 @@ BEGIN
     ), notified AS (
         SELECT count(dl_notify_queue(q.queue)) AS n FROM (SELECT DISTINCT queue FROM moved WHERE status = 'queued' ORDER BY queue) q
     )
-    SELECT count(*) + 0 * (SELECT n FROM notified),
-           array_agg(job_id) FILTER (WHERE status = 'canceled'
-               AND (webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))
-      INTO changed, skipped_ids
+    SELECT (SELECT count(*) FROM verdicts), count(*) + 0 * (SELECT n FROM notified),
+           array_agg(job_id) FILTER (WHERE status = 'canceled'), bool_or(webhook IS NOT NULL)
+      INTO decided, changed, skipped_ids, has_webhook
       FROM moved;
     PERFORM set_config('dl.events_checked', checked_before, true);
     IF skipped_ids IS NOT NULL THEN
-        PERFORM dl_create_deliveries(skipped_ids);
+        PERFORM dl_jobs_ended(skipped_ids, has_webhook);
     END IF;
     PERFORM set_config('dl.graph_changes', (max_changes - budget + changed)::text, true);
-    IF changed = coalesce(cardinality(ids), 0) THEN
+    IF changed = decided THEN
         DELETE FROM dl_graph_work WHERE job_id = ANY (ended);
     ELSE
         UPDATE dl_graph_work SET xid = '0' WHERE job_id = ANY (ended);
@@ -314,7 +344,7 @@ BEGIN
                 DELETE FROM dl_graphs WHERE graph_id = child.graph_id;
             END IF;
         END LOOP;
-        IF dl_is_final(parent.status) THEN
+        IF parent.status NOT IN ('queued', 'running') THEN
             INSERT INTO dl_graph_work (job_id) VALUES (parent.job_id)
                 ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
         END IF;
@@ -390,7 +420,7 @@ BEGIN
     SELECT DISTINCT waiting_job, i.job_id, 'ended' FROM unnest(awaited) AS i (job_id)
         ON CONFLICT (child_id, parent_id) DO UPDATE SET wants = 'ended', met = NULL;
     INSERT INTO dl_graph_work (job_id)
-    SELECT j.job_id FROM dl_jobs j WHERE j.job_id = ANY (awaited) AND dl_is_final(j.status)
+    SELECT j.job_id FROM dl_jobs j WHERE j.job_id = ANY (awaited) AND j.status NOT IN ('queued', 'running')
         ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
     RETURN 'queued';
 END $$;
@@ -399,23 +429,15 @@ CREATE CONSTRAINT TRIGGER dl_edges_added AFTER INSERT ON dl_edges
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (current_setting('dl.new_graph', true) IS DISTINCT FROM 'yes')
     EXECUTE FUNCTION dl_edges_added();
 
--- Enqueue jobs that wait for one another, in the caller's own transaction: {"name", "on_failure", "idempotency_key", "jobs": […]}.
--- A job has the fields of dl_enqueue_many, a `key`, and `after`: [{"job": key, "on": "succeeded"}], which names jobs before it in
--- the array, so there is no circle. All are created, or none. A graph whose idempotency_key exists is returned as it is, if its
--- jobs have the same queues, tasks and args; else 23505.
-CREATE OR REPLACE FUNCTION dl_enqueue_graph(graph jsonb)
-    RETURNS TABLE (graph_id uuid, created bool, key text, job_id uuid)
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-#variable_conflict use_column
+-- Raises 22023 for a graph that dl_enqueue_graph does not accept; returns the positions of its jobs by their keys.
+CREATE OR REPLACE FUNCTION dl_check_graph(graph jsonb) RETURNS jsonb
+    LANGUAGE plpgsql IMMUTABLE SET search_path FROM CURRENT AS $$
 DECLARE
-    id      uuid;
     items   jsonb := graph -> 'jobs';
     item    record;
     parent  record;
-    numbers jsonb := '{}';  -- key -> position
+    numbers jsonb := '{}';
     edges   int := 0;
-    ids     uuid[];
-    refused record;
 BEGIN
     IF jsonb_typeof(graph) IS DISTINCT FROM 'object' OR jsonb_typeof(items) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'jobs must be an array', COLUMN = 'jobs';
@@ -468,7 +490,25 @@ BEGIN
     IF edges > 50000 THEN
         RAISE invalid_parameter_value USING MESSAGE = format('jobs has %s edges; a graph has at most 50000', edges), COLUMN = 'jobs';
     END IF;
+    RETURN numbers;
+END $$;
 
+-- Enqueue jobs that wait for one another, in the caller's own transaction: {"name", "on_failure", "idempotency_key", "jobs": […]}.
+-- A job has the fields of dl_enqueue_many, a `key`, and `after`: [{"job": key, "on": "succeeded"}], which names jobs before it in
+-- the array, so there is no circle. All are created, or none. A graph whose idempotency_key exists is returned as it is, if its
+-- jobs have the same queues, tasks and args; else 23505.
+CREATE OR REPLACE FUNCTION dl_enqueue_graph(graph jsonb)
+    RETURNS TABLE (graph_id uuid, created bool, key text, job_id uuid)
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    id      uuid;
+    items   jsonb := graph -> 'jobs';
+    numbers jsonb;  -- key -> position
+    ids     uuid[];
+    refused record;
+BEGIN
+    numbers := dl_check_graph(graph);
     INSERT INTO dl_graphs (name, on_failure, idempotency_key, created_by)
     VALUES (coalesce(graph ->> 'name', ''), coalesce(graph ->> 'on_failure', 'cancel'), graph ->> 'idempotency_key',
             graph ->> 'created_by')
@@ -519,5 +559,5 @@ BEGIN
 END $$;
 
 REVOKE EXECUTE ON FUNCTION
-    dl_jobs_graph_ended, dl_jobs_graph_requeued, dl_graph_work_done, dl_edges_added, dl_enqueue_graph
+    dl_jobs_graph_changed, dl_jobs_graph_deleted, dl_graph_work_done, dl_edges_added, dl_enqueue_graph
   FROM PUBLIC;

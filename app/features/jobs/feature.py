@@ -2,6 +2,7 @@ from dataloader.app.acts.feature import Feature, NavLink
 
 FEATURE = Feature(
     name="jobs",
+    has_commands=True,
     blueprints=(
         "batch_routes.create_batch_blueprint",
         "list_routes.create_job_list_blueprint",

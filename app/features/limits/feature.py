@@ -2,6 +2,7 @@ from dataloader.app.acts.feature import Feature, NavLink
 
 FEATURE = Feature(
     name="limits",
+    has_commands=True,
     blueprints=(
         "routes.create_limits_blueprint",
         "routes.create_breakers_blueprint",

@@ -140,12 +140,12 @@ END $$;
 -- first of its limits that is full. Starts of rates are recorded for the others. A job that was woken for another limit
 -- hands that on to the next one.
 -- Locks `woken_names` too, which the claim then wakes: all locks of a transaction are taken at once, in one order.
-CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[], woken_names text[]) RETURNS SETOF uuid
+CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[], woken_names text[], names_limits bool) RETURNS SETOF uuid
     LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
     names  text[];
     states jsonb;
+    next_states jsonb;  -- if the job starts
     job    record;
     counts record;
     state  jsonb;
@@ -154,7 +154,10 @@ DECLARE
     now_at float8;
     woken_for text[] := '{}';
 BEGIN
-    IF job_ids IS NULL THEN
+    IF job_ids IS NULL
+       OR NOT (names_limits AND EXISTS (SELECT FROM dl_limits))
+          AND NOT EXISTS (SELECT FROM dl_limits l WHERE starts_with(l.name, 'queue:') OR starts_with(l.name, 'task:'))
+          AND NOT EXISTS (SELECT FROM dl_breakers b WHERE b.state <> 'closed') THEN
         RETURN;
     END IF;
     WITH jobs AS MATERIALIZED (
@@ -180,6 +183,7 @@ BEGIN
          ORDER BY i.n
     LOOP
         full_limit := NULL;
+        next_states := states;
         FOR counts IN SELECT c.name, sum(c.weight)::int AS weight FROM dl_job_limits(job.limits, job.queue, job.task) c
                        WHERE states ? c.name GROUP BY c.name ORDER BY c.name LOOP
             state := states -> counts.name;
@@ -189,25 +193,19 @@ BEGIN
                 full_limit := counts.name;
                 EXIT;
             END IF;
+            next_states := jsonb_set(next_states, ARRAY[counts.name], state || jsonb_build_object(
+                'used', (state ->> 'used')::int + counts.weight, 'tat', due, 'is_started', due IS NOT NULL));
         END LOOP;
         IF full_limit IS NULL THEN
-            FOR counts IN SELECT c.name, sum(c.weight)::int AS weight FROM dl_job_limits(job.limits, job.queue, job.task) c
-                           WHERE states ? c.name GROUP BY c.name LOOP
-                state := states -> counts.name;
-                due := greatest((state ->> 'tat')::float8, now_at) + (state ->> 'spacing')::float8 * counts.weight;
-                states := jsonb_set(states, ARRAY[counts.name], state || jsonb_build_object(
-                    'used', (state ->> 'used')::int + counts.weight, 'tat', due, 'is_started', due IS NOT NULL));
-            END LOOP;
+            states := next_states;
         ELSE
             IF job.waits_on <> full_limit THEN
                 woken_for := woken_for || job.waits_on;
             END IF;
             UPDATE dl_jobs j SET wait_state = 'limited', waits_on = full_limit WHERE j.job_id = job.job_id;
-            PERFORM set_config('dl.events_checked', 'yes', true);
             INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
             VALUES (job.job_id, job.queue, clock_timestamp(), 'limited',
                     jsonb_build_object('status', 'queued', 'attempt', job.attempt, 'waits_on', full_limit));
-            PERFORM set_config('dl.events_checked', checked_before, true);
             IF states -> full_limit ->> 'spacing' IS NOT NULL THEN
                 PERFORM pg_notify('dl_control', 'limits');  -- the maintenance leader wakes it when its time comes
             END IF;
@@ -248,7 +246,7 @@ BEGIN
         WHILE queue_name IS NOT NULL AND room > 0 LOOP
             PERFORM set_config('dl.events_checked', 'yes', true);
             WITH heads AS MATERIALIZED (
-                SELECT j.job_id, j.priority, j.created_at, dl_weight_in(limit_name, j.limits) AS weight
+                SELECT j.job_id, j.priority, j.created_at, coalesce((j.limits ->> limit_name)::int, 1) AS weight
                   FROM dl_jobs j
                  WHERE j.waits_on = limit_name AND j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'limited'
                  ORDER BY j.priority, j.created_at, j.job_id
@@ -257,7 +255,7 @@ BEGIN
             ), fitting AS MATERIALIZED (
                 SELECT job_id
                   FROM (SELECT job_id, sum(weight) OVER (ORDER BY priority, created_at, job_id) AS total FROM heads) h
-                 WHERE total <= room - (SELECT coalesce(sum(dl_weight_in(limit_name, w.limits)), 0)
+                 WHERE total <= room - (SELECT coalesce(sum(coalesce((w.limits ->> limit_name)::int, 1)), 0)
                                           FROM dl_jobs w
                                          WHERE w.waits_on = limit_name AND w.queue = queue_name AND w.status = 'queued'
                                            AND w.wait_state = 'ready')
@@ -307,29 +305,6 @@ BEGIN
         SELECT name FROM names WHERE starts_with(name, left(row_name, -1)));
 END $$;
 
--- The weight of a job in one limit; 1 in that of its queue or task.
-CREATE OR REPLACE FUNCTION dl_weight_in(limit_name text, limits jsonb) RETURNS int
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN coalesce((limits ->> limit_name)::int, 1);
-
--- Wakes what waits for the limits of runs that have ended, and for breakers that have closed. Each run is an object with its
--- limits, queue and task, each breaker one with its task as `closed`.
-CREATE OR REPLACE FUNCTION dl_wake_after(ended jsonb) RETURNS SETOF uuid
-    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT AS $$
-DECLARE
-    names text[] := ARRAY(SELECT DISTINCT c.name
-                            FROM jsonb_array_elements(ended) AS e (run)
-                                 CROSS JOIN LATERAL dl_job_limits(nullif(e.run -> 'limits', 'null'), e.run ->> 'queue', e.run ->> 'task') c
-                           WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
-                              OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed')
-                           UNION
-                          SELECT 'task:' || (e.run ->> 'closed') FROM jsonb_array_elements(ended) AS e (run) WHERE e.run ? 'closed');
-BEGIN
-    IF names <> '{}' THEN
-        RETURN QUERY SELECT * FROM dl_wake_limited(names);
-    END IF;
-END $$;
-
 CREATE OR REPLACE TRIGGER dl_limits_audit AFTER INSERT OR UPDATE OR DELETE ON dl_limits
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('limit', 'name', 'changed_by,changed_at', '');
@@ -357,15 +332,15 @@ CREATE TABLE dl_breakers (
 
 -- Counts how attempts ended, in their order, for tasks with a breaker: opens it, closes it, or opens it again for twice as long (up
 -- to an hour). Each outcome is an object with the task, the status (succeeded, or else it failed) and the error. A breaker's row
--- is locked after the jobs' rows and before the locks of limits. Returns the tasks whose breaker closed, for dl_wake_after: all
--- locks of limits of a transaction are taken at once. NULL: none.
-CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS jsonb
+-- is locked after the jobs' rows and before the locks of limits. Returns the limits of the tasks whose breaker closed, for
+-- dl_jobs_ended: all locks of limits of a transaction are taken at once.
+CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS text[]
     LANGUAGE plpgsql VOLATILE STRICT SET search_path FROM CURRENT SET jit = off AS $$
 DECLARE
     breaker dl_breakers;
     outcome jsonb;
     before  text;
-    closed  jsonb;
+    closed  text[] := '{}';
 BEGIN
     FOR breaker IN
         SELECT b.* FROM dl_breakers b
@@ -415,7 +390,7 @@ BEGIN
         IF breaker.state <> before THEN
             PERFORM pg_notify('dl_control', 'limits');
             IF breaker.state = 'closed' THEN
-                closed := coalesce(closed, '[]') || jsonb_build_object('closed', breaker.task);
+                closed := closed || ('task:' || breaker.task);
             END IF;
         END IF;
     END LOOP;

@@ -2,6 +2,7 @@ from dataloader.app.acts.feature import Feature, NavLink
 
 FEATURE = Feature(
     name="quality",
+    has_commands=True,
     blueprints=(
         "routes.create_data_quality_blueprint",
         "pages.create_datasets_page",

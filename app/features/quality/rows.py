@@ -173,5 +173,4 @@ class DataQuality:
     def prune(self, *, keep_sec: float, limit: int) -> int:
         """Delete old checks and dataset events, but none that is the last of its dataset, kind and task. Return the
         larger of the two numbers."""
-        parameters = {"keep_sec": keep_sec, "limit": limit}
-        return max(int(self._execute(f"prune_{table}", parameters)[0][0]) for table in ("checks", "dataset_events"))
+        return int(self._execute("prune_reports", {"keep_sec": keep_sec, "limit": limit})[0][0])

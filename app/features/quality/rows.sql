@@ -73,30 +73,26 @@ SELECT u.task, u.at, u.job_id, u.partition_key, u.rows
  ORDER BY u.at DESC, u.event_id DESC
  LIMIT %(limit)s::int;
 
--- name: prune_checks
-WITH old AS (
+-- name: prune_reports
+-- Deletes old checks, and those dataset events of a dataset, kind and task that are older than the last one.
+WITH old_checks AS (
     SELECT check_id FROM dl_checks
      WHERE at < clock_timestamp() - make_interval(secs => %(keep_sec)s::float8)
      ORDER BY check_id
      LIMIT %(limit)s::int
-), deleted AS (
-    DELETE FROM dl_checks c USING old WHERE c.check_id = old.check_id RETURNING 1
-)
-SELECT count(*) FROM deleted;
-
--- name: prune_dataset_events
--- Those of a dataset, kind and task that are older than the last one.
-WITH old AS (
+), deleted_checks AS (
+    DELETE FROM dl_checks c USING old_checks old WHERE c.check_id = old.check_id RETURNING 1
+), old_events AS (
     SELECT e.event_id FROM dl_dataset_events e
      WHERE e.at < clock_timestamp() - make_interval(secs => %(keep_sec)s::float8)
        AND EXISTS (SELECT FROM dl_dataset_events newer
                     WHERE newer.dataset = e.dataset AND newer.kind = e.kind AND newer.task = e.task AND newer.at > e.at)
      ORDER BY e.event_id
      LIMIT %(limit)s::int
-), deleted AS (
-    DELETE FROM dl_dataset_events e USING old WHERE e.event_id = old.event_id RETURNING 1
+), deleted_events AS (
+    DELETE FROM dl_dataset_events e USING old_events old WHERE e.event_id = old.event_id RETURNING 1
 )
-SELECT count(*) FROM deleted;
+SELECT greatest((SELECT count(*) FROM deleted_checks), (SELECT count(*) FROM deleted_events));
 
 -- name: check_history
 -- The last values of a check that did not fail, other than this job's own: a retry must not make its value the usual one.

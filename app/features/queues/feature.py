@@ -2,6 +2,7 @@ from dataloader.app.acts.feature import Feature, NavLink
 
 FEATURE = Feature(
     name="queues",
+    has_commands=True,
     blueprints=(
         "routes.create_queues_blueprint",
         "pages.create_queues_page",

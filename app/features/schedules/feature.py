@@ -2,6 +2,7 @@ from dataloader.app.acts.feature import Feature, NavLink
 
 FEATURE = Feature(
     name="schedules",
+    has_commands=True,
     blueprints=(
         "routes.create_schedules_blueprint",
         "pages.create_schedules_page",

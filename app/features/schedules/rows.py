@@ -152,7 +152,7 @@ class Schedules:
 
     def now(self) -> datetime:
         """The database's clock."""
-        now: datetime = self._execute("read_clock")[0][0]
+        now: datetime = self._execute("database_time")[0][0]
         return now
 
     def create(

@@ -30,9 +30,6 @@ SELECT schedule_id, name, source, task, declared::text, overrides::text, seen_at
  ORDER BY paused_at IS NOT NULL, orphaned_at IS NOT NULL, next_at, name
  LIMIT %(limit)s::int;
 
--- name: read_clock
-SELECT clock_timestamp();
-
 -- name: create_schedule
 -- A schedule of people. No row: the name is taken.
 INSERT INTO dl_schedules (name, source, task, overrides, last_at, next_at, error, paused_at, paused_by, paused_reason, changed_by)

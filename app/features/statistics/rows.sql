@@ -311,9 +311,6 @@ SELECT DISTINCT e.kind, e.dataset
  ORDER BY e.kind, e.dataset
  LIMIT 200;
 
--- name: database_time
-SELECT clock_timestamp();
-
 -- Counts of jobs, now. Except for count_all, which is for small tables, every statement reads a bounded number of rows.
 
 -- name: count_pages

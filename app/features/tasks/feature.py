@@ -2,6 +2,7 @@ from dataloader.app.acts.feature import Feature, NavLink
 
 FEATURE = Feature(
     name="tasks",
+    has_commands=True,
     blueprints=(
         "routes.create_task_stats_blueprint",
         "pages.create_tasks_page",

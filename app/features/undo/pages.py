@@ -195,7 +195,7 @@ class _Undo:
             case "worker":
                 self._queues.drain_worker(UUID(name), draining=bool(before["draining"]))
             case "alert":
-                self._alerts.unacknowledge(UUID(name))
+                self._alerts.acknowledge(UUID(name), acknowledged_by=None)
             case "alert_rule" if "muted_until" in before:
                 self._alerts.mute(UUID(name), mute_sec=_seconds_until(before["muted_until"]), muted_by=actor)
             case "alert_rule":

@@ -2,6 +2,7 @@ from dataloader.app.acts.feature import Feature, NavLink
 
 FEATURE = Feature(
     name="webhooks",
+    has_commands=True,
     blueprints=(
         "routes.create_webhooks_blueprint",
         "pages.create_webhooks_page",

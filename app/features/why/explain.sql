@@ -58,7 +58,7 @@ SELECT clock_timestamp() AS now, job.wait_state::text, job.unknown_task, job.ava
                  LIMIT %(max_ahead)s::int + 1) ahead) AS blocked_ahead,
        (SELECT count(*) FROM dl_workers w
          WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)) AS workers_anywhere,
-       job.waits_on, dl_weight_in(job.waits_on, job.limits) AS weight,
+       job.waits_on, coalesce((job.limits ->> job.waits_on)::int, 1) AS weight,
        (SELECT count(*)
           FROM (SELECT FROM dl_jobs a
                  WHERE job.wait_state = 'limited' AND a.waits_on = job.waits_on AND a.queue = job.queue AND a.status = 'queued'

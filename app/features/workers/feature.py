@@ -2,6 +2,7 @@ from dataloader.app.acts.feature import Feature, NavLink
 
 FEATURE = Feature(
     name="workers",
+    has_commands=True,
     blueprints=("pages.create_workers_page",),
     navigation=(NavLink("Capacity", "Workers", "/workers"),),
 )

@@ -1,4 +1,4 @@
-"""Whoever acts for somebody has it written down, with what he did, or neither is."""
+"""An act is in the audit log with the name of its caller, or neither is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks the jobs' part of the contract from memory, and misbehaves when told to."""
+"""A real HTTP server that speaks the jobs' part of the contract from memory, and misbehaves on request."""
 
 from __future__ import annotations
 

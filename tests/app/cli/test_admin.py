@@ -1,4 +1,4 @@
-"""The commands of whoever is on call, against the real app."""
+"""The commands of anyone who is on call, against the real app."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_scaling_shows_the_threads_that_jobs_ask_for(run, queue_db):
     assert table.output.splitlines()[1].split()[:5] == ["q", "2", "0", "0", "2"]
 
 
-def test_logs_and_show_tell_runs_of_an_attempt_apart(run, queue_db):
+def test_logs_and_show_separate_runs_of_an_attempt(run, queue_db):
     released = queue_db.enqueue_and_claim()
     queue_db.release(released)
     (again,) = queue_db.claim()

@@ -104,7 +104,7 @@ def dsn(empty_dsn):
 
 @pytest.fixture
 def interrupted(home):
-    """A command that hears Ctrl-C as it would on a terminal."""
+    """A command that receives Ctrl-C as it would on a terminal."""
 
     def started(*args, **env):
         argv = [sys.executable, "-c", ON_A_TERMINAL, "run", *args]
@@ -115,7 +115,7 @@ def interrupted(home):
 
 @pytest.fixture
 def ran(home):
-    """Run a command to its end: what it printed, what it told, and its exit code."""
+    """Run a command to its end: its output, its errors, and its exit code."""
 
     def done(*args, **env):
         output = subprocess.run(

@@ -51,7 +51,7 @@ def terminal(service: Standin) -> Terminal:
 def _read(keyboard: int) -> bytes:
     try:
         return os.read(keyboard, 4096)
-    except OSError:  # how Linux tells that nobody writes to the terminal any more
+    except OSError:  # how Linux reports that no one writes to the terminal any more
         return b""
 
 

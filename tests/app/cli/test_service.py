@@ -38,7 +38,7 @@ class Wiring:
 
 @pytest.fixture
 def wiring(monkeypatch: pytest.MonkeyPatch) -> Wiring:
-    """Stands where the service is put together."""
+    """In place of what puts the service together."""
     wired, module = Wiring(), ModuleType("dataloader.app.runtime.commands")
     for name in ("serve", "run_worker", "migrate"):
         setattr(module, name, lambda settings, _name=name, **options: wired._called(_name, settings, **options))
@@ -213,14 +213,14 @@ def test_config_docs_is_the_page_about_settings(run, monkeypatch):
 
 @pytest.fixture
 def company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package of somebody's own, with one good module and one bad."""
+    """A package of someone's own, with one good module and one bad."""
     package = tmp_path / "company_loads"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "good.py").write_text(
         "from dataloader.pipelines.contract import register\n\n@register('company.good')\ndef f(a): ...\n"
     )
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder it stands in
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder it is in
     monkeypatch.setattr(contract.registry, "_tasks", {})  # what is registered here is forgotten afterwards
     monkeypatch.setenv("DL_PIPELINES", package.name)
     yield package

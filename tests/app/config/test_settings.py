@@ -1,4 +1,4 @@
-"""What the environment says, what is made of it, and what is told when it cannot work."""
+"""What the environment says, what is made of it, and what is reported when it cannot work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def faults(**environ: str) -> dict[str, str]:
     with pytest.raises(ConfigError) as caught:
         load(**environ)
     result = {fault.variable: f"{fault.problem}; {fault.remedy}" for fault in caught.value.errors}
-    assert len(result) == len(caught.value.errors), "a variable was told of twice"
+    assert len(result) == len(caught.value.errors), "a variable was reported twice"
     return result
 
 

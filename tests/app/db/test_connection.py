@@ -99,7 +99,7 @@ def test_a_server_that_falls_silent_is_given_up_in_time(queue_db):
         assert answer_of(lambda: session.execute("ping")) == [(1,)]
         proxy.silence()
 
-        for _ in range(2):  # in the midst of a question, and while connecting
+        for _ in range(2):  # during a statement, and while connecting
             began = time.monotonic()
             with pytest.raises(DatabaseUnavailable, match="did not answer in time"):
                 session.execute("ping")

@@ -47,7 +47,7 @@ def test_other_queue_of_the_same_dsn_is_refused():
 
 
 @pytest.mark.parametrize("kind", ["session", "pool"])
-def test_server_set_up_anew_is_refused_until_restart(kind, own_queue_db, monkeypatch):
+def test_server_set_up_again_is_refused_until_restart(kind, own_queue_db, monkeypatch):
     dsn = own_queue_db.dsn
     executor = Session(dsn, application_name="test") if kind == "session" else Pool(dsn, size=1, overflow=0)
     assert executor.execute("ping") == [(1,)]

@@ -1,4 +1,4 @@
-"""Several hosts in a DSN: whoever connects goes on to the next, also from one that takes connections and hangs up."""
+"""Several hosts in a DSN: a connection is tried with the next, also from one that takes connections and hangs up."""
 
 from __future__ import annotations
 

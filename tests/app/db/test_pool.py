@@ -41,7 +41,7 @@ def made(queue_db: QueueFixture) -> Iterator[Any]:
 
 
 def backends(queue_db: QueueFixture) -> list[int]:
-    mine = "application_name = 'pooled' AND datname = current_database()"  # other tests run beside this one
+    mine = "application_name = 'pooled' AND datname = current_database()"  # other tests run next to this one
     return [row[0] for row in queue_db.sql(f"SELECT pid FROM pg_stat_activity WHERE {mine} ORDER BY pid")]
 
 
@@ -224,7 +224,7 @@ def test_slow_connect_delays_no_other_thread(queue_db, made):
     with all_busy(queue_db, pool, 1) as askers:  # has the one that is open
         slow = BackgroundCall(pool.execute, "ping")
         assert opening.wait(GENEROUS)
-        assert pool.stats().in_use == 1  # answered though somebody is connecting
+        assert pool.stats().in_use == 1  # answered though someone is connecting
     askers[0].result()
     assert pool.execute("ping") == [(1,)]
     may_go.set()
@@ -247,7 +247,7 @@ def test_a_refused_value_or_a_break_leaves_nothing_behind(queue_db, made):
     assert queue.ping() > 0
 
 
-# ── somebody else's transaction ─────────────────────────────────────────────────────────────────────────────────────
+# ── someone else's transaction ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("commits", [True, False])

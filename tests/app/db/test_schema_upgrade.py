@@ -274,7 +274,7 @@ def test_a_file_that_is_missing_is_named(monkeypatch, tmp_path):
 
 
 def test_a_role_that_owns_nothing_can_neither_harm_nor_hide(old):
-    """An upgrade by somebody who may not is refused by the server, and told as it said it."""
+    """An upgrade by someone who may not is refused by the server, and its message is shown as it is."""
     with another_role(old.dsn) as role, pytest.raises(RightsMissing, match=r"must be owner|permission denied"):
         migrate(make_dsn(old.dsn, user=role, password="x"))
 

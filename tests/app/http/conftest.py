@@ -85,7 +85,7 @@ def lasting_client(kept_pool: Pool) -> FlaskClient:
 
 @pytest.fixture
 def app_without_database(pipelines: Pipelines) -> AppMaker:
-    """An app whose database nobody serves, or whose source of connections is handed in."""
+    """An app whose database no one serves, or whose source of connections is handed in."""
 
     def make(
         source: Any = None, *, probe: Any = None, pool: Pool | None = None, collectors: Any = (), **options: Any
@@ -116,7 +116,7 @@ def broken() -> type[Broken]:
 
 @pytest.fixture
 def captured(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """All that is said, once, whatever was set up before. pytest itself listens to whoever tells the root nothing."""
+    """Every log line, once, whatever was set up before. pytest itself listens to the root logger."""
     for name in ("", "dataloader.audit", "dataloader.metric"):
         caplog.set_level(logging.DEBUG, name or None)
         logger = logging.getLogger(name)

@@ -12,7 +12,7 @@ from dataloader.app import log
 
 @pytest.fixture
 def logged(captured):
-    """The lines said under a name: (event, fields)."""
+    """The lines logged under a name: (event, fields)."""
 
     def result(logger: str) -> list[tuple[str, dict[str, object]]]:
         return [(record.message, dict(record.fields)) for record in captured.records if record.name == logger]

@@ -75,7 +75,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The package of a client that `openapi-python-client` made from the document."""
     folder = tmp_path_factory.mktemp("generated")
     config = folder / "config.yaml"
-    config.write_text("post_hooks: []\n", encoding="utf-8")  # nobody reads it
+    config.write_text("post_hooks: []\n", encoding="utf-8")  # no one reads it
     command = [
         sys.executable, "-m", "openapi_python_client", "generate", "--path", str(DOCUMENT), "--meta", "none",
         "--output-path", str(folder / "generated_client"), "--config", str(config), "--fail-on-warning",

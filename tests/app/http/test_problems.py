@@ -1,4 +1,4 @@
-"""Every refusal is problem+json with a stable code, and tells nothing it should not."""
+"""Every refusal is problem+json with a stable code, and shows nothing it should not."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ GOOD = {"queue": "etl", "task": "noop", "lock_key": "noop"}
 
 
 def body(extra: str = "") -> bytes:
-    """A good request with one more member, written as it stands."""
+    """A good request with one more member, written as it is."""
     return (json.dumps(GOOD)[:-1] + (f", {extra}" if extra else "") + "}").encode()
 
 

@@ -38,8 +38,8 @@ def speaking(stream: io.StringIO | None = None, **options: Any) -> Iterator[io.S
 
 def only_line(stream: io.StringIO) -> dict[str, Any]:
     [line] = stream.getvalue().splitlines()
-    told: dict[str, Any] = json.loads(line)
-    return told
+    record: dict[str, Any] = json.loads(line)
+    return record
 
 
 def fail(text: str) -> None:

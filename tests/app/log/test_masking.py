@@ -275,7 +275,7 @@ def test_registered_secrets_are_masked_up_to_a_limit(monkeypatch):
     assert masker.mask_text("hidden-one hidden-two hidden-three") == "*** hidden-two ***", "the latest are kept"
     register_secret(["hidden-one"])
     register_secret(["hidden-four"])
-    assert masker.mask_text("hidden-one hidden-three") == "*** hidden-three", "whoever is named again is the latest"
+    assert masker.mask_text("hidden-one hidden-three") == "*** hidden-three", "a value named again is the latest"
 
 
 class Run:

@@ -35,7 +35,7 @@ def only_on_path(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
 def put_programs(
     path: Path, version: str, *, initdb: str = "", names: tuple[str, ...] = ("initdb", "pg_ctl", "pg_isready")
 ) -> None:
-    """Programs that tell a version, as PostgreSQL's do, and do nothing else."""
+    """Programs that print a version, as PostgreSQL's do, and do nothing else."""
     for name in ("postgres", *names):
         program = path / name
         body = initdb if name == "initdb" and initdb else f'echo "{name} (PostgreSQL) {version}"'
@@ -236,7 +236,7 @@ class TestAsRoot:
 
 
 def start_as_ordinary_user(folder: Path, tmp_path: Path, user: ServerAccount, choice: Choice) -> str:
-    """Start and stop a server in `folder/data` by a process of that user; what it said of itself."""
+    """Start and stop a server in `folder/data` by a process of that user; its output."""
     code = f"""
 from pathlib import Path
 from dataloader.app.postgres import EmbeddedServer

@@ -21,7 +21,7 @@ from tests.support import PrivateServer, eventually
 
 @pytest.fixture
 def cluster(folder: Path) -> Cluster:
-    """Not made yet, and nobody's but ours."""
+    """Not made yet, and no one's but ours."""
     return Cluster(folder / "cluster", ServerAccount("me", os.geteuid(), os.getegid()))
 
 

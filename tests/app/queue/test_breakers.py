@@ -167,7 +167,7 @@ def test_a_person_pauses_and_resumes_a_task(queue_db, breakers):
     assert len(queue_db.claim(3)) == 3
 
 
-def test_a_limit_of_the_task_is_kept_beside_the_breaker(queue_db, breakers):
+def test_a_limit_of_the_task_is_kept_next_to_the_breaker(queue_db, breakers):
     Limits(queue_db.session).set("task:t", concurrency=2)
     trip(queue_db, breakers)
     enqueue(queue_db, 4)

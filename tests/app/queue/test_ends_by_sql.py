@@ -152,7 +152,7 @@ def test_cancel_by_update_notifies_worker_of_a_running_job_once(queue_db):
 
 
 def test_cancel_by_an_older_version_is_journaled_once(queue_db):
-    """Its statement writes the event itself, and its processes may run beside ours."""
+    """Its statement writes the event itself, and its processes may run next to ours."""
     run = queue_db.enqueue_and_claim()
 
     queue_db.sql(

@@ -86,7 +86,7 @@ def test_tenants_are_served_in_turn(fair_db, claims):
 def test_one_claim_takes_from_all_tenants(fair_db, claims):
     enqueue(fair_db, a=50, b=2, c=2)
     assert Counter(claims.tenants(6)) == {"a": 2, "b": 2, "c": 2}
-    assert Counter(claims.tenants(4)) == {"a": 4}, "nobody else waits"
+    assert Counter(claims.tenants(4)) == {"a": 4}, "no other tenant waits"
 
 
 def test_who_runs_the_fewest_comes_first(fair_db, claims):
@@ -120,7 +120,7 @@ def test_no_tenant_exceeds_its_share_while_others_wait(fair_db, claims):
     Queues(fair_db.session).change_settings("q", share=0.3)
     enqueue(fair_db, a=50, b=1)
     assert Counter(claims.tenants(4)) == {"a": 3, "b": 1}
-    assert claims.tenants(2) == ["a", "a"], "nobody else waits"
+    assert claims.tenants(2) == ["a", "a"], "no other tenant waits"
     enqueue(fair_db, b=5)
     assert claims.tenants(2) == ["b", "b"]
 
@@ -188,7 +188,7 @@ def test_busy_keys_and_limits_hold_in_a_fair_queue(fair_db, claims):
     assert fair_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE wait_state = 'blocked'") == 3
 
 
-def test_service_is_equal_and_nobody_starves(fair_db, claims):
+def test_service_is_equal_and_none_starves(fair_db, claims):
     """Ten tenants of unequal backlogs and ten threads; Jain's index of the starts is at least 0.95."""
     enqueue(fair_db, **{f"t{n}": 30 * (n + 1) for n in range(10)})
     running = claims(10)
@@ -256,7 +256,7 @@ def test_many_tenants_of_unknown_tasks_behind_a_better_priority_hide_no_job(fair
     assert any(claims.tenants(1) for _ in range(10))
 
 
-def test_a_locked_job_holds_up_nobody(fair_db, claims):
+def test_a_locked_job_holds_up_no_other(fair_db, claims):
     enqueue(fair_db, a=1)
     holder = fair_db.connect()
     with holder.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Jobs' ids begin with the time, whoever makes them, so that those that come together stand together in the indexes."""
+"""Jobs' ids begin with the time, so that jobs made together are together in the indexes, whatever makes them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Two that meet: one is held between its steps until the other waits for it, then both go on. Exactly one outcome is
-right, whoever comes first."""
+right, whichever comes first."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_reaper_racing_cancel_retries_and_sees_the_flag(queue_db):
     queue_db.expire_lease(run.id)
     with midway(queue_db) as canceler:
         canceler.executor.execute("cancel", {"job_id": str(run.id)})
-        assert queue_db.reap(run.id) == []  # it does not wait for a row that somebody holds
+        assert queue_db.reap(run.id) == []  # it does not wait for a row that someone holds
 
     assert [reaped.status for reaped in queue_db.reap(run.id)] == [Status.CANCELED]
     queue_db.check_invariants()

@@ -340,18 +340,18 @@ def test_claims_and_ends_at_the_same_time_never_exceed_the_limit(queue_db, limit
 
 
 def max_running(queue_db, limit: str | None) -> int:
-    """The most runs at a time by the event log, whose ids are in the order of the moves."""
+    """The largest number of runs at a time by the event log, whose ids are in the order of the moves."""
     events = queue_db.sql(
         "SELECT e.kind FROM dl_job_events e JOIN dl_jobs j USING (job_id)"
         " WHERE e.kind IN ('picked', 'done') AND (%s IS NULL OR j.limits ? %s) ORDER BY e.event_id",
         limit,
         limit,
     )
-    running = most = 0
+    running = largest = 0
     for (kind,) in events:
         running += 1 if kind == "picked" else -1
-        most = max(most, running)
-    return most
+        largest = max(largest, running)
+    return largest
 
 
 def test_limits_of_a_queue_are_those_its_jobs_wait_for(queue_db, limits):

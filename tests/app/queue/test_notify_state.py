@@ -18,7 +18,7 @@ INSERT = "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')"
 
 
 def a_process(queue_db: QueueFixture, *queues: str) -> NotifyStateTable:
-    """A live worker process that serves these queues, and has said nothing yet."""
+    """A live worker process that serves these queues, and has not reported yet."""
     worker = uuid4()
     info = WorkerInfo(worker, "w", "0", queues or ("q",), ("t",), 1)
     WorkerLiveness(queue_db.session).send_heartbeat(info, heartbeat_sec=3600)
@@ -195,7 +195,7 @@ def test_an_insert_of_a_transaction_with_an_old_view_rings(queue_db, process, li
 
 
 def test_starting_process_waits_for_second_silent_insert(queue_db, listener):
-    """Nobody serves the queue; the first rings, the second does not; a process starts, takes the first, looks again."""
+    """Without a worker the first job notifies, the second does not; a process starts and takes both."""
     a_process(queue_db, "another").set_needs_notification(["another"], needs_notification=True)
     queue_db.enqueue("a")
     with queue_db.open_transaction() as step:

@@ -213,7 +213,7 @@ def test_running_job_ended_by_sql_leaves_its_owner(queue_db):
 
     assert queue_db.settle(run).outcome == "not ours"
     assert queue_db.status(run.id) is Status.CANCELED
-    assert queue_db.repair_blocked() == ("k",)  # nobody freed the key, so the sweep finds its next job
+    assert queue_db.repair_blocked() == ("k",)  # no one freed the key, so the sweep finds its next job
     assert [again.id for again in queue_db.claim()] == [waiting]
 
 

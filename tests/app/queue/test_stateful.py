@@ -1,4 +1,4 @@
-"""The queue against a model in plain Python: whatever is done in whatever order, both tell the same."""
+"""The queue against a model in plain Python: whatever is done in whatever order, both agree."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class QueueMachine(RuleBasedStateMachine):
     # ── by workers ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def claimable(self, queue: str) -> list[Modelled]:
-        """Of each key that nobody holds the best one in this queue, in order; others wait for these."""
+        """Of each key that no one holds the best one in this queue, in order; others wait for these."""
         held = {job.key for job in self.of(RUNNING)}
         best: dict[str, Modelled] = {}
         for job in sorted(self.of(QUEUED), key=lambda job: job.turn):
@@ -234,7 +234,7 @@ class QueueMachine(RuleBasedStateMachine):
         }
 
     @invariant()
-    def nobody_is_forgotten(self) -> None:
+    def no_job_is_forgotten(self) -> None:
         """A key with parked jobs has one that runs, or one that will wake them; else the sweep would find them now."""
         parked = {row[0] for row in self.queue_db.sql("SELECT lock_key FROM dl_jobs WHERE wait_state = 'blocked'")}
         for key in parked:

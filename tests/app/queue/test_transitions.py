@@ -64,9 +64,9 @@ def cancel_by_update(queue_db: QueueFixture, run: ClaimedJob) -> None:
 
 
 def refuse(queue_db: QueueFixture, run: ClaimedJob) -> None:
-    most = queue_db.job(run.id).max_attempts
+    attempt_limit = queue_db.job(run.id).max_attempts
     queue_db.sql("UPDATE dl_jobs SET max_attempts = 0 WHERE job_id = %s", str(run.id))
-    queue_db.sql("UPDATE dl_jobs SET max_attempts = %s WHERE job_id = %s", most, str(run.id))
+    queue_db.sql("UPDATE dl_jobs SET max_attempts = %s WHERE job_id = %s", attempt_limit, str(run.id))
 
 
 def retry(queue_db: QueueFixture, run: ClaimedJob) -> None:

@@ -1,4 +1,4 @@
-"""A queued job stands in exactly one of three partial indexes, and the statements find it by the right one."""
+"""A queued job is in exactly one of three partial indexes, and the statements find it by the right one."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_end_does_not_wait_for_an_api_that_is_silent(pod: Pod, monkeypatch: pyte
 
 
 def test_token_that_cannot_be_sent_is_warned_of(pod: Pod, caplog, tmp_path: Path):
-    """The thread goes on: the next token may be right."""
+    """The thread continues: the next token may be right."""
     caplog.set_level(logging.WARNING)
     for token in (b"\xff\xfe", b"a\nb"):
         (tmp_path / "token").write_bytes(token)

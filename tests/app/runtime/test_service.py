@@ -30,7 +30,7 @@ Made = Callable[..., Service]
 
 @pytest.fixture
 def made() -> Iterator[Made]:
-    """Services of one queue nobody uses, ended with the test."""
+    """Services of one queue no one uses, ended with the test."""
     all_of_them: list[Service] = []
 
     def make(*, workers: bool = True, **given: str) -> Service:

@@ -1,4 +1,4 @@
-"""A database for loads, and a context that can be told to stop."""
+"""A database for loads, and a context that can be stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.site import Site, serving
 
 @dataclass
 class FakeContext:
-    """A context for tests: counts what it is asked, and stops at the check it was told to."""
+    """A context for tests: counts what it is asked, and stops at the check that was chosen."""
 
     stop_at: int | None = None
     on_sleep: Callable[[], None] | None = None
@@ -75,7 +75,7 @@ def db(empty_dsn: str) -> Iterator[Database]:
 
 @pytest.fixture
 def another(empty_dsn: str) -> Iterator[Database]:
-    """Somebody else in the same database."""
+    """Someone else in the same database."""
     conn = psycopg2.connect(empty_dsn)
     conn.autocommit = True
     yield Database(empty_dsn, conn)

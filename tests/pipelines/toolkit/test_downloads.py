@@ -101,7 +101,7 @@ class TestRedirects:
         with serving() as inner:
 
             @inner.at("/b")
-            def hear(handler):
+            def record_request(handler):
                 result.append(dict(handler.headers))
                 answer(handler, b"ok")
 

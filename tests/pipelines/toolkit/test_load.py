@@ -112,11 +112,11 @@ def test_what_the_source_raises_comes_out_as_itself(items):
 
 
 def test_what_on_batch_raises_ends_the_load(items):
-    def tell(_rows):
+    def report(_rows):
         raise Stop(StopReason.CANCEL)
 
     with pytest.raises(Stop):
-        copy_rows(items.conn, "items", ["id", "name"], numbers(10), on_batch=tell, batch=5)
+        copy_rows(items.conn, "items", ["id", "name"], numbers(10), on_batch=report, batch=5)
 
 
 def test_a_connection_lost_in_the_middle_is_the_drivers_error(items, another):

@@ -163,7 +163,7 @@ def test_a_table_with_more_to_it_is_rewritten_in_its_place(plain, another, extra
 
     replace_table(plain.conn, "plain", ["id", "name"], new_rows(2_000))
 
-    assert another.value("SELECT count(*) FROM plain WHERE name = 'old'") == 1_000  # nobody waits, nobody sees half
+    assert another.value("SELECT count(*) FROM plain WHERE name = 'old'") == 1_000  # no one waits, no one sees half
     plain.conn.commit()
     assert plain.rows("SELECT count(*), min(name) FROM plain") == [(2_000, "new")]
     assert oid(plain, "plain") == was

@@ -156,8 +156,8 @@ def test_a_source_that_falls_silent_is_an_error(site, stalled_part):
             handler.wfile.flush()
         site.over.wait(20)
 
-    patience = Timeouts(stall_sec=0.3, max_attempts=1)
-    with HttpSource(timeouts=patience) as source, pytest.raises(SourceStalled, match=r"nothing came for 0\.3 s"):
+    short_timeouts = Timeouts(stall_sec=0.3, max_attempts=1)
+    with HttpSource(timeouts=short_timeouts) as source, pytest.raises(SourceStalled, match=r"nothing came for 0\.3 s"):
         source.get(site.url("/a"))
 
 
@@ -176,8 +176,11 @@ def test_a_source_that_drips_does_not_outlast_the_deadline(site, stalled_part):
             handler.wfile.flush()
 
     began = time.monotonic()
-    patience = Timeouts(stall_sec=10, total_sec=0.5)
-    with HttpSource(timeouts=patience) as source, pytest.raises(SourceTooSlow, match="GET .*/a: it did not finish"):
+    short_timeouts = Timeouts(stall_sec=10, total_sec=0.5)
+    with (
+        HttpSource(timeouts=short_timeouts) as source,
+        pytest.raises(SourceTooSlow, match="GET .*/a: it did not finish"),
+    ):
         source.get(site.url("/a"))
 
     assert time.monotonic() - began < 30

@@ -11,7 +11,7 @@ DAYS = Daily("2026-01-01", zone="UTC")
 
 
 def load(args: dict[str, Any], ctx: Context) -> dict[str, int]:
-    """Goes on slowly from the row that the args name."""
+    """Copies slowly from the row that the args name."""
     rows, done = args.get("rows", 0), args.get("done", args.get("rows", 0))
     ctx.progress(done, rows, "rows")
     ctx.log.info("reading from the source")

@@ -1,4 +1,4 @@
-"""What a run writes through its own connections, and that it cannot once the job is somebody else's."""
+"""What a run writes through its own connections, and that it cannot once the job is someone else's."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_stopping_absent_server_signals_no_process():
     assert (effects.cancel(), effects.terminate().ended, effects.in_use) == (0, 0, False)
 
 
-# ── commits that nobody heard of ────────────────────────────────────────────────────────────────────────────────────
+# ── commits that no one learned of ───────────────────────────────────────────────────────────────────────────────────
 
 
 def cut_after_commit(effects):
@@ -365,7 +365,7 @@ def test_server_that_refuses_the_check_is_done_without_it(monkeypatch, queue_db,
 
 
 def test_statement_of_a_broken_connection_is_gone_after_close(monkeypatch, queue_db, run):
-    """Its pipeline has even closed it: the server goes on until it is made to end."""
+    """Its pipeline has even closed it: the server continues until it is made to end."""
     job, effects = run
     monkeypatch.setattr(
         "dataloader.workers.connections.task_connections._SET_CLIENT_CHECK", "SELECT 1"

@@ -300,7 +300,7 @@ def test_stop_during_the_start_keeps_the_pipeline_from_running(reason: StopReaso
 
 
 def test_child_that_reads_nothing_is_stopped():
-    """More is sent than the socket holds, and nobody reads: not even the recipe gets through."""
+    """More is sent than the socket holds, and no one reads: not even the recipe gets through."""
     attempt = attempt_with()
     ours, theirs = socket.socketpair()
     with theirs:

@@ -44,11 +44,11 @@ def test_call_without_database_or_with_wrong_arguments_is_an_error():
 
 def test_calls_at_once_are_done_one_after_another():
     """Processes that a task forks share its socket: calls at once would share a transaction."""
-    calls, running, most = DatabaseCalls(attempt_with(task="t"), lambda: None), set(), []
+    calls, running, thread_counts = DatabaseCalls(attempt_with(task="t"), lambda: None), set(), []
 
     def work(**_: Any) -> None:
         running.add(threading.get_ident())
-        most.append(len(running))
+        thread_counts.append(len(running))
         time.sleep(0.002)
         running.discard(threading.get_ident())
 
@@ -56,9 +56,9 @@ def test_calls_at_once_are_done_one_after_another():
     for _ in range(20):
         calls.start("upstream", {})
 
-    eventually(lambda: len(most) == 20)
+    eventually(lambda: len(thread_counts) == 20)
     calls.end()
-    assert most == [1] * 20
+    assert thread_counts == [1] * 20
     assert calls.finished() == [{"value": None}] * 20
 
 

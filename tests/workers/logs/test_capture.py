@@ -154,7 +154,7 @@ class Hostile:
         raise RuntimeError("no")
 
 kept = []
-capture = Capture(lambda *said: kept.append(said[-1]))
+capture = Capture(lambda *chunk: kept.append(chunk[-1]))
 capture.install()
 with capture.output_of(uuid.uuid4(), 1):
     log.get("pipeline").info("kept although nothing is set up")

@@ -20,7 +20,7 @@ from tests.support import eventually
 
 @dataclass
 class Table:
-    """Stands where the queue stands, and fails when told to."""
+    """Takes the queue's place, and fails on request."""
 
     lines: list = field(default_factory=list)
     batches: list = field(default_factory=list)

@@ -109,7 +109,7 @@ def test_changed_work_waits_for_the_end_of_the_former(offloads: OffloadFixture):
 
     eventually(lambda: "stop_pending" in offloads.pools.queue_fixture.event_kinds(job_id))
 
-    assert offloads.rows(job_id) == [(name, None)], "nothing is submitted beside what runs"
+    assert offloads.rows(job_id) == [(name, None)], "nothing is submitted next to what runs"
     offloads.engine.ignores_stop = False
     assert "was asked to stop 0.3 s ago, and has not ended" in (offloads.failed(job_id).error or "")
     assert offloads.rows(job_id) == [(name, "stopped")]

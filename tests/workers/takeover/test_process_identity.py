@@ -20,7 +20,7 @@ OBSERVER = replace(THEM, pid=1, start_time=5)
 
 
 class PlantedProc:
-    """A /proc with this process as the observer, and one process beside it."""
+    """A /proc with this process as the observer, and one process next to it."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.me = root, os.getpid()

@@ -1,4 +1,4 @@
-"""One look at all rules: what begins is told once, and what is over is told once."""
+"""One look at all rules: what begins is reported once, and what is over is reported once."""
 
 from __future__ import annotations
 

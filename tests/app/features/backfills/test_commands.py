@@ -44,6 +44,6 @@ def test_a_backfill_from_its_plan_to_its_end(shell: Shell, webhook_dsn: str):  #
     assert "load is open" in shell("backfills", "retry", backfill_id).output
 
 
-def test_what_is_missing_is_said(shell: Shell):  # noqa: F811
+def test_what_is_missing_is_reported(shell: Shell):  # noqa: F811
     assert "takes from and to, or a list" in shell("backfill", "load", code=4).output
     assert "unit is required" in shell("backfill", "load", "--from", "2026-01", "--to", "2026-01", code=4).output

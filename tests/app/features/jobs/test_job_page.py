@@ -122,7 +122,7 @@ def test_error_of_a_job_is_shown_once(client, own_queue_db):  # of the database 
     assert "Traceback\nValueError" in page
 
 
-def test_runs_of_one_attempt_number_are_told_apart(client, own_queue_db):
+def test_runs_of_one_attempt_number_are_shown_apart(client, own_queue_db):
     for text in ("of the first", "of the second"):
         run = own_queue_db.enqueue_and_claim() if text == "of the first" else own_queue_db.claim()[0]
         assert run.attempt == 1

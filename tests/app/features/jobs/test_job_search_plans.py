@@ -43,7 +43,7 @@ class Planned:
 
     def execute(self, name: str, parameters: dict[str, Any] | None = None, **_: Any) -> list[tuple[Any, ...]]:
         with self._connection, self._connection.cursor() as cursor:
-            # With the server's own settings, as on a connection that somebody hands in.
+            # With the server's own settings, as on a connection that someone hands in.
             for part in statements(self.schema)[name].parts:
                 if part.text.startswith(("WITH", "SELECT")) and "set_config" not in part.text:
                     cursor.execute(f"EXPLAIN (ANALYZE, FORMAT json, TIMING off) {part.text}", parameters or None)

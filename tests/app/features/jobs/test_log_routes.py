@@ -1,4 +1,4 @@
-"""Reading what jobs said, a page at a time or as it comes."""
+"""Reading job logs, a page at a time or as it comes."""
 
 from __future__ import annotations
 

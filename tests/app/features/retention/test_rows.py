@@ -197,7 +197,7 @@ def test_open_transaction_keeps_events_across_rollover_and_drop(own_queue_db):
     with queue_db.open_transaction() as step:
         step("INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'open')")
         age_all_parts(queue_db, 40)
-        assert retention.drop_partitions() == [], "somebody writes to it"
+        assert retention.drop_partitions() == [], "a session writes to it"
         new = queue_db.enqueue("new")
 
     open_job = queue_db.fetch_row("SELECT job_id FROM dl_jobs WHERE lock_key = 'open'")

@@ -307,7 +307,7 @@ def test_service_role_cannot_misuse_partition_functions(roles, dsn):
     )
     drop = "SELECT dl_drop_partitions('dl_job_logs', '1 second', false)"
     assert do(roles["service"], drop) == []
-    assert do(dsn, drop) == [(part,)], "the owner may drop his tables anyway"
+    assert do(dsn, drop) == [(part,)], "the owner may drop its tables anyway"
 
 
 def test_definer_functions_are_not_public_before_roles_exist(dsn):

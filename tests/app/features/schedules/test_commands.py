@@ -48,7 +48,7 @@ def test_a_schedule_from_its_making_to_its_end(shell: Shell):  # noqa: F811
     assert "deleted" in shell("schedules", "delete", "by day").output
 
 
-def test_what_is_missing_or_wrong_is_said(shell: Shell):  # noqa: F811
+def test_what_is_missing_or_wrong_is_reported(shell: Shell):  # noqa: F811
     assert "give --task, and one of" in shell("schedules", "create", "x", "--task", "t", code=2).output
     two = shell("schedules", "create", "x", "--task", "t", "--cron", "* * * * *", "--every", "2h", code=2)
     assert "give one of" in two.output

@@ -189,7 +189,7 @@ def test_every_statement_that_ends_a_job_creates_deliveries():
     for name, statement in statements("public").items():
         journaled = re.findall(r"INSERT INTO \S*dl_job_events.*?(?=jsonb_build_object)", statement.text, re.DOTALL)
         if any(ends.search(line) or "ELSE status::text" in line for line in journaled):
-            assert "dl_create_deliveries(" in statement.text, f"{name} journals an end, and tells nobody"
+            assert "dl_jobs_ended(" in statement.text, f"{name} writes the event of an end and creates no delivery"
 
 
 # ── the outbox ──────────────────────────────────────────────────────────────────────────────────────────────────────

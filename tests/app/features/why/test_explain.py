@@ -242,7 +242,7 @@ def test_running_job_is_explained_with_worker_stop_and_durations(queue_db, why):
         "UPDATE dl_job_events SET ts = ts - interval '2 days' WHERE kind = 'picked' AND job_id = %s", str(run.id)
     )
 
-    assert codes(why.explain(run.id)) == ["stop_not_obeyed", "running"], "it never told any progress"
+    assert codes(why.explain(run.id)) == ["stop_not_obeyed", "running"], "it never reported progress"
     queue_db.sql("UPDATE dl_jobs SET progress = '{\"processed\": 3}' WHERE job_id = %s", str(run.id))
 
     result = why.explain(run.id)

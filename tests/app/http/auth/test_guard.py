@@ -1,4 +1,4 @@
-"""Who is let in, and to what: tried as somebody would who should not be."""
+"""Who is let in, and to what: tried as someone would who should not be."""
 
 from __future__ import annotations
 

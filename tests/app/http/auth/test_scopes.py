@@ -1,4 +1,4 @@
-"""Every operation says who may call it, and the document tells it."""
+"""Every operation names who may call it, and so does the document."""
 
 from __future__ import annotations
 

@@ -1,0 +1,3 @@
+from dataloader.app.acts.feature import Feature
+
+FEATURE = Feature(name="doctor", has_commands=True)

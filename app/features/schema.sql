@@ -1,0 +1,40 @@
+-- The core's hook for ends of jobs, with what features do then. In this order: all locks of limits are taken at once, and what
+-- follows from an update of a dataset comes last.
+CREATE OR REPLACE FUNCTION dl_jobs_ended(
+    job_ids uuid[] DEFAULT NULL, has_webhook bool DEFAULT false, runs uuid[] DEFAULT NULL, counted uuid[] DEFAULT NULL,
+    woken_for text[] DEFAULT NULL, reports jsonb DEFAULT NULL
+) RETURNS int
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    limit_names text[] := coalesce(woken_for, '{}');
+    woken_count int := 0;
+BEGIN
+    -- Circuit breakers.
+    IF counted IS NOT NULL AND EXISTS (SELECT FROM dl_breakers) THEN
+        limit_names := limit_names || dl_count_outcomes(
+            (SELECT jsonb_agg(jsonb_build_object('task', j.task, 'status', j.status, 'error', left(j.error, 300)) ORDER BY j.job_id)
+               FROM unnest(counted) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])));
+    END IF;
+    -- Limits. One that has no row counts nothing, and no job waits for it.
+    IF runs IS NOT NULL AND (EXISTS (SELECT FROM dl_limits) OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed')) THEN
+        limit_names := limit_names || ARRAY(
+            SELECT DISTINCT c.name
+              FROM (SELECT DISTINCT j.limits, j.queue, j.task
+                      FROM unnest(runs) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])) ended
+                   CROSS JOIN LATERAL dl_job_limits(ended.limits, ended.queue, ended.task) c
+             WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
+                OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed'));
+    END IF;
+    IF limit_names <> '{}' THEN
+        woken_count := (SELECT count(*) FROM dl_wake_limited(limit_names));
+    END IF;
+    -- Webhooks: those of all jobs, and those of single ones.
+    IF job_ids IS NOT NULL AND (has_webhook OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)) THEN
+        PERFORM dl_create_deliveries(job_ids);
+    END IF;
+    -- Data checks and datasets.
+    IF reports IS NOT NULL THEN
+        PERFORM dl_record_reports(reports, runs);
+    END IF;
+    RETURN woken_count;
+END $$;
