@@ -132,7 +132,10 @@ def advisory_locks() -> str:
 
 def lock_numbers() -> list[str]:
     """The locks of two numbers that the statements take; the second is a number or the hash of a name."""
-    texts = [_schema(), *(path.read_text("utf-8") for path in sorted((ROOT / "app").glob("*/*.sql")))]
+    texts = [
+        _schema(),
+        *(path.read_text("utf-8") for path in sorted((ROOT / "app").rglob("*.sql")) if "migrations" not in path.parts),
+    ]
     found = [pair for text in texts for pair in re.findall(r"advisory\w+\((1684828\d{3}), ?(\w+)", text)]
     return sorted({f"{first}, {second if second.isdecimal() else 'hash'}" for first, second in found})
 
@@ -215,9 +218,19 @@ def job_fields() -> str:
     return "\n".join(rows) + "\n"
 
 
+def folders() -> str:
+    """The folders with code, each by the docstring of its package."""
+    rows = ["| folder | holds |", "|---|---|"]
+    for path in (ROOT / folder for folder in FOLDERS):
+        for package in sorted(path.rglob("__init__.py")):
+            rows.append(f"| `{shown_path(package.parent)}/` | {_first_line(package)} |")
+    return "\n".join(rows) + "\n"
+
+
 def trigger_options() -> str:
     """The options of `dataloader trigger` that are fields of a job."""
-    options = {parameter.name: parameter for parameter in cli.commands["trigger"].params}
+    trigger = cli.get_command(click.Context(cli), "trigger")
+    options = {parameter.name: parameter for parameter in (trigger.params if trigger else ())}
     rows = ["| option | |", "|---|---|"]
     for name in REQUEST_FIELDS:
         option = options.get(name)

@@ -83,6 +83,7 @@ def _decision_files() -> list[Path]:
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "decisions": decisions,
+    "folders": code_tables.folders,
     "threads": code_tables.threads,
     "connections": code_tables.connections,
     "statements": code_tables.statements,

@@ -1,0 +1,1 @@
+"""Workers and the queue inside another program, over its connections."""

@@ -1,0 +1,1 @@
+"""The table of work that jobs gave to other engines."""

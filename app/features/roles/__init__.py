@@ -1,0 +1,1 @@
+"""Database roles: what each part of the service may do."""

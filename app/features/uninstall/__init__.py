@@ -1,0 +1,1 @@
+"""Removes the tables of the queue from a database."""
