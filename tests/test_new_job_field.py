@@ -109,6 +109,9 @@ def test_a_job_field_needs_at_most_five_places(empty_dsn: str, tmp_path: Path, i
     scratch.insert_before("app/queue/schema.sql", "    CONSTRAINT dl_jobs_chk_positive", "    cost_center text,\n")
     scratch.create(f"app/db/migrations/{version:04}.sql", MIGRATION)
     scratch.python("-m", "dataloader.app.db.make_schema")  # `make schema`
+    document = scratch.python("-m", "dataloader.app.http")
+    (scratch.folder / "docs/openapi.json").write_text(document, encoding="utf-8")
+    scratch.python("-m", "dataloader.app.cli.generate")
     scratch.create("field.py", PROGRAM)
     made_to = scratch.python("field.py", empty_dsn)
 
@@ -116,7 +119,6 @@ def test_a_job_field_needs_at_most_five_places(empty_dsn: str, tmp_path: Path, i
     assert [row for (row,) in query_rows(empty_dsn, "SELECT cost_center FROM dl_jobs ORDER BY created_at")] == [
         "http", "batch", "graph", "client", "client", "command", "own transaction", "sql",
     ]  # fmt: skip
-    document = json.loads(scratch.python("-m", "dataloader.app.http"))
-    about = document["components"]["schemas"]["TriggerRequest"]["properties"]["cost_center"]
+    about = json.loads(document)["components"]["schemas"]["TriggerRequest"]["properties"]["cost_center"]
     assert about["description"] == "Who pays for the job; null: the default one."
     assert scratch.places <= MAX_PLACES
