@@ -1,10 +1,9 @@
 """The fields of a job that is to be made, each declared once. Loads the standard library alone.
 
 A field has a kind, which is its type with its limits. What a kind means is defined once a layer: for requests in
-`app/features/jobs/trigger_request.py`, for SQL in `app/db/job_field_lists.py`, for the command line in
-`app/features/jobs/trigger_command.py`. From the declarations here follow the request models, the parameters of
-`dl_enqueue`, the lists of the INSERTs, the checks of a batch, the options of `dataloader trigger`, of `enqueue` and of
-`ctx.enqueue`, what a clone copies, and the table of docs/http-api.md.
+`app/http/jobs/trigger_request.py`, and for SQL in `app/db/job_field_lists.py`. From the declarations here follow
+the request models, the parameters of `dl_enqueue`, the lists of the INSERTs, the checks of a batch, the options of
+`dataloader trigger` and of `enqueue`, what a clone copies, and the table of docs/http-api.md.
 
 To add a field: declare it here, add its column to the table `dl_jobs` with a migration, and run `make schema`.
 """

@@ -59,7 +59,7 @@ FULL_FOLDERS = (
     "tests/system/test_prefetch.py", "tests/system/test_retirement.py", "tests/system/test_revival.py",
     "tests/system/test_side_by_side.py", "tests/system/test_terminal.py", "tests/system/test_wakeup.py",
     "tests/system/test_webhooks_and_probes.py", "tests/test_tutorial.py", "tests/test_wsgi.py",
-    "tests/workers/offloads/test_job_scenarios.py",
+    "tests/workers/offloads/test_job_scenarios.py", "tests/test_new_job_field.py",
 )  # fmt: skip
 MIN_MEMORY_FOLDER_BYTES = 6 * 1024**3
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,6 +25,7 @@ from dataloader.pipelines.runner import run_task
 from dataloader.workers.connections.task_connections import is_connection_loss
 from dataloader.workers.context import ContextSettings, JobContext
 from dataloader.workers.fingerprint import fingerprint
+from dataloader.workers.interrupt import Interrupt, InterruptibleThread
 from dataloader.workers.isolation.environment import ConnectionCheck
 from dataloader.workers.logs.writer import POSITION_STREAM
 from dataloader.workers.offloads.remote_log import position_line
@@ -41,8 +41,8 @@ from dataloader.workers.outcome import (
     stopped,
     success,
 )
-from dataloader.workers.secrets import SecretStore, SecretUnavailable, resolve_references
-from dataloader.workers.sentry import report_error
+from dataloader.workers.reports.secrets import SecretStore, SecretUnavailable, resolve_references
+from dataloader.workers.reports.sentry import report_error
 from dataloader.workers.stop_signal import StopStep
 from dataloader.workers.takeover.process_identity import ProcessLock
 
@@ -104,48 +104,8 @@ def may_have_child(task: Task) -> bool:
     return task.kind is TaskKind.COMMAND or task.options.isolation != "thread"
 
 
-class Interrupt(Stop):
-    """Raised by the stop escalation in a pipeline's thread, between any two bytecodes."""
-
-    def __init__(self) -> None:
-        super().__init__(StopReason.CANCEL)
-
-
 class _NotRunnable(Exception):
     """The job's args or checkpoint cannot be used."""
-
-
-class _InterruptibleThread:
-    """The thread that runs a pipeline, as long as an interrupt may be raised in it: once."""
-
-    _ident: int | None = None  # under the lock, as the next one
-    _is_interrupted = False
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def enter(self) -> None:
-        with self._lock:
-            self._ident = threading.get_ident()
-
-    def interrupt(self) -> bool:
-        with self._lock:
-            if self._ident is None or self._is_interrupted:
-                return False
-            self._is_interrupted = True
-            error = ctypes.py_object(Interrupt)
-            return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._ident), error))
-
-    def leave(self) -> None:
-        """Allow no more interrupts; one that is pending is raised here.
-
-        It is not taken back: taking back one that is being raised leaves CPython 3.11 with a flag that nothing clears,
-        and a traced thread (a debugger, coverage) hangs on it.
-        """
-        with self._lock:
-            self._ident = None
-        for _ in range(2):  # the interpreter raises it where a loop turns back
-            pass
 
 
 class Attempt(JobContext):
@@ -164,7 +124,7 @@ class Attempt(JobContext):
         super().__init__(job, settings)
         self.lease = Lease(job.lease_ttl_sec, claimed_at)  # renewed by the heartbeat
         self.results: dict[str, Any] = {}  # of parents, by the names in its args
-        self._thread = _InterruptibleThread()
+        self._thread = InterruptibleThread()
 
     def _is_lease_trusted(self) -> bool:
         return self.lease.is_trusted(clock())
@@ -392,33 +352,3 @@ def _command_line(task: Task, args: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         sys.argv = before
-
-
-class RunningAttempts:
-    """The attempts that a process holds, from claim to settlement, by run id.
-
-    The dispatcher adds them, the settler removes them, any thread reads them.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._attempts: dict[str, Attempt] = {}  # by the run id's text
-
-    def add(self, attempts: Iterable[Attempt]) -> None:
-        with self._lock:
-            self._attempts.update([(attempt.job.run_text, attempt) for attempt in attempts])
-
-    def remove(self, attempts: Iterable[Attempt]) -> None:
-        with self._lock:
-            for attempt in attempts:
-                self._attempts.pop(attempt.job.run_text, None)
-
-    def get(self, run_id: UUID | str) -> Attempt | None:
-        return self._attempts.get(str(run_id))
-
-    def all(self) -> list[Attempt]:
-        with self._lock:
-            return list(self._attempts.values())
-
-    def __len__(self) -> int:
-        return len(self._attempts)

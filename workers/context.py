@@ -16,7 +16,7 @@ from dataloader.app.features.graphs.rows import ParentJob
 from dataloader.app.features.limits.rows import seconds_to_wait
 from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
 from dataloader.app.queue.job import ClaimedJob, Reports, Settlement, Status
-from dataloader.app.queue.jobs import settle_parameters
+from dataloader.app.queue.parameters import settle_parameters
 from dataloader.pipelines.context import (
     FollowUp,
     Handle,
@@ -34,7 +34,7 @@ from dataloader.pipelines.retry import Fail
 from dataloader.workers.connections.own_sessions import OwnSession, owned_by
 from dataloader.workers.connections.task_connections import TaskConnections
 from dataloader.workers.follow_ups import FollowUps
-from dataloader.workers.secrets import NO_REDACTION, Redactor
+from dataloader.workers.reports.secrets import NO_REDACTION, Redactor
 from dataloader.workers.stop_signal import StoppableContext, StopSignal
 
 if TYPE_CHECKING:

@@ -24,8 +24,9 @@ from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Policy
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import CONFLICT_RETRY_SEC, DueTimer, PollTimer
-from dataloader.workers.claimer import Claimer, NotifyState, UnwantedNotifications
+from dataloader.workers.claimer import Claimer
 from dataloader.workers.listener import ListenerLike, ListenState, Notifications
+from dataloader.workers.notify_state import NotifyState, UnwantedNotifications
 from dataloader.workers.outcome import Released
 from dataloader.workers.queue_buffer import PREFETCH_BELOW_SEC, QueueBuffer, QueueLimits
 from dataloader.workers.threads import WakeupPipe
@@ -267,7 +268,7 @@ class Dispatcher:
                 return
             buffer.may_have_work = self._due.promote_due = False
         is_fair = mode is ClaimMode.IN_TURN
-        cursor = buffer.turn if is_fair else buffer.cursor.start(began, promoted=promoted)
+        after = buffer.turn if is_fair else buffer.cursor.start(began, promoted=promoted)
         try:
             if (recovered := self._claimer.recover()) is not None:
                 self._hand_out(self.queues[recovered[0]], recovered[1], own_count=0)
@@ -275,7 +276,7 @@ class Dispatcher:
                 buffer.queue,
                 count,
                 scan=0 if is_fair else buffer.cursor.scan,
-                cursor=cursor,
+                after=after,
                 promote_due=promoted or is_fair,
                 mode=mode,
             )
@@ -287,7 +288,7 @@ class Dispatcher:
         if self._outage_logged:
             _log.info("database.available")
             self._outage_logged = False
-        is_full, from_front = claimed_count >= count, cursor is None or is_fair
+        is_full, from_front = claimed_count >= count, after is None or is_fair
         if is_fair:
             buffer.turn = hint.cursor or buffer.turn
         else:
@@ -317,8 +318,7 @@ class Dispatcher:
                 if len(attempts) > own_count:
                     buffer.available.notify()  # it wakes the next: short jobs end before many threads are awake
                 return
-        for attempt in attempts:  # the claim was in progress when the stop came
-            self._release(attempt, Released(ReleaseReason.SHUTDOWN))
+        self._release_all(attempts, ReleaseReason.SHUTDOWN)  # the claim was in progress when the stop came
 
     def _update_notify_state(self, buffer: QueueBuffer, *, is_full: bool) -> None:
         recheck_sec = self._notify_state.update_after_claim(buffer.queue, is_full=is_full)
@@ -415,30 +415,27 @@ class Dispatcher:
 
     def release_stale(self) -> None:
         """Release prefetched attempts that have found no thread: the jobs before them are not short."""
-        now, stale = clock(), []
+        before, stale = clock() - _MAX_PREFETCH_AGE_SEC, list[Attempt]()
         with self._lock:
             for buffer in self.queues.values():
-                with suppress(IndexError):  # a thread took it a moment ago
-                    while buffer.attempts and now - buffer.attempts[0][1] > _MAX_PREFETCH_AGE_SEC:
-                        stale.append(buffer.attempts.popleft()[0])
-                        buffer.longest_run_sec = max(buffer.longest_run_sec, PREFETCH_BELOW_SEC)
-        for attempt in stale:
-            self._release(attempt, Released(ReleaseReason.NOT_STARTED))
+                if attempts := buffer.pop_unstarted(before):
+                    stale += attempts
+                    buffer.longest_run_sec = max(buffer.longest_run_sec, PREFETCH_BELOW_SEC)
+        self._release_all(stale, ReleaseReason.NOT_STARTED)
 
     def stop(self) -> None:
         """Claim nothing more, release what has not started, and let idle threads end."""
         with self._lock:
             self._stopping = True
-            unstarted = []
-            for buffer in self.queues.values():
-                with suppress(IndexError):  # a thread took it a moment ago
-                    while True:
-                        unstarted.append(buffer.attempts.popleft()[0])
+            unstarted = [attempt for buffer in self.queues.values() for attempt in buffer.pop_unstarted()]
             for buffer in self.queues.values():
                 buffer.available.notify_all()
         self._wakeup.set()
-        for attempt in unstarted:
-            self._release(attempt, Released(ReleaseReason.SHUTDOWN))
+        self._release_all(unstarted, ReleaseReason.SHUTDOWN)
+
+    def _release_all(self, attempts: Sequence[Attempt], reason: ReleaseReason) -> None:
+        for attempt in attempts:
+            self._release(attempt, Released(reason))
 
     def wake(self) -> None:
         self._wakeup.set()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from dataloader.app.queue.job import ClaimedJob, NewJob
 from dataloader.pipelines.task import fill_limits
 from dataloader.pipelines.unique import unique_live_key
-from dataloader.workers.secrets import Redactor
+from dataloader.workers.reports.secrets import Redactor
 
 
 class FollowUpSettings(Protocol):

@@ -13,8 +13,9 @@ from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import StopReason
 from dataloader.pipelines.portable import clock
-from dataloader.workers.attempt import Attempt, RunningAttempts
+from dataloader.workers.attempt import Attempt
 from dataloader.workers.metrics import PoolCounters
+from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)

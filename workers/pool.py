@@ -22,24 +22,27 @@ from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import Pipelines, StopReason
 from dataloader.pipelines.portable import clock
-from dataloader.workers.attempt import RunningAttempts, may_have_child
+from dataloader.workers.attempt import may_have_child
 from dataloader.workers.claim_timers import default_poll
-from dataloader.workers.claimer import Claimer, KeyLocks, NotifyState, UnwantedNotifications
+from dataloader.workers.claimer import Claimer
 from dataloader.workers.declarations import describe_worker
 from dataloader.workers.dispatcher import Dispatcher
 from dataloader.workers.duties import Declaration, DutyContext, ThreadContext, create_threads, declare_all
 from dataloader.workers.heartbeat import Heartbeat
 from dataloader.workers.isolation.run import run_isolated
+from dataloader.workers.key_locks import KeyLocks
 from dataloader.workers.listener import Listener, ListenerLike, ListenMode, NoListener
 from dataloader.workers.logs.capture import LogSink
 from dataloader.workers.logs.writer import JobLogWriter
 from dataloader.workers.maintenance import Maintenance, duties, follower_duties
 from dataloader.workers.memory import MemoryMonitor
 from dataloader.workers.metrics import PoolCounters, PoolState
+from dataloader.workers.notify_state import NotifyState, UnwantedNotifications
 from dataloader.workers.offloads.service import OffloadService
 from dataloader.workers.pool_options import PoolOptions
 from dataloader.workers.reaper import Reaper
 from dataloader.workers.registration import Registration
+from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.sessions import PoolSessions
 from dataloader.workers.settler import Settler
 from dataloader.workers.stopper import StopEscalator

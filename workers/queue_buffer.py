@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dataloader.app.queue.job import ClaimHint, ClaimMode
@@ -121,6 +123,14 @@ class QueueBuffer:
     def add(self, attempts: Sequence[Attempt], now: float) -> None:
         self.attempts.extend([(attempt, now) for attempt in attempts])
         self.poll.reset(now)
+
+    def pop_unstarted(self, before: float = math.inf) -> list[Attempt]:
+        """Take out the attempts that were claimed before this time and have found no thread."""
+        attempts = []
+        with suppress(IndexError):  # a thread took the last one a moment ago
+            while self.attempts[0][1] < before:
+                attempts.append(self.attempts.popleft()[0])
+        return attempts
 
     def record_run(self, duration_sec: float) -> None:
         self.longest_run_sec = max(duration_sec, self.longest_run_sec * _LONGEST_RUN_DECAY)

@@ -22,8 +22,8 @@ from dataloader.app.queue.attempt_sessions import (
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.pipelines.portable import clock
-from dataloader.workers.claimer import KeyLocks
-from dataloader.workers.settler import log_reaped
+from dataloader.workers.key_locks import KeyLocks
+from dataloader.workers.reports.attempt_log import log_reaped
 from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)

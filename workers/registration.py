@@ -13,7 +13,7 @@ from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.workers import HeartbeatResult, HostFacts, WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import StopReason
 from dataloader.pipelines.portable import clock
-from dataloader.workers.attempt import RunningAttempts
+from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.takeover import process_identity
 from dataloader.workers.takeover.process_identity import Identity, ProcessLock
 

@@ -1,7 +1,4 @@
-"""Writes the outcomes of attempts: one transaction for all that ended while the previous one was being committed.
-
-Logs attempts that failed, were reaped or could not be settled.
-"""
+"""Writes the outcomes of attempts: one transaction for all that ended while the previous one was being committed."""
 
 from __future__ import annotations
 
@@ -9,27 +6,25 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from logging import DEBUG
 from typing import Any, NamedTuple
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable, InvalidJob, WaitRefused
-from dataloader.app.log import Alert
-from dataloader.app.queue.job import SUCCEEDED, ReapedJob, ReleaseReason, Settlement, SettleResult, Status
-from dataloader.app.queue.jobs import JobQueue, bounded_delay
+from dataloader.app.queue.job import SUCCEEDED, ReleaseReason, Settlement, SettleResult, Status
+from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.portable import clock
-from dataloader.workers.attempt import Attempt, RunningAttempts
-from dataloader.workers.claimer import KeyLocks
+from dataloader.workers.attempt import Attempt
+from dataloader.workers.key_locks import KeyLocks
 from dataloader.workers.metrics import PoolCounters
 from dataloader.workers.outcome import LeaseLost, Outcome, Released, SettledByTask
-from dataloader.workers.sentry import report_failure
+from dataloader.workers.reports.attempt_log import log_abandoned, log_settled
+from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)
 _MAX_BATCH = 500  # outcomes a transaction
-_MAX_ERROR_LENGTH = 500  # of an error in a log line
 _IDLE_SEC = 3600.0  # with nothing to write, the thread waits to be woken
 
 
@@ -233,68 +228,3 @@ def _duration(attempt: Attempt) -> float:
     if attempt.started_at is None or attempt.ended_at is None:
         return 0.0
     return attempt.ended_at - attempt.started_at
-
-
-def log_settled(attempt: Attempt, outcome: Outcome, status: Status) -> None:
-    """Log an attempt of this process that is settled, if it failed: not if it was canceled or snoozed."""
-    match outcome:
-        case Released(ReleaseReason.LOCK_BUSY) if attempt.started_at is not None:
-            reason, retry_in_sec = "key_lost", 0.0
-            error: str | None = "the connection that held its key was lost, and another session has the key now"
-        case Settlement(error=error, retry_in_sec=retry_in_sec) if status in (Status.FAILED, Status.QUEUED):
-            event_fields = outcome.event_fields or {}
-            if status is Status.QUEUED and outcome.refund_attempt and "code" not in event_fields:
-                return
-            reason = str(event_fields.get("code") or event_fields.get("stop_reason") or "error")
-        case _:
-            return
-    job = attempt.job
-    fields: dict[str, Any] = {
-        "job": job.id_text, "run": job.run_text, "queue": job.queue, "task": job.task, "attempt": job.attempt,
-        "max_attempts": job.max_attempts, "status": status.value, "reason": reason, "error": _first_line(error),
-    }  # fmt: skip
-    if status is Status.QUEUED:
-        fields["retry_at"] = _format_time(datetime.now(UTC) + timedelta(seconds=bounded_delay(retry_in_sec)))
-    _log_failure(status, fields, is_reported=attempt.is_failure_reported)
-
-
-def log_reaped(reaped: ReapedJob, *, reason: str = "lease_expired", **session_fields: Any) -> None:
-    """Log an attempt whose process vanished or lost its lease, with what became of its database sessions."""
-    fields: dict[str, Any] = {
-        "job": str(reaped.job_id), "run": reaped.run_id and str(reaped.run_id), "queue": reaped.queue,
-        "task": reaped.task, "attempt": reaped.attempt, "max_attempts": reaped.max_attempts,
-        "status": reaped.status.value, **session_fields,
-    }  # fmt: skip
-    if reaped.status is Status.CANCELED:  # as requested
-        _log.info("reaper.canceled", **fields)
-        return
-    if reaped.status is Status.QUEUED:
-        fields["retry_at"] = _format_time(reaped.available_at)
-        _log.info(Alert.REAPER_REQUEUED, **fields)
-    _log_failure(reaped.status, fields | {"reason": reason, "error": _first_line(reaped.error)})
-
-
-def log_abandoned(attempt: Attempt, reason: str) -> None:
-    """Log an attempt that was not settled: another run owns the job, or the lease cannot be trusted any more. The
-    reaper logs the job's own line."""
-    job = attempt.job
-    _log.warning(
-        "attempt.abandoned", job=job.id_text, run=job.run_text, queue=job.queue, task=job.task, attempt=job.attempt,
-        reason=reason,
-    )  # fmt: skip
-
-
-def _log_failure(status: Status, fields: dict[str, Any], *, is_reported: bool = False) -> None:
-    if status is not Status.QUEUED and not is_reported:
-        report_failure(fields)
-    write = _log.warning if status is Status.QUEUED else _log.error
-    write(Alert.COMPLETE_FAILED, **fields)
-
-
-def _first_line(error: str | None) -> str:
-    line = (error or "").strip().partition("\n")[0]
-    return line if len(line) <= _MAX_ERROR_LENGTH else line[: _MAX_ERROR_LENGTH - 1] + "…"
-
-
-def _format_time(timestamp: datetime | None) -> str | None:
-    return None if timestamp is None else timestamp.astimezone(UTC).isoformat(timespec="seconds")

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataloader.app import log
 from dataloader.pipelines.contract import StopReason
 from dataloader.pipelines.portable import clock
-from dataloader.workers.attempt import Attempt, RunningAttempts
+from dataloader.workers.attempt import Attempt
+from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.stop_signal import StopStep
 from dataloader.workers.threads import BackgroundThread
 

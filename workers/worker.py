@@ -12,11 +12,12 @@ from dataloader.app.queue.job import ReleaseReason, Settlement
 from dataloader.app.tracing import SpanAttributes, Tracer
 from dataloader.pipelines.contract import Pipelines, StopReason
 from dataloader.pipelines.portable import clock
-from dataloader.workers.attempt import Attempt, RunningAttempts
-from dataloader.workers.claimer import KeyLocks
+from dataloader.workers.attempt import Attempt
 from dataloader.workers.dispatcher import Dispatcher
+from dataloader.workers.key_locks import KeyLocks
 from dataloader.workers.logs.writer import JobLogWriter
 from dataloader.workers.outcome import Outcome, Released
+from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.settler import Settler
 
 _log = log.get(__name__)

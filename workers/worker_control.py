@@ -14,11 +14,12 @@ from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.queues import QueueControl, QueueSettings, QueueState
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.pipelines.portable import clock
-from dataloader.workers.attempt import Attempt, RunningAttempts
+from dataloader.workers.attempt import Attempt
 from dataloader.workers.dispatcher import Dispatcher
 from dataloader.workers.listener import ListenState
 from dataloader.workers.memory import MemoryMonitor
 from dataloader.workers.queue_buffer import QueueLimits
+from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)

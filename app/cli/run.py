@@ -42,7 +42,7 @@ from dataloader.workers.logs.capture import Capture, is_captured
 from dataloader.workers.logs.writer import sanitize_line
 from dataloader.workers.outcome import Outcome, Released
 from dataloader.workers.pool import WorkerPool
-from dataloader.workers.secrets import SecretStore
+from dataloader.workers.reports.secrets import SecretStore
 
 _POLL_INTERVAL_SEC = 0.25
 _WAIT_NOTICE_SEC = 2.0  # a job that has not started by then gets a notice

@@ -118,6 +118,7 @@ _LISTS: Mapping[str, Callable[[], list[str]]] = {
     "parsed": lambda: [_parsed(f) for f in JOB_FIELDS.values()],
     "columns": lambda: [f.name for f in _COLUMNS],
     "requested": lambda: [f"a.{f.name}" for f in _COLUMNS],
+    "copied": lambda: [f"'{f.name}', {f.name}" for f in JOB_FIELDS.values() if f.is_copied],
     "plain_columns": lambda: [f.name for f in _PLAIN_FIELDS],
     "plain_values": lambda: [_value(f) for f in _PLAIN_FIELDS],
     "lookups": lambda: [f"'{name}'" for name in _NEED_LOOKUP],

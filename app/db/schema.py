@@ -24,7 +24,8 @@ from dataloader.app.db.schema_statements import Repair, quote_identifier, schema
 from dataloader.app.db.statements import statements
 from dataloader.app.errors import RightsMissing, SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
 
-SCHEMA_VERSION = 9  # grows with each migration
+_MIGRATIONS = Path(__file__).parent / "migrations"
+SCHEMA_VERSION = max(int(path.stem) for path in _MIGRATIONS.glob("*.sql"))
 COMPATIBLE_FROM = 9  # the oldest version whose processes work on these tables
 
 _REQUEST_TYPE = "dl_enqueue_request"
@@ -76,7 +77,7 @@ def schema_text() -> str:
 
 def migration_files(after: int) -> list[tuple[int, str]]:
     """The migrations to versions above `after`, in order: version and text."""
-    paths = sorted((Path(__file__).parent / "migrations").glob("*.sql"))
+    paths = sorted(_MIGRATIONS.glob("*.sql"))
     return [(int(path.stem), path.read_text(encoding="utf-8")) for path in paths if int(path.stem) > after]
 
 

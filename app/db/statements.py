@@ -92,6 +92,7 @@ class StatementPart:
 class Statement:
     name: str
     parts: tuple[StatementPart, ...]
+    summands: tuple[str, ...] = ()  # the statements that it is composed of, which may be in other files
 
     @property
     def is_prepared(self) -> bool:
@@ -116,6 +117,7 @@ def statements(schema: str) -> Mapping[str, Statement]:
         if duplicates := by_name.keys() & of_file.keys():
             raise ValueError(f"{path.name} repeats statement names of another file: {', '.join(sorted(duplicates))}")
         by_name.update(of_file)
+    by_name = {name: _compose(statement, by_name) for name, statement in by_name.items()}
     if missing := _PREPARED - by_name.keys():
         raise ValueError(f"no .sql file has these prepared statements: {', '.join(sorted(missing))}")
     return by_name
@@ -126,17 +128,19 @@ def qualify(schema: str, name: str) -> str:
 
 
 def parse_statements(text: str, schema: str) -> Mapping[str, Statement]:
-    """Parse a file: `-- name: a` is followed by its parts; `-- name: a = b + c` has the parts of b and c."""
+    """Parse a file: `-- name: a` is followed by its parts; `-- name: a = b + c` names what it is composed of."""
     pieces = _NAME_LINE.split(fill_lists(text))[1:]
     by_name: dict[str, Statement] = {}
     for name, summands, body in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
-        if summands is not None:
-            parts = tuple(part for summand in summands.split(" + ") for part in by_name[summand].parts)
-        else:
-            sql = _OUR_NAME.sub(lambda match: qualify(schema, match[1]), _COMMENT.sub("", body))
-            parts = tuple(StatementPart(part.strip()) for part in sql.split(";") if part.strip())
-        by_name[name] = Statement(name, parts)
+        sql = _OUR_NAME.sub(lambda match: qualify(schema, match[1]), _COMMENT.sub("", body))
+        parts = tuple(StatementPart(part.strip()) for part in sql.split(";") if part.strip())
+        by_name[name] = Statement(name, parts, tuple(summands.split(" + ")) if summands else ())
     return by_name
+
+
+def _compose(statement: Statement, by_name: Mapping[str, Statement]) -> Statement:
+    parts = tuple(part for summand in statement.summands for part in by_name[summand].parts)
+    return Statement(statement.name, parts) if parts else statement
 
 
 _encode_json = json.JSONEncoder(ensure_ascii=False).encode

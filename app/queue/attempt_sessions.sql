@@ -23,3 +23,12 @@ WITH sessions AS MATERIALIZED (
      WHERE s.name = ANY (%(names)s::text[]) AND a.pid <> pg_backend_pid()
 )
 SELECT pid, name, CASE WHEN may_end THEN pg_terminate_backend(pid) ELSE false END AS may_end FROM sessions;
+
+-- name: end_former_sessions
+-- Ends sessions with this session's application_name, which has the id of its worker process, and waits up to 2 s for each:
+-- the process has lost their connections, and they may still hold the locks of its running jobs.
+SELECT count(pg_terminate_backend(pid, 2000))
+  FROM pg_stat_activity
+ WHERE application_name = current_setting('application_name') AND starts_with(application_name, 'dataloader-claim:')
+   AND pid <> pg_backend_pid()
+   AND datname = current_database() AND usename = current_user;

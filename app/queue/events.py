@@ -12,7 +12,7 @@ from typing import Any
 
 from dataloader.app.db.encoding import array, from_row
 from dataloader.app.db.statements import Executor
-from dataloader.app.queue.job import JobEvent
+from dataloader.app.queue.job_records import JobEvent
 
 MAX_EVENTS_PER_POLL = 500
 _MAX_EVENT_ID = 2**63 - 1

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from dataloader.app.db.encoding import array, as_uuid, from_row, unquoted_array, validate_json
+from dataloader.app.db.encoding import array, as_uuid, from_row, unquoted_array
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, WaitRefused
 from dataloader.app.queue.batch import Outcome, encode_job, enqueue_batch
@@ -21,30 +20,20 @@ from dataloader.app.queue.job import (
     Enqueued,
     ExpiredRuns,
     Job,
-    JobEvent,
-    JobLogLine,
-    LogEntry,
-    LogPage,
-    LogPosition,
     NewJob,
     ReapedJob,
     ReleaseReason,
     ReleaseRequest,
     Renewal,
     RenewalRequest,
-    RepairResult,
-    Reports,
     Settlement,
     SettleResult,
     Status,
 )
-from dataloader.pipelines.json_values import sanitize_json, sanitize_text
+from dataloader.app.queue.job_records import JobRecords
+from dataloader.app.queue.parameters import release_parameters, renew_parameters, settle_parameters
+from dataloader.app.queue.upkeep import Upkeep
 
-_MAX_ERROR_LENGTH = 8_000
-_MAX_TRACEBACK_LENGTH = 64_000
-_MAX_FINGERPRINT_LENGTH = 200
-_MAX_PROGRESS_BYTES = 64_000
-_MAX_RETRY_DELAY_SEC = 366 * 86_400.0
 CURSOR_START = array(("-1", "-infinity", "00000000-0000-0000-0000-000000000000"))  # before every ready job
 _TURN_START = array(("", "1000000"))  # behind the tenant '', whose turn is over
 
@@ -58,8 +47,8 @@ class JobLimits:
     min_lease_sec: int = 1  # two heartbeats: what a worker can renew in time
 
 
-class JobQueue:
-    """The queue of one schema."""
+class JobQueue(JobRecords, Upkeep):
+    """The queue of one schema. Its base classes have the statements that no reader needs at first."""
 
     def __init__(self, executor: Executor, *, limits: JobLimits | None = None) -> None:
         self.executor = executor
@@ -100,30 +89,6 @@ class JobQueue:
         rows = self._execute("get_job", {"job_id": str(job_id)})
         return from_row(Job, rows[0]) if rows else None
 
-    def events(self, job_id: UUID, *, after: int = 0, limit: int = 1000) -> list[JobEvent]:
-        """List the job's events after the given one, oldest first."""
-        rows = self._execute("job_events", {"job_id": str(job_id), "after": after, "limit": limit})
-        return [from_row(JobEvent, row) for row in rows]
-
-    def logs(
-        self,
-        job_id: UUID,
-        *,
-        after: int = 0,
-        tail: bool = False,
-        levels: Iterable[str] | None = None,
-        attempt: int | None = None,
-        stream: str | None = None,
-        limit: int = 1000,
-    ) -> LogPage:
-        """The first lines of a job's log after `after`, or the last ones with `tail`; oldest first."""
-        parameters = {"job_id": str(job_id), "after": after, "tail": tail, "attempt": attempt, "stream": stream}
-        parameters |= {"levels": None if levels is None else array(levels), "limit": limit}
-        rows = self._execute("job_logs", parameters)
-        if not rows:
-            raise JobNotFound(job_id)
-        return LogPage([JobLogLine(*row[1:]) for row in rows if row[1] is not None], rows[0][0])
-
     def cancel(self, job_id: UUID) -> Job:
         """Cancel a queued job, or ask a running one to stop; a finished one is left. Returns the job after that."""
         self._execute("cancel", {"job_id": str(job_id)})
@@ -137,16 +102,6 @@ class JobQueue:
             raise NotRetryable(job_id, job.status, job.live_key if has_status else None)
         return self._get_or_raise(job_id)
 
-    def expire(self) -> int:
-        """Cancel queued jobs that have not started in time; return how many."""
-        return int(self._execute("expire")[0][0])
-
-    def ping(self) -> float:
-        """Return the seconds of a round trip."""
-        started_at = time.monotonic()
-        self._execute("ping")
-        return time.monotonic() - started_at
-
     def _get_or_raise(self, job_id: UUID) -> Job:
         job = self.get(job_id)
         if job is None:
@@ -154,10 +109,6 @@ class JobQueue:
         return job
 
     # Called by worker processes
-
-    def restore_unknown_tasks(self, queues: Iterable[str], tasks: Iterable[str]) -> None:
-        """Make deferred jobs ready whose task a worker knows now."""
-        self._execute("restore_unknown_tasks", {"queues": array(queues), "tasks": array(tasks)})
 
     def claim(
         self,
@@ -205,10 +156,6 @@ class JobQueue:
         """The jobs of a claim whose response was lost."""
         return _claimed_from_rows(self._execute("recover_claim", {"run_ids": unquoted_array(run_ids)}))
 
-    def defer_unknown_tasks(self, queue: str, tasks: Iterable[str]) -> dict[str, int]:
-        """Defer ready jobs whose task no live worker knows; return how many of each task."""
-        return dict(self._execute("defer_unknown_tasks", {"queue": queue, "tasks": array(tasks)}))
-
     def lock_keys(self, jobs: Sequence[ClaimedJob]) -> list[tuple[bool, bool]]:
         """Take the session locks of the jobs' keys: for each (locked, still owned)."""
         rows = self._execute(
@@ -221,10 +168,6 @@ class JobQueue:
         )
         return [(locked, owned) for _, locked, owned in sorted(rows)]
 
-    def end_former_sessions(self) -> None:
-        """End sessions of this process's role whose connection it has lost, and wait until they are gone."""
-        self._execute("end_former_sessions")
-
     def unlock_keys(self, key_hashes: Sequence[int]) -> None:
         self._execute("unlock_keys", {"key_hashes": array(key_hashes)})
 
@@ -234,38 +177,9 @@ class JobQueue:
 
     def renew(self, requests: Sequence[RenewalRequest], *, late_sec: float) -> list[Renewal]:
         """Extend the leases. A gap between heartbeats of more than `late_sec` gets an event."""
-        max_bytes = self._limits.max_result_bytes
-        rows = self._execute(
-            "renew",
-            {
-                "job_ids": unquoted_array(run.job_id for run in requests),
-                "run_ids": unquoted_array(run.run_id for run in requests),
-                "progress": array(_limited_json(run.progress, _MAX_PROGRESS_BYTES) for run in requests),
-                "checkpoints": array(_limited_json(run.checkpoint, max_bytes) for run in requests),
-                "late_sec": late_sec,
-                "min_lease_sec": self._limits.min_lease_sec,
-            },
-        )
+        parameters = renew_parameters(requests, max_result_bytes=self._limits.max_result_bytes)
+        rows = self._execute("renew", parameters | {"late_sec": late_sec, "min_lease_sec": self._limits.min_lease_sec})
         return [Renewal(as_uuid(run_id), *flags) for run_id, *flags in rows]
-
-    def record_stop_pending(self, job: ClaimedJob, *, reason: str, error: str) -> None:
-        """Record that a run continues although all stop steps were used."""
-        self._execute(
-            "record_stop_pending",
-            {"job_id": str(job.id), "run_id": str(job.run_id), "reason": reason, "error": error},
-        )
-
-    def write_logs(self, lines: Sequence[LogEntry], positions: Sequence[LogPosition] = ()) -> None:
-        """Add lines to jobs' logs, with the positions behind them in logs of engines. After an error the lines may have
-        been written all the same."""
-        columns = ("job_ids", "attempts", "ages", "levels", "streams", "lines", "dropped")
-        values = {name: array(line[n] for line in lines) for n, name in enumerate(columns)}
-        if not positions:
-            self._execute("write_logs", values)
-            return
-        for n, name in enumerate(("offloads", "runs", "positions")):
-            values[name] = array(position[n] for position in positions)
-        self._execute("write_logs_of_offloads", values)
 
     def settle(self, settlements: Sequence[tuple[ClaimedJob, Settlement]]) -> list[SettleResult]:
         """End runs, in one transaction."""
@@ -289,17 +203,7 @@ class JobQueue:
     def release(self, requests: Sequence[ReleaseRequest]) -> list[SettleResult]:
         """Release runs, in one transaction; they do not count as attempts. One that waits for jobs is released alone.
         Raises WaitRefused if it cannot wait for these."""
-        max_bytes = self._limits.max_result_bytes
-        parameters: dict[str, Any] = {
-            "lock_keys": array(run.job.lock_key for run in requests),
-            "job_ids": unquoted_array(run.job.id_text for run in requests),
-            "run_ids": unquoted_array(run.job.run_text for run in requests),
-            "reasons": array(run.reason.value for run in requests),
-            "progress": array(_limited_json(run.progress, _MAX_PROGRESS_BYTES) for run in requests),
-            "checkpoints": array(_limited_json(run.checkpoint, max_bytes) for run in requests),
-            "event_fields": array(_limited_json(run.event_fields, max_bytes) for run in requests),
-            "reports": _reports_json((run.job.run_text, run.reports) for run in requests),
-        }
+        parameters = release_parameters(requests, max_result_bytes=self._limits.max_result_bytes)
         if len(requests) == 1 and requests[0].offloads:
             rows = self._execute("release_for_offloads", parameters | {"offloads": array(requests[0].offloads)})
         elif len(requests) == 1 and requests[0].reason is ReleaseReason.WAITS:
@@ -335,10 +239,6 @@ class JobQueue:
         runs = [(as_uuid(row[0]), as_uuid(row[1]) if row[1] else None, row[2]) for row in rows if row[0] is not None]
         return ExpiredRuns(runs, server_uptime_sec=rows[0][3], server=rows[0][4])
 
-    def open_sessions(self, names: Sequence[str]) -> set[str]:
-        """Return those of these application names that a session of this server has."""
-        return {row[0] for row in self._execute("attempt_sessions", {"names": array(names)})}
-
     def reap(
         self,
         runs: Sequence[tuple[UUID, UUID | None, str]],
@@ -367,59 +267,6 @@ class JobQueue:
             },
         )
         return [from_row(ReapedJob, row[:9]) for row in rows]
-
-    def repair_blocked(self, *, after: str, recently_repaired: Iterable[str], limit: int = 500) -> RepairResult:
-        """Unblock jobs whose key is free, among the next keys after `after`, except those repaired recently."""
-        parameters = {"after": after, "recently_repaired": array(recently_repaired), "max_keys": limit}
-        rows = self._execute("repair_blocked", parameters)
-        return RepairResult(cursor=rows[0][0], unblocked=tuple(row[1] for row in rows if row[1] is not None))
-
-
-def settle_parameters(
-    settlements: Sequence[tuple[str | UUID, str | UUID, int, Settlement]], *, max_result_bytes: int
-) -> dict[str, Any]:
-    """The parameters of the statement `settle`, for tuples of (job, run, hash of the lock key, settlement)."""
-    plain = [values for values in settlements if values[3] is SUCCEEDED]
-    others = [values for values in settlements if values[3] is not SUCCEEDED] if len(plain) < len(settlements) else []
-    ends = [settlement for *_, settlement in others]
-    return {
-        "key_hashes": unquoted_array([key_hash for _, _, key_hash, _ in settlements]),
-        "plain_jobs": unquoted_array([values[0] for values in plain]),
-        "plain_runs": unquoted_array([values[1] for values in plain]),
-        "job_ids": unquoted_array(values[0] for values in others),
-        "run_ids": unquoted_array(values[1] for values in others),
-        "statuses": array(end.status.value for end in ends),
-        "errors": array(_limited_text(end.error, _MAX_ERROR_LENGTH) for end in ends),
-        "tracebacks": array(_limited_text(end.traceback, _MAX_TRACEBACK_LENGTH) for end in ends),
-        "results": array(_limited_json(end.result, max_result_bytes) for end in ends),
-        "progress": array(_limited_json(end.progress, _MAX_PROGRESS_BYTES) for end in ends),
-        "checkpoints": array(_limited_json(end.checkpoint, max_result_bytes) for end in ends),
-        "pauses": array(bounded_delay(end.retry_in_sec) for end in ends),
-        "refunds": array(int(end.refund_attempt) for end in ends),
-        "crashes": array(int(end.crashed) for end in ends),
-        "event_fields": array(_limited_json(end.event_fields, max_result_bytes) for end in ends),
-        "fingerprints": array(_limited_text(end.error_fingerprint, _MAX_FINGERPRINT_LENGTH) for end in ends),
-        "reports": _reports_json((str(run), settlement.reports) for _, run, _, settlement in others),
-    }
-
-
-def _reports_json(reports: Iterable[tuple[str, Reports | None]]) -> str | None:
-    """What the runs reported, for dl_record_reports; None: nothing."""
-    given = [{"run_id": run, **vars(of_run)} for run, of_run in reports if of_run]
-    return validate_json("reports", given) if given else None
-
-
-def _limited_text(text: str | None, max_length: int) -> str | None:
-    return None if text is None else sanitize_text(text, max_length)
-
-
-def _limited_json(value: Any, max_bytes: int) -> str | None:
-    return None if value is None else sanitize_json(value, max_bytes)
-
-
-def bounded_delay(seconds: float) -> float:
-    """A delay that a policy computed must not fail the settlements of the same transaction."""
-    return min(max(0.0, seconds), _MAX_RETRY_DELAY_SEC)  # in this order: not a number becomes 0
 
 
 def _claimed_from_rows(rows: Iterable[tuple[Any, ...]]) -> list[ClaimedJob]:

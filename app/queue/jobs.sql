@@ -91,25 +91,6 @@ SELECT set_config('dl.candidates', coalesce(string_agg(job_id::text, ',') FILTER
        set_config('dl.free_slots', CASE WHEN count(*) > 0 THEN dl_free_slots(%(queue)s::text)::text END, true)
   FROM key_locked;
 
--- name: find_in_turn
--- The same for a fair queue, whose tenants are served in turn: see dl_fair_candidates. `after` is where the last claim of this
--- process ended: a tenant, and how many of its jobs have had their turn.
-WITH chosen AS MATERIALIZED (
-    SELECT c.n, c.job_id FROM dl_fair_candidates(%(queue)s::text, %(tasks)s::text[], %(scan_limit)s::int, (%(after)s::text[])[1],
-                                                 (%(after)s::text[])[2]::int) c
-     WHERE NOT EXISTS (SELECT FROM dl_workers w WHERE w.worker_id = %(worker_id)s::uuid AND w.superseded_by IS NOT NULL)
-), candidates AS (
-    SELECT j.job_id, j.lock_key, chosen.n
-      FROM chosen JOIN dl_jobs j ON j.job_id = ANY (ARRAY[chosen.job_id]) AND j.status::text = 'queued' AND j.wait_state::text = 'ready'
-       FOR NO KEY UPDATE OF j SKIP LOCKED
-), key_locked AS (
-    SELECT job_id, n, pg_try_advisory_xact_lock(1684828526, hashtext(lock_key)) AS is_locked FROM candidates
-)
-SELECT set_config('dl.candidates', coalesce(string_agg(job_id::text, ',' ORDER BY n) FILTER (WHERE is_locked), ''), true),
-       set_config('dl.skipped', (count(*) FILTER (WHERE NOT is_locked) + coalesce(nullif(current_setting('dl.fair_more', true), ''), '0')::int)::text, true),
-       set_config('dl.free_slots', CASE WHEN count(*) > 0 THEN dl_free_slots(%(queue)s::text)::text END, true)
-  FROM key_locked;
-
 -- name: start
 -- queued -> running. In a fresh snapshot, under the locks of their keys: blocks the jobs that were found whose key is busy, and
 -- claims the first `claim_limit` of the rest. With `take_session_locks` the keys' session locks are taken too, for the life of
@@ -193,69 +174,9 @@ SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash
   FROM (VALUES (1)) AS single (n) LEFT JOIN claimed c ON true
  ORDER BY c.n;
 
--- name: take_permit
--- The first step of a claim that prefetches.
-SELECT dl_take_claim_permit(%(queue)s::text);
-
 -- name: claim = find_oldest + start
 
 -- name: promote_and_claim = promote_due + find_oldest + start
-
--- name: prefetch = take_permit + find_oldest + start
-
--- name: promote_and_prefetch = take_permit + promote_due + find_oldest + start
-
--- name: claim_in_turn = promote_due + find_in_turn + start
-
--- name: defer_unknown_tasks
--- queued -> queued, later: ready jobs whose task neither this process nor any live worker of the queue knows, so that they
--- do not block the front of the queue. The delay grows with the age; a worker that knows the task ends it
--- (restore_unknown_tasks). A job that was deferred before gets no event and is not counted.
-WITH unknown AS (
-    SELECT job_id, unknown_task AS was_deferred
-      FROM dl_jobs j
-     WHERE queue = %(queue)s::text AND status = 'queued' AND wait_state = 'ready' AND task <> ALL (%(tasks)s::text[])
-       AND NOT EXISTS (SELECT FROM dl_workers w
-                        WHERE j.queue = ANY (w.queues) AND j.task = ANY (w.tasks)
-                          AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec))
-     ORDER BY priority, created_at, job_id
-     LIMIT 500
-       FOR NO KEY UPDATE SKIP LOCKED
-), deferred AS (
-    UPDATE dl_jobs j
-       SET wait_state = 'scheduled', waits_on = NULL, unknown_task = true,
-           error = CASE WHEN EXISTS (SELECT FROM dl_workers w
-                                      WHERE j.queue = ANY (w.queues) AND w.unserved_tasks ? j.task
-                                        AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec))
-                        THEN 'no live worker has the labels that are required by the task ' ELSE 'no live worker knows the task ' END
-                   || quote_literal(left(j.task, 200)),
-           available_at = clock_timestamp() + make_interval(
-               secs => least(600, greatest(5, (date_part('epoch', clock_timestamp()) - date_part('epoch', j.created_at)) / 2)))
-      FROM unknown
-     WHERE j.job_id = ANY (ARRAY[unknown.job_id])
-    RETURNING j.job_id, j.queue, j.task, j.attempt, unknown.was_deferred
-), events AS (
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, clock_timestamp(), 'requeue',
-           jsonb_build_object('status', 'queued', 'attempt', attempt, 'reason', 'unknown_task')
-      FROM deferred
-     WHERE NOT was_deferred
-)
-SELECT task, count(*) FROM deferred WHERE NOT was_deferred GROUP BY task;
-
--- name: restore_unknown_tasks
--- queued -> queued, now: deferred jobs whose task this worker knows.
-WITH known AS (
-    SELECT job_id
-      FROM dl_jobs
-     WHERE status = 'queued' AND wait_state::text = 'scheduled' AND unknown_task  -- as text: of many scheduled jobs few are deferred
-       AND queue = ANY (%(queues)s::text[]) AND task = ANY (%(tasks)s::text[])
-       FOR NO KEY UPDATE SKIP LOCKED
-)
-UPDATE dl_jobs j
-   SET unknown_task = false, error = NULL, available_at = clock_timestamp()
-  FROM known
- WHERE j.job_id = ANY (ARRAY[known.job_id]);
 
 -- name: recover_claim
 -- Reads the jobs of a claim whose response was lost, as rows of the claim itself.
@@ -278,15 +199,6 @@ SELECT runs.n, pg_try_advisory_lock(runs.key_hash) AS locked,
                 WHERE j.job_id = ANY (ARRAY[runs.job_id]) AND j.run_id = runs.run_id AND j.status::text = 'running') AS owned
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(key_hashes)s::bigint[])
        WITH ORDINALITY AS runs (job_id, run_id, key_hash, n);
-
--- name: end_former_sessions
--- Ends sessions with this session's application_name, which has the id of its worker process, and waits up to 2 s for each:
--- the process has lost their connections, and they may still hold the locks of its running jobs.
-SELECT count(pg_terminate_backend(pid, 2000))
-  FROM pg_stat_activity
- WHERE application_name = current_setting('application_name') AND starts_with(application_name, 'dataloader-claim:')
-   AND pid <> pg_backend_pid()
-   AND datname = current_database() AND usename = current_user;
 
 -- name: unlock_keys
 -- Releases session locks; a hash is in the list as often as it was locked.
@@ -334,33 +246,6 @@ SELECT run_id, bool_or(is_renewed),
         UNION ALL
         SELECT job_id, run_id, true, cancel_requested FROM renewed) runs
  GROUP BY job_id, run_id;
-
--- name: record_stop_pending
--- running -> running: all stop steps are used up and the run continues. Recorded once.
-WITH recorded AS (
-    UPDATE dl_jobs
-       SET error = %(error)s::text
-     WHERE job_id = %(job_id)s::uuid AND run_id = %(run_id)s::uuid AND status::text = 'running'
-    RETURNING job_id, queue, attempt, run_id
-)
-INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-SELECT job_id, queue, clock_timestamp(), 'stop_pending',
-       jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'reason', %(reason)s::text)
-  FROM recorded;
-
--- name: assert_owned
--- The last statement before a pipeline's own COMMIT into this database: locks the run's row against everything that could
--- take the job away. No row: the run has lost it.
-SELECT 1
-  FROM dl_jobs
- WHERE job_id = %(job_id)s::uuid AND run_id = %(run_id)s::uuid AND status::text = 'running'
-   FOR SHARE;
-
--- name: save_checkpoint
-UPDATE dl_jobs
-   SET checkpoint = %(checkpoint)s::jsonb
- WHERE job_id = %(job_id)s::uuid AND run_id = %(run_id)s::uuid AND status::text = 'running'
-RETURNING 1;
 
 -- name: settle
 -- running -> succeeded | failed | canceled | queued: how an attempt that counts ends. An error after a cancel request ends as
@@ -438,14 +323,6 @@ SELECT count(*)::int AS applied,
           FROM settled) AS woken
   FROM settled;
 
--- name: check_history
--- The last values of a check that did not fail, other than this job's own: a retry must not make its value the usual one.
-SELECT value
-  FROM dl_checks
- WHERE task = %(task)s::text AND name = %(name)s::text AND outcome <> 'failed' AND job_id <> %(job_id)s::uuid
- ORDER BY at DESC, check_id DESC
- LIMIT %(count)s::int;
-
 -- name: find_settlement
 -- Of settlements that were not applied: the status of those that the same run had applied before, if the response was lost.
 SELECT DISTINCT ON (r.run_id) r.run_id, e.payload ->> 'status' AS status
@@ -495,42 +372,6 @@ SELECT r.run_id, r.status::text,
                              has_webhook => bool_or(webhook IS NOT NULL), runs => array_agg(job_id), reports => %(reports)s::jsonb)
           FROM released) AS woken
   FROM released r;
-
--- name: lock_awaited
--- Before one run is released until other jobs have ended: their rows and its own, in one order. Not for long: an end waits.
-SELECT pg_advisory_xact_lock(1684828526, hashtext(key)) FROM unnest(%(lock_keys)s::text[]) AS k (key);
-
-SELECT set_config('lock_timeout', '2s', true);
-
-SELECT FROM dl_jobs j WHERE j.job_id = ANY (%(awaited)s::uuid[] || %(job_ids)s::uuid[]) ORDER BY j.job_id FOR NO KEY UPDATE;
-
--- name: wait_for_jobs
-SELECT r.run_id, w.status
-  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
-       CROSS JOIN LATERAL dl_wait_for_jobs(r.job_id, r.run_id, %(awaited)s::uuid[]) AS w (status)
- WHERE w.status IS NOT NULL;
-
--- name: release_waiting = lock_awaited + release + wait_for_jobs
-
--- name: await_offloads
--- After the release of a run in the same transaction: it waits for these. One that ends meanwhile is seen by the next poll.
-WITH awaited AS (
-    UPDATE dl_offloads o
-       SET is_awaited = true, awaited_since = clock_timestamp(), next_poll_at = clock_timestamp(), unavailable_since = NULL
-      FROM unnest(%(job_ids)s::uuid[]) AS r (job_id)
-     WHERE o.job_id = r.job_id AND o.name = ANY (%(offloads)s::text[]) AND o.ended_at IS NULL
-    RETURNING o.job_id
-), waiting AS (
-    UPDATE dl_jobs j SET wait_state = 'waiting'
-      FROM (SELECT DISTINCT job_id FROM awaited) a
-     WHERE j.job_id = a.job_id AND j.run_id = ANY (%(run_ids)s::uuid[]) AND j.status::text = 'queued'
-    RETURNING j.run_id
-)
-SELECT j.run_id, j.status::text
-  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
-       JOIN dl_jobs j ON j.job_id = r.job_id AND j.run_id = r.run_id AND j.xmin = pg_current_xact_id()::xid;
-
--- name: release_for_offloads = release + await_offloads
 
 -- name: expired_runs
 -- The runs whose lease has expired, and the server: how long it has been up, and an identifier that another server,
@@ -608,48 +449,6 @@ SELECT count(pg_advisory_xact_lock(1684828526, hash))
 
 SELECT count(*) FROM dl_unblock_next(%(lock_keys)s::text[]);
 
--- name: repair_blocked
--- queued -> queued: repairs lost wake-ups. Among the next keys after `after` that have blocked jobs, the first job of each key
--- that no run holds, in the table or by a session lock, becomes ready. If another process repairs at this moment, this one
--- does nothing. The rows are the keys whose job became ready; `cursor` is the last scanned key.
-WITH RECURSIVE keys AS (
-    (SELECT lock_key FROM dl_jobs
-      WHERE status = 'queued' AND wait_state = 'blocked' AND lock_key > %(after)s::text
-        AND pg_try_advisory_xact_lock(1684828527, 0)
-      ORDER BY lock_key LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.lock_key FROM dl_jobs j
-             WHERE j.status = 'queued' AND j.wait_state = 'blocked' AND j.lock_key > keys.lock_key
-             ORDER BY j.lock_key LIMIT 1)
-      FROM keys
-     WHERE keys.lock_key IS NOT NULL
-), batch AS MATERIALIZED (
-    (SELECT lock_key FROM keys WHERE lock_key IS NOT NULL LIMIT %(max_keys)s::int)
-    UNION ALL  -- a key may be the empty text, and nothing is before it
-    (SELECT lock_key FROM dl_jobs
-      WHERE %(after)s::text = '' AND status = 'queued' AND wait_state = 'blocked' AND lock_key = '' LIMIT 1)
-), held AS MATERIALIZED (
-    SELECT (classid::bigint << 32) | objid::bigint AS hash
-      FROM pg_locks
-     WHERE locktype = 'advisory' AND objsubid = 1 AND granted
-       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-), free AS MATERIALIZED (
-    SELECT lock_key
-      FROM batch
-     WHERE lock_key <> ALL (%(recently_repaired)s::text[])
-       AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = batch.lock_key AND r.status = 'running' OFFSET 0)
-       AND hashtext(lock_key)::bigint NOT IN (SELECT hash FROM held)
-)
-SELECT set_config('dl.cursor', coalesce((SELECT max(lock_key) FROM batch), ''), true),
-       set_config('dl.free_keys', coalesce(jsonb_agg(lock_key), '[]')::text, true)
-  FROM free
- WHERE pg_try_advisory_xact_lock(1684828526, hashtext(lock_key));
-
-SELECT current_setting('dl.cursor') AS cursor, unblocked.lock_key
-  FROM (VALUES (1)) AS single (n)
-       LEFT JOIN dl_unblock_next(ARRAY(SELECT jsonb_array_elements_text(current_setting('dl.free_keys')::jsonb)))
-                 AS unblocked (lock_key) ON true;
-
 -- name: cancel
 -- queued -> canceled, at once, in any wait state; running: sets the flag, and a trigger notifies the worker. A
 -- finished job is left as it is. Of a cancel and a claim that meet, exactly one wins: both wait for the row.
@@ -679,46 +478,6 @@ SELECT c.status::text,
                              woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
           FROM canceled WHERE status = 'canceled') AS woken
   FROM canceled c;
-
--- name: expire
--- queued -> canceled: jobs that have not started by their `expires_at`, at most 500. A claim passes over them.
-WITH old AS MATERIALIZED (
-    SELECT job_id, lock_key
-      FROM dl_jobs
-     WHERE status = 'queued' AND expires_at <= (SELECT clock_timestamp())
-     ORDER BY expires_at
-     LIMIT 500
-)
-SELECT set_config('dl.expired_jobs', (SELECT coalesce(string_agg(job_id::text, ','), '') FROM old), true),
-       count(pg_advisory_xact_lock(1684828526, hash))
-  FROM (SELECT DISTINCT hashtext(lock_key) AS hash FROM old ORDER BY 1 OFFSET 0) ordered;
-
-WITH old AS MATERIALIZED (
-    SELECT job_id, waits_on
-      FROM dl_jobs
-     WHERE job_id = ANY (string_to_array(current_setting('dl.expired_jobs', true), ',')::uuid[])
-       AND status::text = 'queued' AND expires_at <= clock_timestamp()
-     ORDER BY job_id
-       FOR NO KEY UPDATE SKIP LOCKED
-), expired AS (
-    UPDATE dl_jobs j
-       SET status = 'canceled', wait_state = 'scheduled', waits_on = NULL, unknown_task = false, finished_at = clock_timestamp(),
-           error = 'it had not started by ' || j.expires_at
-      FROM old
-     WHERE j.job_id = ANY (ARRAY[old.job_id])
-    RETURNING j.job_id, j.queue, j.lock_key, j.attempt, j.error, j.webhook, old.waits_on AS woken_for
-), events AS (
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, clock_timestamp(), 'canceled',
-           jsonb_build_object('status', 'canceled', 'attempt', attempt, 'reason', 'expired', 'error', error)
-      FROM expired
-)
-SELECT count(*)::int,
-       (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM expired))) AS unblocked,
-       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL),
-                             woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
-          FROM expired) AS woken
-  FROM expired;
 
 -- name: retry
 -- failed | canceled | lost -> queued, by an operator: the same job with all its attempts. Not while another job has its live
@@ -754,80 +513,3 @@ SELECT job_id, queue, task, dl_json_text(args, 8388608), idempotency_key, lock_k
        schedule_id, backfill_id, logical_at, interval_start, interval_end, warnings, tags
   FROM dl_jobs
  WHERE job_id = %(job_id)s::uuid;
-
--- name: job_events
-SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text
-  FROM dl_job_events
- WHERE job_id = %(job_id)s::uuid AND event_id > %(after)s::bigint
- ORDER BY event_id
- LIMIT %(limit)s::int;
-
--- name: write_logs
--- Lines of jobs' logs, in their order. With short timeouts: leases are renewed over the same connection.
-SELECT set_config('lock_timeout', '500ms', true), set_config('statement_timeout', '5s', true);
-
-INSERT INTO dl_job_logs (job_id, attempt, ts, level, stream, line, dropped)
-SELECT job_id, attempt, (SELECT clock_timestamp()) - make_interval(secs => age), level, stream, line, nullif(dropped, 0)
-  FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[], %(ages)s::float8[], %(levels)s::text[], %(streams)s::text[],
-              %(lines)s::text[], %(dropped)s::int[]) WITH ORDINALITY AS lines (job_id, attempt, age, level, stream, line, dropped, n)
- ORDER BY n;
-
--- name: write_offload_positions
--- Records up to which position the log of an engine has been read, in the transaction that writes the lines before it: after this process
--- was killed the next one continues there. Changes nothing if another run has claimed the job: the lines of a run that lost its lease are
--- kept, and the next run may have read them too.
-UPDATE dl_offloads o SET log_position = p.position
-  FROM unnest(%(offloads)s::text[], %(runs)s::text[], %(positions)s::text[]) AS p (name, run_id, position),
-       dl_jobs j
- WHERE o.name = p.name AND o.ended_at IS NULL AND j.job_id = o.job_id AND j.run_id::text = p.run_id;
-
--- name: write_logs_of_offloads = write_logs + write_offload_positions
-
--- name: job_logs
--- The first lines after `after`, or the last ones with `tail`. A row without a log_id: the job exists and no line matches.
--- Complete: the job has ended, and its worker has had the time to write its last lines.
-WITH job AS (
-    SELECT job_id, status::text NOT IN ('queued', 'running')
-                   AND coalesce(finished_at, '-infinity') < clock_timestamp() - interval '3 s' AS complete
-      FROM dl_jobs
-     WHERE job_id = %(job_id)s::uuid
-), matching AS NOT MATERIALIZED (
-    SELECT log_id, attempt, ts, level, stream, line
-      FROM dl_job_logs
-     WHERE job_id = %(job_id)s::uuid
-       AND log_id > %(after)s::bigint
-       AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)
-       AND (%(levels)s::text[] IS NULL OR level = ANY (%(levels)s::text[]))
-       AND (%(stream)s::text IS NULL OR stream = %(stream)s::text)
-), page AS (
-    (SELECT * FROM matching WHERE NOT %(tail)s::bool ORDER BY log_id LIMIT %(limit)s::int)
-    UNION ALL  -- one of the two is empty: each walks the index from its own end
-    (SELECT * FROM matching WHERE %(tail)s::bool ORDER BY log_id DESC LIMIT %(limit)s::int)
-)
-SELECT complete, log_id, attempt, ts, level, stream, line
-  FROM job LEFT JOIN page ON true
- ORDER BY log_id;
-
--- name: ping
-SELECT 1;
-
--- name: read_only_reason
--- Why a transaction of this session cannot write; null: it can. A transaction on a standby is read-only too.
-SELECT CASE WHEN pg_is_in_recovery() THEN 'the server takes no writes: it is a standby'
-            WHEN current_setting('transaction_read_only')::bool
-            THEN 'the database takes no writes: default_transaction_read_only is on (source: '
-                 || (SELECT source FROM pg_settings WHERE name = 'default_transaction_read_only') || ')'
-       END;
-
--- name: is_commit_waiting
--- Whether commits wait for a synchronous standby that is not there. Sessions of other roles may not be seen.
-SELECT EXISTS (SELECT FROM pg_stat_activity
-                WHERE wait_event = 'SyncRep' AND query_start < clock_timestamp() - interval '5 seconds')
- WHERE current_setting('synchronous_standby_names') <> '';
-
--- name: schema_version
--- Read as JSON: tables of an older version have no column `serves_from`.
-SELECT version, fingerprint, (to_jsonb(recorded) ->> 'serves_from')::int AS serves_from
-  FROM dl_schema AS recorded
- ORDER BY version DESC, applied_at DESC
- LIMIT 1;

@@ -17,7 +17,7 @@ from dataloader.workers.attempt import AttemptSettings
 from dataloader.workers.duties import MaintenanceOptions
 from dataloader.workers.listener import ListenMode
 from dataloader.workers.pool_options import PoolOptions
-from dataloader.workers.secrets import SecretStore
+from dataloader.workers.reports.secrets import SecretStore
 
 _MAX_STOP_SEC = 10.0  # for jobs that were asked to stop; less with a shorter grace
 

@@ -43,7 +43,7 @@ from dataloader.workers.isolation.interpreter import MIN_VERSION, find_unusable
 from dataloader.workers.metrics import PoolCollector
 from dataloader.workers.pool import WorkerPool, exit_on_crash
 from dataloader.workers.pool_options import PoolOptions
-from dataloader.workers.secrets import SecretStore
+from dataloader.workers.reports.secrets import SecretStore
 
 _log = log.get(__name__)
 _SCHEMA_RETRY_SEC = 2.0

@@ -18,7 +18,7 @@ from dataloader.pipelines.testing import FakeContext
 from dataloader.pipelines.testing import run as run_fake
 from dataloader.workers.attempt import Attempt, AttemptSettings
 from dataloader.workers.isolation.run import run_isolated
-from dataloader.workers.secrets import SecretStore
+from dataloader.workers.reports.secrets import SecretStore
 from tests.support import context_questions
 from tests.support.claimed_jobs import CapturedLines
 from tests.support.context_questions import CLEAN_UP, QUESTIONS, SAFE_POINTS

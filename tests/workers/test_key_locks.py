@@ -13,8 +13,9 @@ from dataloader.app.queue.job import ClaimedJob
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import StopReason
 from dataloader.pipelines.portable import clock
-from dataloader.workers.attempt import Attempt, AttemptSettings, RunningAttempts
-from dataloader.workers.claimer import KeyLocks
+from dataloader.workers.attempt import Attempt, AttemptSettings
+from dataloader.workers.key_locks import KeyLocks
+from dataloader.workers.running_attempts import RunningAttempts
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
 

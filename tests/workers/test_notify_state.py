@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.workers import NotifyStateTable
-from dataloader.workers.claimer import NotifyState
+from dataloader.workers.notify_state import NotifyState
 
 
 @dataclass

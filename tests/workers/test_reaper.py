@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from dataloader.app.queue.attempt_sessions import ConnectionSettings, SessionsEnded, end_sessions
-from dataloader.app.queue.job import ExpiredRuns, ReapedJob, RepairResult, Status
+from dataloader.app.queue.job import ExpiredRuns, ReapedJob, Status
+from dataloader.app.queue.upkeep import RepairResult
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.workers import reaper as room
 from dataloader.workers.reaper import Reaper

@@ -11,7 +11,7 @@ from dataloader.app.queue.attempt_sessions import SessionsEnded
 from dataloader.app.queue.job import ClaimedJob, Status
 from dataloader.pipelines.contract import StopReason, registry
 from dataloader.pipelines.portable import clock
-from dataloader.workers.attempt import RunningAttempts
+from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.stopper import StopEscalator
 from tests.support import stop_steps
 from tests.support.claimed_jobs import attempt_with

@@ -30,8 +30,8 @@ from dataloader.workers.isolation.child_program import (
 from dataloader.workers.logs.writer import POSITION_STREAM
 from dataloader.workers.offloads.remote_log import position_line
 from dataloader.workers.offloads.service import OffloadService
-from dataloader.workers.secrets import Redactor
-from dataloader.workers.sentry import report_error
+from dataloader.workers.reports.secrets import Redactor
+from dataloader.workers.reports.sentry import report_error
 
 
 def main(descriptor: int) -> None:

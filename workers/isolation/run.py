@@ -36,7 +36,7 @@ from dataloader.workers.outcome import (
     retry_policy_of,
     success,
 )
-from dataloader.workers.secrets import Redactor, SecretUnavailable
+from dataloader.workers.reports.secrets import Redactor, SecretUnavailable
 
 _RESOURCE_ERRNOS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _RESOURCE_RETRY_SEC = 10.0

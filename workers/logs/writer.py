@@ -17,7 +17,7 @@ from uuid import UUID
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable, DataloaderError, InvalidJob
-from dataloader.app.queue.job import LogEntry, LogPosition
+from dataloader.app.queue.job_records import LogEntry, LogPosition
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.wording import format_count
 from dataloader.pipelines.json_values import sanitize_text

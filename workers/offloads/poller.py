@@ -21,7 +21,7 @@ from dataloader.workers.logs.writer import JobLogWriter
 from dataloader.workers.offloads.log_thread import LogThread
 from dataloader.workers.offloads.remote_log import read_log, write_log
 from dataloader.workers.offloads.remote_stop import RemoteStop
-from dataloader.workers.secrets import Redactor, SecretStore, SecretUnavailable
+from dataloader.workers.reports.secrets import Redactor, SecretStore, SecretUnavailable
 from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)

@@ -14,7 +14,7 @@ from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.offload import Executor
 from dataloader.workers.logs.writer import JobLogWriter
 from dataloader.workers.offloads.poller import OffloadPoller
-from dataloader.workers.secrets import SecretStore
+from dataloader.workers.reports.secrets import SecretStore
 
 
 class RecordPending(Protocol):

@@ -8,7 +8,6 @@ from uuid import UUID
 
 from pydantic import Field
 
-from dataloader._job_fields import JOB_FIELDS
 from dataloader.app.acts.act import Call, act
 from dataloader.app.errors import QueueDraining
 from dataloader.app.features.jobs.edits import JobEditor
@@ -68,7 +67,7 @@ def clone_job(call: Call, job_id: str, body: JobClone) -> TriggerResponse:
     changes = {name: value for name, value in vars(body).items() if value is not None}
     if "args" in changes:
         changes["args"] = unmask(changes["args"], original.args)
-    values = {name: getattr(original, name) for name, field in JOB_FIELDS.items() if field.is_copied} | changes
+    values = JobEditor(call.executor).copied_fields(original.id) | changes
     actor = current_actor()
     actor.require_trigger(values["task"], values["queue"])
     task = call.pipelines.get(values["task"])

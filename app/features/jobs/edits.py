@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -42,6 +43,14 @@ class JobEditor:
             if self._execute("edit_job", {**parameters, "job_id": str(job_id), "version": found.version}):
                 return
         raise JobChanged(job_id)
+
+    def copied_fields(self, job_id: UUID) -> dict[str, Any]:
+        """What a clone takes over. Raises JobNotFound."""
+        rows = self._execute("copied_fields", {"job_id": str(job_id)})
+        if not rows:
+            raise JobNotFound(job_id)
+        fields: dict[str, Any] = json.loads(rows[0][0])
+        return fields
 
     def delete(self, job_id: UUID, *, if_version: str | None = None) -> None:
         """Raises JobNotFound, JobChanged, and NotDeletable if the job is not finished, or its graph is not."""

@@ -1,5 +1,13 @@
 -- Edits of queued jobs, and deletion of finished ones.
 
+-- name: copied_fields
+-- What a clone takes over from its original.
+SELECT jsonb_build_object(
+           -- fields of a job: copied
+       )::text
+  FROM dl_jobs
+ WHERE job_id = %(job_id)s::uuid;
+
 -- name: edit_job
 -- queued -> queued, with other values. A parameter that is NULL leaves its column unchanged; `clear` lists the columns that
 -- become NULL. Only the given version of the row is changed. request_hash stays that of the original request, so that a

@@ -22,7 +22,7 @@ from dataloader.app.http.schemas import QueryModel
 from dataloader.app.http.site import Site
 from dataloader.app.log import mask_secret_fields
 from dataloader.app.queue.events import EventReader
-from dataloader.app.queue.job import JobEvent
+from dataloader.app.queue.job_records import JobEvent
 
 EVENT_STREAM_TYPE = "text/event-stream"
 _POLL_INTERVAL_SEC = 0.5

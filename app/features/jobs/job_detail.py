@@ -15,7 +15,8 @@ from dataloader.app.db.statements import Executor
 from dataloader.app.errors import JobNotFound
 from dataloader.app.features.jobs.job_search import JobSummary
 from dataloader.app.features.quality.rows import CheckResult, DataQuality, JobDataset
-from dataloader.app.queue.job import Job, JobEvent, Status
+from dataloader.app.queue.job import Job, Status
+from dataloader.app.queue.job_records import JobEvent
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.wording import format_attempt
 

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from dataloader.app.features.why.reasons import ExplanationReason
 from dataloader.app.http.links import quote_name
 from dataloader.app.log.masking import mask_secret_fields
-from dataloader.app.queue.job import JobEvent
+from dataloader.app.queue.job_records import JobEvent
 from dataloader.app.ui.formatter import Formatter
 
 _EDITED_FIELDS = (

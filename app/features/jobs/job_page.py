@@ -32,7 +32,8 @@ from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import parse_job_id
 from dataloader.app.http.site import Site
 from dataloader.app.log.masking import mask_secret_fields, unmask
-from dataloader.app.queue.job import JobLogLine, Status
+from dataloader.app.queue.job import Status
+from dataloader.app.queue.job_records import JobLogLine
 from dataloader.app.ui.base import (
     FormModel,
     FormText,

@@ -21,7 +21,7 @@ from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode, Request
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import INT4_MAX, MAX_PAGE_SIZE, QueryModel, parse_job_id
 from dataloader.app.http.site import Site
-from dataloader.app.queue.job import JobLogLine, LogPage
+from dataloader.app.queue.job_records import JobLogLine, LogPage
 from dataloader.app.wording import format_attempt
 
 TEXT = "text/plain"

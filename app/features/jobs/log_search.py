@@ -11,7 +11,7 @@ from uuid import UUID
 
 from dataloader.app.db.encoding import array, validate_text
 from dataloader.app.db.statements import Executor
-from dataloader.app.queue.job import JobLogLine
+from dataloader.app.queue.job_records import JobLogLine
 
 TIME_BUDGET_SEC = 0.04  # for one page; the next page continues where it ends
 WINDOW_ROWS = 10_000  # lines that one statement scans

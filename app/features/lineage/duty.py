@@ -20,7 +20,7 @@ from dataloader.app import log
 from dataloader.app.db.connection import Session
 from dataloader.app.features.lineage.rows import Lineage, LineageJob
 from dataloader.app.queue.events import MAX_EVENTS_PER_POLL, EventReader
-from dataloader.app.queue.job import JobEvent
+from dataloader.app.queue.job_records import JobEvent
 from dataloader.pipelines.portable import clock
 from dataloader.workers.duties import Duty, DutyContext
 

@@ -7,7 +7,7 @@ from functools import partial
 from dataloader.app.config import Settings
 from dataloader.app.features.lineage.duty import LineageOptions
 from dataloader.app.runtime.startup import version
-from dataloader.workers.secrets import SecretStore
+from dataloader.workers.reports.secrets import SecretStore
 
 
 def options_from(settings: Settings, secret_store: SecretStore) -> LineageOptions | None:

@@ -93,3 +93,11 @@ WITH old_checks AS (
     DELETE FROM dl_dataset_events e USING old_events old WHERE e.event_id = old.event_id RETURNING 1
 )
 SELECT greatest((SELECT count(*) FROM deleted_checks), (SELECT count(*) FROM deleted_events));
+
+-- name: check_history
+-- The last values of a check that did not fail, other than this job's own: a retry must not make its value the usual one.
+SELECT value
+  FROM dl_checks
+ WHERE task = %(task)s::text AND name = %(name)s::text AND outcome <> 'failed' AND job_id <> %(job_id)s::uuid
+ ORDER BY at DESC, check_id DESC
+ LIMIT %(count)s::int;

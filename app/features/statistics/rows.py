@@ -16,7 +16,7 @@ from uuid import UUID
 
 from dataloader.app.db.encoding import array, from_row, validate_text
 from dataloader.app.db.statements import Executor
-from dataloader.app.queue.job import Status, StatusCount
+from dataloader.app.queue.job import Status
 
 Period = Literal["1h", "24h", "7d"]
 
@@ -42,6 +42,14 @@ MAX_FAILURES_SCANNED = 500  # of a task, of each status
 Group = tuple[str, Status]
 UNSUCCESSFUL = frozenset({Status.FAILED, Status.CANCELED, Status.LOST})
 _COUNTS = ("queued", "started", "succeeded", "failed", "canceled", "lost", "retried")
+
+
+@dataclass(frozen=True)
+class StatusCount:
+    queue: str
+    status: Status
+    jobs: int
+    exact: bool = True  # False: an estimate
 
 
 @dataclass(frozen=True)

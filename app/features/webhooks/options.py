@@ -6,7 +6,7 @@ from dataloader.app.config import Settings
 from dataloader.app.features.webhooks.sender import WebhookOptions
 from dataloader.app.net import AllowedHosts
 from dataloader.app.runtime.startup import version
-from dataloader.workers.secrets import SecretStore
+from dataloader.workers.reports.secrets import SecretStore
 
 
 def options_from(settings: Settings, _secret_store: SecretStore) -> WebhookOptions:

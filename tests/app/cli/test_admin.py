@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 from dataloader.app.cli.command import cli
 from dataloader.app.cli.exit_codes import ExitCode
 from dataloader.app.features.statistics.rows import Statistics
-from dataloader.app.queue.job import LogEntry, Status
+from dataloader.app.queue.job import Status
+from dataloader.app.queue.job_records import LogEntry
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support import Databases
 from tests.support.api_server import serving

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dataloader.pipelines.json_values import sanitize_json
-from dataloader.workers.secrets import Redactor
+from dataloader.workers.reports.secrets import Redactor
 from tests.support.processes import ROOT
 
 

@@ -16,7 +16,7 @@ from dataloader.app.errors import (
     SchemaBlocked,
     SchemaOutdated,
 )
-from dataloader.app.queue.job import LogEntry
+from dataloader.app.queue.job_records import LogEntry
 from tests.support import eventually
 from tests.support.databases import allow_parameter
 from tests.support.old_schema import OLD_COLUMNS, ROWS, definitions, job_of

@@ -16,7 +16,7 @@ from dataloader.app.errors import AttemptLost, UnknownTarget
 from dataloader.app.queue import attempt_sessions
 from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name, end_sessions
 from dataloader.app.queue.job import NewJob, Settlement, Status
-from dataloader.app.queue.jobs import settle_parameters
+from dataloader.app.queue.parameters import settle_parameters
 from dataloader.workers.connections.task_connections import TaskConnections, is_connection_loss
 from tests.support import eventually
 from tests.support.queue_fixture import BackgroundCall

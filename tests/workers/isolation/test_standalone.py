@@ -22,7 +22,7 @@ from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.isolation.interpreter import MIN_VERSION, STANDALONE_PROGRAM
 from dataloader.workers.outcome import Outcome, Released
-from dataloader.workers.secrets import SecretStore
+from dataloader.workers.reports.secrets import SecretStore
 from dataloader.workers.testing import drain
 from tests.support import eventually, graph_tasks
 from tests.support.claimed_jobs import CapturedLines, attempt_with

@@ -15,7 +15,7 @@ from dataloader.app.features.offload.rows import DuePoll
 from dataloader.app.queue.job import Status
 from dataloader.pipelines.executors import Engines
 from dataloader.workers.offloads import poller
-from dataloader.workers.secrets import SecretStore
+from dataloader.workers.reports.secrets import SecretStore
 from tests.support.fake_engine import FakeExecutor
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import OffloadFixture, start_count

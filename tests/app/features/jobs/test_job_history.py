@@ -9,7 +9,7 @@ import pytest
 
 from dataloader.app.features.jobs.job_history import Change, describe_event, link_job_ids, reason_links
 from dataloader.app.features.why.reasons import ExplanationReason, ReasonCode
-from dataloader.app.queue.job import JobEvent
+from dataloader.app.queue.job_records import JobEvent
 from dataloader.app.ui.formatter import Formatter
 
 JOB = UUID("01a203c7-2f01-7d54-b34b-0044f8554f3a")

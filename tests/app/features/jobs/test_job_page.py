@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from dataloader.app.db.pool import Pool
-from dataloader.app.queue.job import LogEntry, Settlement, Status
+from dataloader.app.queue.job import Settlement, Status
+from dataloader.app.queue.job_records import LogEntry
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.databases import execute_sql
 

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from dataloader.app.features.jobs import log_routes as job_logs
-from dataloader.app.queue.job import LogEntry
+from dataloader.app.queue.job_records import LogEntry
 from tests.support import eventually
 
 

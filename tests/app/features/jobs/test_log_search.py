@@ -8,7 +8,7 @@ import pytest
 
 from dataloader.app.errors import DatabaseUnavailable, JobNotFound
 from dataloader.app.features.jobs.log_search import JobLogSearch, LogFilter
-from dataloader.app.queue.job import LogEntry
+from dataloader.app.queue.job_records import LogEntry
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataloader.app.features.offload.rows import NewOffload, Offloads
-from dataloader.app.queue.job import ClaimedJob, LogEntry, LogPosition
+from dataloader.app.queue.job import ClaimedJob
+from dataloader.app.queue.job_records import LogEntry, LogPosition
 from tests.support.queue_fixture import QueueFixture
 
 

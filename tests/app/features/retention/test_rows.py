@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dataloader.app.features.retention.rows import EVENTS_TABLE, LOGS_TABLE, Retention, partition_span
-from dataloader.app.queue.job import LogEntry, NewJob, Status
+from dataloader.app.queue.job import NewJob, Status
+from dataloader.app.queue.job_records import LogEntry
 from dataloader.app.queue.retention_periods import DAY_SEC, RetentionPeriods
 from tests.support.queue_fixture import QueueFixture
 

@@ -19,7 +19,7 @@ _TAGS = ("task", "queue", "job", "attempt")
 _FLUSH_TIMEOUT_SEC = 2.0
 _MAX_TEXT_LENGTH = 8_000
 # Of the lines about failures, which Sentry would take for further events.
-_LOGGERS = ("dataloader.workers.settler", __name__)
+_LOGGERS = ("dataloader.workers.reports.attempt_log", __name__)
 
 
 def report_error(error: BaseException, job: ClaimedJob, *, before_exit: bool = False) -> bool:

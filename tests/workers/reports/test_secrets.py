@@ -14,7 +14,7 @@ from dataloader.app import log
 from dataloader.app.queue.job import Settlement, Status
 from dataloader.pipelines.contract import Pipelines, registry
 from dataloader.pipelines.job_args import BadReference, Reference, find_references
-from dataloader.workers.secrets import (
+from dataloader.workers.reports.secrets import (
     NO_REDACTION,
     Redactor,
     SecretStore,

@@ -1,0 +1,54 @@
+-- Events and logs of jobs.
+
+-- name: job_events
+SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text
+  FROM dl_job_events
+ WHERE job_id = %(job_id)s::uuid AND event_id > %(after)s::bigint
+ ORDER BY event_id
+ LIMIT %(limit)s::int;
+
+-- name: write_logs
+-- Lines of jobs' logs, in their order. With short timeouts: leases are renewed over the same connection.
+SELECT set_config('lock_timeout', '500ms', true), set_config('statement_timeout', '5s', true);
+
+INSERT INTO dl_job_logs (job_id, attempt, ts, level, stream, line, dropped)
+SELECT job_id, attempt, (SELECT clock_timestamp()) - make_interval(secs => age), level, stream, line, nullif(dropped, 0)
+  FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[], %(ages)s::float8[], %(levels)s::text[], %(streams)s::text[],
+              %(lines)s::text[], %(dropped)s::int[]) WITH ORDINALITY AS lines (job_id, attempt, age, level, stream, line, dropped, n)
+ ORDER BY n;
+
+-- name: write_offload_positions
+-- Records up to which position the log of an engine has been read, in the transaction that writes the lines before it: after this process
+-- was killed the next one continues there. Changes nothing if another run has claimed the job: the lines of a run that lost its lease are
+-- kept, and the next run may have read them too.
+UPDATE dl_offloads o SET log_position = p.position
+  FROM unnest(%(offloads)s::text[], %(runs)s::text[], %(positions)s::text[]) AS p (name, run_id, position),
+       dl_jobs j
+ WHERE o.name = p.name AND o.ended_at IS NULL AND j.job_id = o.job_id AND j.run_id::text = p.run_id;
+
+-- name: write_logs_of_offloads = write_logs + write_offload_positions
+
+-- name: job_logs
+-- The first lines after `after`, or the last ones with `tail`. A row without a log_id: the job exists and no line matches.
+-- Complete: the job has ended, and its worker has had the time to write its last lines.
+WITH job AS (
+    SELECT job_id, status::text NOT IN ('queued', 'running')
+                   AND coalesce(finished_at, '-infinity') < clock_timestamp() - interval '3 s' AS complete
+      FROM dl_jobs
+     WHERE job_id = %(job_id)s::uuid
+), matching AS NOT MATERIALIZED (
+    SELECT log_id, attempt, ts, level, stream, line
+      FROM dl_job_logs
+     WHERE job_id = %(job_id)s::uuid
+       AND log_id > %(after)s::bigint
+       AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)
+       AND (%(levels)s::text[] IS NULL OR level = ANY (%(levels)s::text[]))
+       AND (%(stream)s::text IS NULL OR stream = %(stream)s::text)
+), page AS (
+    (SELECT * FROM matching WHERE NOT %(tail)s::bool ORDER BY log_id LIMIT %(limit)s::int)
+    UNION ALL  -- one of the two is empty: each walks the index from its own end
+    (SELECT * FROM matching WHERE %(tail)s::bool ORDER BY log_id DESC LIMIT %(limit)s::int)
+)
+SELECT complete, log_id, attempt, ts, level, stream, line
+  FROM job LEFT JOIN page ON true
+ ORDER BY log_id;

@@ -1,0 +1,62 @@
+"""What maintenance and workers do now and then, for jobs that no attempt is about."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dataloader.app.db.encoding import array
+from dataloader.app.queue.job import ClaimedJob
+
+
+@dataclass(frozen=True)
+class RepairResult:
+    cursor: str  # the last scanned key; "" when there was none
+    unblocked: tuple[str, ...]  # keys whose blocked job became ready
+
+
+class Upkeep:
+    """The part of `JobQueue` that the life of a job seldom needs."""
+
+    _execute: Callable[..., list[tuple[Any, ...]]]
+
+    def expire(self) -> int:
+        """Cancel queued jobs that have not started in time; return how many."""
+        return int(self._execute("expire")[0][0])
+
+    def repair_blocked(self, *, after: str, recently_repaired: Iterable[str], limit: int = 500) -> RepairResult:
+        """Unblock jobs whose key is free, among the next keys after `after`, except those repaired recently."""
+        parameters = {"after": after, "recently_repaired": array(recently_repaired), "max_keys": limit}
+        rows = self._execute("repair_blocked", parameters)
+        return RepairResult(cursor=rows[0][0], unblocked=tuple(row[1] for row in rows if row[1] is not None))
+
+    def restore_unknown_tasks(self, queues: Iterable[str], tasks: Iterable[str]) -> None:
+        """Make deferred jobs ready whose task a worker knows now."""
+        self._execute("restore_unknown_tasks", {"queues": array(queues), "tasks": array(tasks)})
+
+    def defer_unknown_tasks(self, queue: str, tasks: Iterable[str]) -> dict[str, int]:
+        """Defer ready jobs whose task no live worker knows; return how many of each task."""
+        return dict(self._execute("defer_unknown_tasks", {"queue": queue, "tasks": array(tasks)}))
+
+    def end_former_sessions(self) -> None:
+        """End sessions of this process's role whose connection it has lost, and wait until they are gone."""
+        self._execute("end_former_sessions")
+
+    def open_sessions(self, names: Sequence[str]) -> set[str]:
+        """Return those of these application names that a session of this server has."""
+        return {row[0] for row in self._execute("attempt_sessions", {"names": array(names)})}
+
+    def record_stop_pending(self, job: ClaimedJob, *, reason: str, error: str) -> None:
+        """Record that a run continues although all stop steps were used."""
+        self._execute(
+            "record_stop_pending",
+            {"job_id": str(job.id), "run_id": str(job.run_id), "reason": reason, "error": error},
+        )
+
+    def ping(self) -> float:
+        """Return the seconds of a round trip."""
+        started_at = time.monotonic()
+        self._execute("ping")
+        return time.monotonic() - started_at
