@@ -44,9 +44,10 @@ CREATE TYPE dl_enqueue_request AS (
     n bigint, job_id uuid, field text, problem text,
     queue text, task text, lock_key text, args jsonb, idempotency_key text, partition_key text, priority int,
     available_at timestamptz, max_attempts int, lease_ttl_sec int, producer text, consumer_group text, live_key text,
-    time_limit_sec int, retry jsonb, limits jsonb, after jsonb, need text, fair_key text, tags text[], debounce jsonb,
+    time_limit_sec int, retry jsonb, limits jsonb, after jsonb, need text, fair_key text, debounce jsonb,
     throttle jsonb, expires_at timestamptz, start_within_sec int, logical_at timestamptz, interval_start timestamptz,
-    interval_end timestamptz, webhook jsonb, parent_id uuid, traceparent text, schedule_id uuid, backfill_id uuid
+    interval_end timestamptz, tags text[], webhook jsonb, parent_id uuid, traceparent text, schedule_id uuid,
+    backfill_id uuid
 );
 
 -- A job id begins with the time (RFC 9562, version 7, to a quarter of a microsecond), so that jobs created together are
@@ -1161,12 +1162,12 @@ CREATE OR REPLACE FUNCTION dl_request_problem(r dl_enqueue_request) RETURNS text
         WHEN r.time_limit_sec < 1 THEN ARRAY['time_limit_sec', 'must be 1 or more']
         WHEN jsonb_typeof(r.retry) NOT IN ('object', 'null') THEN ARRAY['retry', 'must be a JSON object']
         WHEN octet_length(r.fair_key) > 500 THEN ARRAY['fair_key', 'must be a text of at most 500 bytes in UTF-8']
-        WHEN NOT dl_is_tag_list(nullif(r.tags, '{}')) THEN ARRAY['tags', 'must be an array of at most 20 texts, each of 1 to 100 bytes in UTF-8']
         WHEN r.expires_at < '0001-01-01' OR r.expires_at >= '9999-12-31' THEN ARRAY['expires_at', 'must be a time between the years 1 and 9999']
         WHEN r.start_within_sec < 1 THEN ARRAY['start_within_sec', 'must be 1 or more']
         WHEN r.logical_at < '0001-01-01' OR r.logical_at >= '9999-12-31' THEN ARRAY['logical_at', 'must be a time between the years 1 and 9999']
         WHEN r.interval_start < '0001-01-01' OR r.interval_start >= '9999-12-31' THEN ARRAY['interval_start', 'must be a time between the years 1 and 9999']
         WHEN r.interval_end < '0001-01-01' OR r.interval_end >= '9999-12-31' THEN ARRAY['interval_end', 'must be a time between the years 1 and 9999']
+        WHEN NOT dl_is_tag_list(nullif(r.tags, '{}')) THEN ARRAY['tags', 'must be an array of at most 20 texts, each of 1 to 100 bytes in UTF-8']
         WHEN jsonb_typeof(r.webhook) NOT IN ('object', 'null') THEN ARRAY['webhook', 'must be a JSON object']
         WHEN octet_length(r.traceparent) > 2000 THEN ARRAY['traceparent', 'must be a text of at most 2000 bytes in UTF-8']
         WHEN nullif(r.limits, 'null') IS NOT NULL AND dl_limits_problem(r.limits) IS NOT NULL
@@ -1198,17 +1199,16 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
            r.queue, r.task, r.lock_key, v.args, r.idempotency_key, coalesce(r.partition_key, ''),
            coalesce(r.priority, 100), v.available_at, coalesce(r.max_attempts, 5), coalesce(r.lease_ttl_sec, 60),
            r.producer, r.consumer_group, r.live_key, r.time_limit_sec, nullif(r.retry, 'null'),
-           nullif(r.limits, 'null'), nullif(r.after, 'null'), r.need, v.fair_key, nullif(r.tags, '{}'),
-           nullif(r.debounce, 'null'), nullif(r.throttle, 'null'), v.expires_at, v.start_within_sec, r.logical_at,
-           r.interval_start, r.interval_end, nullif(r.webhook, 'null'), r.parent_id, r.traceparent, r.schedule_id,
-           r.backfill_id
+           nullif(r.limits, 'null'), nullif(r.after, 'null'), r.need, v.fair_key, nullif(r.debounce, 'null'),
+           nullif(r.throttle, 'null'), v.expires_at, v.start_within_sec, r.logical_at, r.interval_start, r.interval_end,
+           nullif(r.tags, '{}'), nullif(r.webhook, 'null'), r.parent_id, r.traceparent, r.schedule_id, r.backfill_id
       FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n)
            CROSS JOIN (SELECT ARRAY[
                'queue', 'task', 'lock_key', 'args', 'idempotency_key', 'partition_key', 'priority', 'available_at',
                'max_attempts', 'lease_ttl_sec', 'producer', 'consumer_group', 'live_key', 'time_limit_sec', 'retry',
-               'limits', 'after', 'need', 'fair_key', 'tags', 'debounce', 'throttle', 'expires_at', 'start_within_sec',
-               'logical_at', 'interval_start', 'interval_end', 'webhook', 'parent_id', 'traceparent', 'schedule_id',
-               'backfill_id'
+               'limits', 'after', 'need', 'fair_key', 'debounce', 'throttle', 'expires_at', 'start_within_sec',
+               'logical_at', 'interval_start', 'interval_end', 'tags', 'webhook', 'parent_id', 'traceparent',
+               'schedule_id', 'backfill_id'
            ] AS names OFFSET 0) known
            CROSS JOIN LATERAL jsonb_populate_record(
                NULL::dl_enqueue_request,
@@ -1247,8 +1247,8 @@ DECLARE
     known_fields   text[] := ARRAY[
         'queue', 'task', 'lock_key', 'args', 'idempotency_key', 'partition_key', 'priority', 'available_at',
         'max_attempts', 'lease_ttl_sec', 'producer', 'consumer_group', 'live_key', 'time_limit_sec', 'retry', 'limits',
-        'after', 'need', 'fair_key', 'tags', 'debounce', 'throttle', 'expires_at', 'start_within_sec', 'logical_at',
-        'interval_start', 'interval_end', 'webhook', 'parent_id', 'traceparent', 'schedule_id', 'backfill_id'
+        'after', 'need', 'fair_key', 'debounce', 'throttle', 'expires_at', 'start_within_sec', 'logical_at',
+        'interval_start', 'interval_end', 'tags', 'webhook', 'parent_id', 'traceparent', 'schedule_id', 'backfill_id'
     ];
     of_other_jobs  text[] := ARRAY[
         'idempotency_key', 'live_key', 'after', 'need', 'debounce', 'throttle', 'start_within_sec'
@@ -1262,15 +1262,15 @@ BEGIN
         WITH new AS (
             INSERT INTO dl_jobs (
                 queue, task, lock_key, partition_key, priority, max_attempts, lease_ttl_sec, producer, consumer_group,
-                time_limit_sec, retry, limits, tags, logical_at, interval_start, interval_end, webhook, parent_id,
+                time_limit_sec, retry, limits, logical_at, interval_start, interval_end, tags, webhook, parent_id,
                 traceparent, schedule_id, backfill_id,
                 args, available_at, expires_at, fair_key, wait_state, created_at)
             SELECT
                    r.queue, r.task, r.lock_key, coalesce(r.partition_key, ''), coalesce(r.priority, 100),
                    coalesce(r.max_attempts, 5), coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group,
-                   r.time_limit_sec, nullif(r.retry, 'null'), nullif(r.limits, 'null'), nullif(r.tags, '{}'),
-                   r.logical_at, r.interval_start, r.interval_end, nullif(r.webhook, 'null'), r.parent_id,
-                   r.traceparent, r.schedule_id, r.backfill_id,
+                   r.time_limit_sec, nullif(r.retry, 'null'), nullif(r.limits, 'null'), r.logical_at, r.interval_start,
+                   r.interval_end, nullif(r.tags, '{}'), nullif(r.webhook, 'null'), r.parent_id, r.traceparent,
+                   r.schedule_id, r.backfill_id,
                    coalesce(nullif(r.args, 'null'), '{}'), coalesce(r.available_at, clock_timestamp()), r.expires_at,
                    coalesce(r.fair_key, CASE WHEN has_fair_queue THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''),
                                                                                   r.producer, r.args) END),
@@ -1395,16 +1395,15 @@ BEGIN
             WITH new AS (
                 INSERT INTO dl_jobs (
                     queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
-                    lease_ttl_sec, producer, consumer_group, live_key, time_limit_sec, retry, limits, fair_key, tags,
-                    expires_at, logical_at, interval_start, interval_end, webhook, parent_id, traceparent, schedule_id,
-                    backfill_id,
+                    lease_ttl_sec, producer, consumer_group, live_key, time_limit_sec, retry, limits, fair_key,
+                    expires_at, logical_at, interval_start, interval_end, tags, webhook, parent_id, traceparent,
+                    schedule_id, backfill_id,
                     job_id, debounce_key, throttle_key, request_hash, wait_state, created_at)
                 SELECT
                        a.queue, a.task, a.lock_key, a.args, a.idempotency_key, a.partition_key, a.priority,
                        a.available_at, a.max_attempts, a.lease_ttl_sec, a.producer, a.consumer_group, a.live_key,
-                       a.time_limit_sec, a.retry, a.limits, a.fair_key, a.tags, a.expires_at, a.logical_at,
-                       a.interval_start, a.interval_end, a.webhook, a.parent_id, a.traceparent, a.schedule_id,
-                       a.backfill_id,
+                       a.time_limit_sec, a.retry, a.limits, a.fair_key, a.expires_at, a.logical_at, a.interval_start,
+                       a.interval_end, a.tags, a.webhook, a.parent_id, a.traceparent, a.schedule_id, a.backfill_id,
                        a.job_id, a.debounce ->> 'key',
                        (a.throttle ->> 'key') || '@' || floor(date_part('epoch', clock_timestamp()) / (a.throttle ->> 'per_sec')::float8),
                        CASE WHEN a.idempotency_key IS NOT NULL THEN dl_request_hash(a.queue, a.task, a.args) END,
@@ -1486,10 +1485,10 @@ CREATE OR REPLACE FUNCTION dl_enqueue(
     partition_key text DEFAULT '', priority int DEFAULT 100, available_at timestamptz DEFAULT NULL,
     max_attempts int DEFAULT 5, lease_ttl_sec int DEFAULT 60, producer text DEFAULT NULL,
     consumer_group text DEFAULT NULL, live_key text DEFAULT NULL, time_limit_sec int DEFAULT NULL,
-    retry jsonb DEFAULT NULL, limits jsonb DEFAULT NULL, after jsonb DEFAULT NULL, need text DEFAULT NULL,
-    fair_key text DEFAULT NULL, tags text[] DEFAULT NULL, debounce jsonb DEFAULT NULL, throttle jsonb DEFAULT NULL,
+    retry jsonb DEFAULT NULL, parent_id uuid DEFAULT NULL, limits jsonb DEFAULT NULL, after jsonb DEFAULT NULL,
+    need text DEFAULT NULL, fair_key text DEFAULT NULL, debounce jsonb DEFAULT NULL, throttle jsonb DEFAULT NULL,
     expires_at timestamptz DEFAULT NULL, start_within_sec int DEFAULT NULL, logical_at timestamptz DEFAULT NULL,
-    interval_start timestamptz DEFAULT NULL, interval_end timestamptz DEFAULT NULL, parent_id uuid DEFAULT NULL
+    interval_start timestamptz DEFAULT NULL, interval_end timestamptz DEFAULT NULL, tags text[] DEFAULT NULL
 ) RETURNS uuid
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -1502,10 +1501,10 @@ BEGIN
                'partition_key', nullif(partition_key, ''), 'priority', nullif(priority, 100),
                'available_at', available_at, 'max_attempts', nullif(max_attempts, 5),
                'lease_ttl_sec', nullif(lease_ttl_sec, 60), 'producer', producer, 'consumer_group', consumer_group,
-               'live_key', live_key, 'time_limit_sec', time_limit_sec, 'after', after, 'need', need,
-               'fair_key', fair_key, 'tags', tags, 'debounce', debounce, 'throttle', throttle, 'expires_at', expires_at,
+               'live_key', live_key, 'time_limit_sec', time_limit_sec, 'parent_id', parent_id, 'after', after,
+               'need', need, 'fair_key', fair_key, 'debounce', debounce, 'throttle', throttle, 'expires_at', expires_at,
                'start_within_sec', start_within_sec, 'logical_at', logical_at, 'interval_start', interval_start,
-               'interval_end', interval_end, 'parent_id', parent_id
+               'interval_end', interval_end, 'tags', tags
            ))
            || jsonb_build_object('args', args)
            || CASE WHEN retry IS NULL THEN '{}' ELSE jsonb_build_object('retry', retry) END

@@ -128,8 +128,6 @@ class JobOptions(TypedDict, total=False):
         Kind.NEED, "all parents, or the first that ends as asked", has_column=False)]
     fair_key: Annotated[str | None, _field(
         Kind.TENANT, "The tenant that the job counts as in a fair queue", "by the queue's rule", is_copied=True)]
-    tags: Annotated[Sequence[str] | None, _field(
-        Kind.TAGS, "Words by which the job is found, such as a team", examples=(["finance"],), is_copied=True)]
     debounce: Annotated[Mapping[str, Any] | None, _field(
         Kind.DEBOUNCE, "While a job with this key is queued, the request moves its time and changes its args instead"
         " of making another one. Not with idempotency_key, live_key, available_at, after or throttle",
@@ -147,6 +145,8 @@ class JobOptions(TypedDict, total=False):
         Kind.TIME, "The data that it is to load begins here; with interval_end")]
     interval_end: Annotated[datetime | None, _field(
         Kind.TIME, "The data that it is to load ends before this time")]
+    tags: Annotated[Sequence[str] | None, _field(
+        Kind.TAGS, "Words by which the job is found, such as a team", examples=(["finance"],), is_copied=True)]
 
 
 class RequestOptions(JobOptions, total=False):

@@ -56,7 +56,9 @@ def fill_lists(text: str) -> str:
 
 
 def enqueue_parameters() -> list[str]:
-    return [name for name in JOB_FIELDS if name not in _NOT_OF_SQL]
+    names = [name for name in JOB_FIELDS if name not in (*_NOT_OF_SQL, "parent_id")]
+    names.insert(names.index("retry") + 1, "parent_id")  # its position in release 0.2.0: callers may count on it
+    return names
 
 
 def _wrap(items: list[str], indent: str, comma: str) -> str:
