@@ -96,14 +96,12 @@ def test_new_feature_is_a_folder_and_a_line(copy: Path):
     for name, text in _FEATURE.items():
         (folder / name).write_text(text)
     lines = registry.read_text().splitlines()
-    lines.insert(
-        lines.index(")"), "    __import__('dataloader.app.features.greetings.feature', fromlist=['x']).FEATURE,"
-    )
+    lines.insert(lines.index(")"), '    "greetings",')
     registry.write_text("\n".join(lines) + "\n")
 
     done = subprocess.run([sys.executable, "-c", _USE], cwd=copy, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
     *answers, audited = json.loads(done.stdout)
-    assert answers == [{"name": "ann", "text": "hello"}, 400, "text", "greet", "Greet a person.", True]
+    assert answers == [{"name": "ann", "text": "hello"}, 400, "text", "greet", "Greet a person", True]
     assert audited.count("person.greeted") == 1

@@ -101,7 +101,11 @@ _SECURITY = {
 def api_operations(blueprints: Iterable[ApiBlueprint]) -> list[Operation]:
     """The operations for programs: those of the dashboard are none."""
     operations = [operation for blueprint in blueprints for operation in blueprint.operations]
-    return [operation for operation in operations if operation.media_type != HTML and _tag_of(operation) in _TAGS]
+    return [operation for operation in operations if operation.media_type != HTML and _is_for_programs(operation)]
+
+
+def _is_for_programs(operation: Operation) -> bool:
+    return operation.path.startswith("/api/") or _tag_of(operation) in _TAGS
 
 
 def build_document(operations: Sequence[Operation]) -> dict[str, Any]:
@@ -112,6 +116,7 @@ def build_document(operations: Sequence[Operation]) -> dict[str, Any]:
         path = route_template(operation.path)
         paths.setdefault(path, {})[operation.method.lower()] = _describe_operation(operation, schemas)
     used = {_tag_of(operation) for operation in operations}
+    tags = {**_TAGS, **{name: f"{name.capitalize()}." for name in sorted(used - _TAGS.keys())}}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -124,7 +129,7 @@ def build_document(operations: Sequence[Operation]) -> dict[str, Any]:
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": "/", "description": "The service that this document comes from."}],
-        "tags": [{"name": name, "description": about} for name, about in _TAGS.items() if name in used],
+        "tags": [{"name": name, "description": about} for name, about in tags.items() if name in used],
         "paths": paths,
         "components": {
             "schemas": schemas.components,

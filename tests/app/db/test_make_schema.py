@@ -22,21 +22,8 @@ def test_every_part_is_in_the_schema():
 
 def test_parameters_of_dl_enqueue_keep_the_positions_of_release_0_2_0():
     released = [
-        "queue",
-        "task",
-        "lock_key",
-        "args",
-        "idempotency_key",
-        "partition_key",
-        "priority",
-        "available_at",
-        "max_attempts",
-        "lease_ttl_sec",
-        "producer",
-        "consumer_group",
-        "live_key",
-        "time_limit_sec",
-        "retry",
+        *("queue", "task", "lock_key", "args", "idempotency_key", "partition_key", "priority", "available_at"),
+        *("max_attempts", "lease_ttl_sec", "producer", "consumer_group", "live_key", "time_limit_sec", "retry"),
         "parent_id",
     ]
 
