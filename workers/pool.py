@@ -73,9 +73,7 @@ class WorkerPool:
         echo: LogSink | None = None,  # receives captured output at once
         features: Sequence[Feature] = FEATURES,
     ) -> None:
-        self._features = features
-        self.id = uuid4()
-        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self.id, self.name, self._features = uuid4(), f"{socket.gethostname()}:{os.getpid()}", features
         self._pipelines, self._options, self._crash_callback = pipelines, options, on_crash
         self._crashed_threads: list[str] = []
         self._connection_settings = options.connection_settings()

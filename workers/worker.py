@@ -100,7 +100,8 @@ class Worker(threading.Thread):
         }
         wait_span = tracer.record_wait_span(job.traceparent, max(0.0, job.waited_sec), attributes)
         with tracer.attempt_span(wait_span, attributes) as span:
-            attempt.job = job._replace(traceparent=span.traceparent or job.traceparent)
+            attempt.traceparent = span.traceparent or job.traceparent
+            attempt.job = job._replace(traceparent=attempt.traceparent)
             outcome = self._run(attempt)
             status = outcome.status.value if isinstance(outcome, Settlement) else type(outcome).__name__.lower()
             span.end(status, outcome.error if isinstance(outcome, Settlement) else None)

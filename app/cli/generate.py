@@ -20,7 +20,7 @@ from dataloader.app.features.registry import FEATURES
 
 _DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "openapi.json"
 _FEATURES = "dataloader.app.features"
-_OF_THE_SERVICE = tuple(f"dataloader.app.cli.{name}" for name in ("service", "skeleton", "command"))
+_CLI = "dataloader.app.cli"
 _INT4_MAX = 2**31 - 1  # no limit that a person would want to read
 _LIMITS = {"minimum": "min", "maximum": "max"}
 
@@ -52,7 +52,7 @@ def index_text() -> str:
     """The commands by the titles of the help: name, module, and the line about it."""
     index: dict[str, dict[str, list[str]]] = {title: {} for title in GROUPS}
     of_features = (f"{_FEATURES}.{feature.name}.commands" for feature in FEATURES if feature.has_commands)
-    for module in (*of_features, *_OF_THE_SERVICE):
+    for module in (f"{_CLI}.service", *of_features, f"{_CLI}.skeleton", f"{_CLI}.command"):
         for title, commands in import_module(module).COMMANDS.items():
             for command in commands:
                 index[title][command.name] = [module, short_help(command)]

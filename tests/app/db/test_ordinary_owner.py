@@ -123,7 +123,7 @@ STATEMENTS = {
     "cancel of a running job": "UPDATE dl_jobs SET cancel_requested = true WHERE job_id = '<running>'",
     "no attempts": "UPDATE dl_jobs SET max_attempts = 0 WHERE job_id = '<queued>'",
     "requeue": "UPDATE dl_jobs SET status = 'queued' WHERE job_id = '<running>'",
-    "limit": "SELECT dl_apply_limits(ARRAY['<queued>'::uuid], '{}')",
+    "limit": "SELECT dl_apply_limits(ARRAY['<queued>'::uuid], '{}', true)",
     "wake-up of limited jobs": "SELECT dl_wake_limited('{one}')",
     "end of a parent": f"UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = '<parent>'; {DECIDE}",
     "retry of a parent": f"UPDATE dl_jobs SET status = 'failed' WHERE job_id = '<parent>'; {DECIDE}"

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
@@ -268,9 +267,8 @@ def test_enqueue_in_caller_transaction_commits_with_it(queue_db, commits):
 def test_refusal_in_caller_transaction_raises_our_error(queue_db):
     own = queue_db.connect()
 
-    with pytest.raises(InvalidJob) as caught:
+    with pytest.raises(InvalidJob, match="max_attempts must be 1 or more"):
         JobQueue(BorrowedConnection(own)).enqueue(NewJob(**REQUEST, max_attempts=-1))
 
-    assert isinstance(caught.value.__cause__, psycopg2.Error)
     own.rollback()
     assert JobQueue(BorrowedConnection(own)).enqueue(NewJob(**REQUEST)).created

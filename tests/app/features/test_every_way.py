@@ -23,11 +23,12 @@ from dataloader.app.features.graphs import acts as graph_acts
 from dataloader.app.features.jobs import acts as job_acts
 from dataloader.app.features.limits import acts as limit_acts
 from dataloader.app.features.queues import acts as queue_acts
+from dataloader.app.http.jobs import acts as core_acts
 from tests.support.api_server import serving
 from tests.support.databases import execute_sql
 from tests.support.real_service import query_rows
 
-ACTS = (graph_acts, job_acts, limit_acts, queue_acts)
+ACTS = (core_acts, graph_acts, job_acts, limit_acts, queue_acts)
 OK, REFUSED_BY_PAGE = 303, (404, 409, 422)
 
 

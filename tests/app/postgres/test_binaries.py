@@ -258,9 +258,10 @@ def code_for_everyone(folder: Path) -> Path:
     """The room's code and the wheel, where any account can read them."""
     code = folder / "code"
     if not code.exists():
-        shutil.copytree(ROOM, code / "app" / "postgres", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOM, code / "dataloader" / "app" / "postgres", ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("__init__.py", "errors.py"):
-            shutil.copy(ROOM.parent / name, code / "app")
+            shutil.copy(ROOM.parent / name, code / "dataloader" / "app")
+        (code / "dataloader" / "__init__.py").touch()
         copy_wheel(code)
     return code
 

@@ -159,8 +159,9 @@ def test_sweep_unblocks_forgotten_jobs(queue_db, hot):
 
 def test_sweep_skips_busy_keys_and_visits_all_in_turn(queue_db):
     for key in ("", "a", "b", "c", "d"):
-        queue_db.enqueue_and_claim(key)
-        queue_db.enqueue(key)
+        queue_db.insert(key)
+        assert len(queue_db.claim()) == 1
+        queue_db.insert(key)
         assert queue_db.claim() == []
     assert queue_db.queue.repair_blocked(after="", recently_repaired=[]).unblocked == ()
     queue_db.sql("DELETE FROM dl_jobs WHERE status = 'running' AND lock_key <> 'c'")

@@ -9,9 +9,9 @@ import psycopg2
 import pytest
 from psycopg2 import extensions as ext
 
-from dataloader.app.db import connection as connections
 from dataloader.app.queue.attempt_sessions import attempt_application_name
 from dataloader.pipelines.contract import TaskOptions
+from dataloader.workers.connections import check_options
 from dataloader.workers.connections.check_options import CHECK_OPTIONS, OptionSupport, probe_options
 from dataloader.workers.isolation import environment
 from dataloader.workers.isolation.environment import ConnectionCheck
@@ -38,7 +38,7 @@ def test_server_accepts_the_settings_and_uses_them(empty_dsn):
 
 
 def test_server_that_does_not_know_a_setting_refuses(empty_dsn, monkeypatch):
-    monkeypatch.setattr(connections, "CHECK_OPTIONS", "-c no_such_setting=2s")
+    monkeypatch.setattr(check_options, "CHECK_OPTIONS", "-c no_such_setting=2s")
 
     assert probe_options(empty_dsn, 2) is OptionSupport.REFUSED
     assert probe_options(ext.make_dsn(empty_dsn, options="-c work_mem=1MB"), 2) is OptionSupport.REFUSED

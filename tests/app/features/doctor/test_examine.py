@@ -23,7 +23,7 @@ from tests.support.databases import another_role, execute_sql
 from tests.support.pgbouncer import running_pgbouncer
 from tests.support.queue_fixture import QueueFixture
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 OF_TESTS = {"fsync", "full_page_writes", "synchronous_commit", "autovacuum"}  # off, so that tests are quick
 Examined = Callable[..., list[Finding]]
 

@@ -15,6 +15,12 @@ from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.databases import execute_sql
 
 
+@pytest.fixture
+def own_dsn(dsn: str) -> str:
+    """The database of the client."""
+    return dsn
+
+
 def test_refused_edit_marks_its_fields(client, trigger):
     job_id = trigger()
 

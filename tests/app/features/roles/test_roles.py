@@ -26,7 +26,12 @@ from tests.support import eventually, free_port
 from tests.support.databases import another_role
 from tests.support.remedies import find_problems
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture
+def dsn(own_dsn: str) -> str:
+    return own_dsn
 
 
 @pytest.fixture
