@@ -50,12 +50,18 @@ def operations_text() -> str:
 
 def index_text() -> str:
     """The commands by the titles of the help: name, module, and the line about it."""
-    index: dict[str, dict[str, list[str]]] = {title: {} for title in GROUPS}
-    of_features = (f"{_FEATURES}.{feature.name}.commands" for feature in FEATURES if feature.has_commands)
-    for module in (f"{_CLI}.service", *of_features, f"{_CLI}.skeleton", f"{_CLI}.command"):
-        for title, commands in import_module(module).COMMANDS.items():
-            for command in commands:
-                index[title][command.name] = [module, short_help(command)]
+    index: dict[str, dict[str, list[str]]] = {}
+    of_features = [f"{_FEATURES}.{feature.name}.commands" for feature in FEATURES if feature.has_commands]
+    own = [f"{_CLI}.{name}" for name in ("service", "skeleton", "command")]
+    for title in GROUPS:
+        modules = (
+            own + of_features if title == GROUPS[0] else of_features + own
+        )  # those of the service's processes first
+        index[title] = {
+            command.name: [module, short_help(command)]
+            for module in modules
+            for command in import_module(module).COMMANDS.get(title, ())
+        }
     return _text(index)
 
 
