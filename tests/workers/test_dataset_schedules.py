@@ -136,7 +136,7 @@ def test_an_update_that_commits_after_the_job_of_an_earlier_one_began_makes_anot
         (found,) = read.schedules
         firing = schedule_db.duty.plan(found, read.now, read.updates[found.schedule_id])
         fired = threads.submit(Schedules(QueueFixture(schedule_db.queue.dsn).session).fire, [firing])
-        eventually(lambda: schedule_db.queue.fetch_row("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
+        schedule_db.queue.wait_for_lock_waiters()
         settling.commit()
         assert len(fired.result(30)) == 1, "its job begins after the update"
     assert len(schedule_db.queue.claim()) == 1
