@@ -59,11 +59,11 @@ def test_a_line_is_json_where_no_person_reads():
 
 def test_a_line_is_text_on_a_terminal():
     with speaking(Terminal(), colour=False) as out:
-        get("dataloader.workers.reaper").info("reaper.requeued", count=3, empty="", told="a b", args={"a": [1]})
+        get("dataloader.workers.reaper").info("reaper.requeued", count=3, empty="", reason="a b", args={"a": [1]})
 
     assert re.fullmatch(
         r"""\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\+00:00 INFO    dataloader.workers.reaper: reaper.requeued """
-        r"""count=3 empty="" told="a b" args=\{"a": \[1\]\}\n""",
+        r"""count=3 empty="" reason="a b" args=\{"a": \[1\]\}\n""",
         out.getvalue(),
     )
 
