@@ -4,8 +4,9 @@
     def set_limit(call: Call, name: str, body: LimitSetting) -> ChangedLimit:
         '''Create or replace a limit.'''
 
-The annotation of `body` is the model of the request, that of the result the response; the docstring describes the
-operation. A request passes `web.py`: it validates the body, performs the act, and writes the audit line after it.
+The annotations of `body` and `query` are the models of the request, that of the result the response; the docstring
+describes the operation. A request passes `web.py`: it validates the body, performs the act, and writes the audit line
+after it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from pydantic import BaseModel
 
 from dataloader.app.acts.known_names import NameCheck
 from dataloader.app.db.statements import Executor
+from dataloader.app.http.options import WebOptions
 from dataloader.pipelines.contract import Pipelines
 
 _PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Call:
     """The request that performs an act."""
 
@@ -32,6 +34,8 @@ class Call:
     actor: str  # the name of the caller
     names: NameCheck
     pipelines: Pipelines
+    options: WebOptions
+    event: str | None  # of the audit line, by default the act's name; None: nothing was changed, so there is no line
     strict: bool = False  # refuse the name of a queue or task that is not known
     if_version: str | None = None  # change what has this version, and nothing else
     audited: dict[str, Any] = field(default_factory=dict)  # more fields of the audit line, from what was changed
@@ -54,20 +58,25 @@ class Act:
     path: str  # below /api/v1, as Flask writes it
     perform: Callable[..., Any]
     body: type[BaseModel] | None
+    query: type[BaseModel] | None
     response: Any
     problems: Sequence[Any]
     may_name_unknown: bool  # it takes names of queues and tasks that are not known, unless the call is strict
     unaudited: Collection[str]  # fields of the body that the audit file leaves out
     if_match: bool  # a request may name the version that it changes
+    has_version: bool  # the response has the `version` of what was changed, which is its ETag
+    audited_as: Mapping[str, str]  # the names that parameters of the path have in the audit line, where they differ
 
     @property
     def parameters(self) -> list[str]:
         """The names in its path."""
         return parameters_of(self.path)
 
-    def audit_fields(self, path: Mapping[str, Any], body: BaseModel | None) -> dict[str, Any]:
-        values = {} if body is None else body.model_dump(exclude=set(self.unaudited), exclude_none=True)
-        return {**path, **values}
+    def audit_fields(self, path: Mapping[str, Any], *models: BaseModel | None) -> dict[str, Any]:
+        fields = {self.audited_as.get(name, name): value for name, value in path.items()}
+        for model in models:
+            fields |= {} if model is None else model.model_dump(exclude=set(self.unaudited), exclude_none=True)
+        return fields
 
 
 def parameters_of(path: str) -> list[str]:
@@ -83,8 +92,10 @@ def act(
     may_name_unknown: bool = False,
     unaudited: Collection[str] = (),
     if_match: bool = False,
+    has_version: bool = False,
+    audited_as: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], Act]:
-    """Make an act of a function, whose parameters are the call, those of the path, and `body` where it has one."""
+    """Make an act of a function, whose parameters are the call, those of the path, and `body` and `query` if any."""
 
     def decorate(function: Callable[..., Any]) -> Act:
         types = get_type_hints(function)
@@ -94,11 +105,14 @@ def act(
             path=path,
             perform=function,
             body=types.get("body"),
+            query=types.get("query"),
             response=types["return"],
             problems=problems,
             may_name_unknown=may_name_unknown,
             unaudited=unaudited,
             if_match=if_match,
+            has_version=has_version,
+            audited_as=audited_as or {},
         )
 
     return decorate

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, get_args
+from typing import Any
 
 from flask import Response
 from pydantic import BaseModel, Field, create_model
@@ -18,19 +19,21 @@ from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.middleware import audit_action
-from dataloader.app.http.problems import InvalidRequest, ProblemCode
-from dataloader.app.http.routing import ApiBlueprint, if_match_version
+from dataloader.app.http.options import WebOptions
+from dataloader.app.http.problems import InvalidRequest, ProblemCode, RequestRejected
+from dataloader.app.http.routing import ApiBlueprint, VersionedResponse, if_match_version
 from dataloader.app.http.schemas import StrictQuery
 from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to
-from dataloader.app.ui.forms import parse_duration, parse_number, validate_form
+from dataloader.app.ui.forms import parse_form, text_fields
 from dataloader.pipelines.contract import Pipelines
 
 
 class ActRunner:
     """Performs acts in the request that is being handled."""
 
-    def __init__(self, executor: Executor, pipelines: Pipelines) -> None:
-        self._executor, self._pipelines, self._names = executor, pipelines, NameCheck(executor, pipelines)
+    def __init__(self, executor: Executor, pipelines: Pipelines, options: WebOptions) -> None:
+        self._executor, self._pipelines, self._options = executor, pipelines, options
+        self._names = NameCheck(executor, pipelines)
 
     def perform(
         self,
@@ -38,19 +41,31 @@ class ActRunner:
         path: Mapping[str, Any],
         body: BaseModel | None = None,
         *,
+        query: BaseModel | None = None,
         strict: bool = False,
         if_version: str | None = None,
     ) -> Any:
-        call = Call(self._executor, current_actor().name, self._names, self._pipelines, strict, if_version)
-        result = act.perform(call, **path, **({} if body is None else {"body": body}))
-        audit_action(act.name, **(act.audit_fields(path, body) | call.audited))
+        call = Call(
+            executor=self._executor,
+            actor=current_actor().name,
+            names=self._names,
+            pipelines=self._pipelines,
+            options=self._options,
+            event=act.name,
+            strict=strict,
+            if_version=if_version,
+        )
+        models = {name: model for name, model in (("body", body), ("query", query)) if model is not None}
+        result = act.perform(call, **path, **models)
+        if call.event is not None:
+            audit_action(call.event, **(act.audit_fields(path, body, query) | call.audited))
         return result
 
 
 def add_routes(blueprint: ApiBlueprint, acts: Iterable[Act], runner: ActRunner) -> None:
     for act in acts:
         problems = (*act.problems, ProblemCode.NAME_NOT_FOUND) if act.may_name_unknown else act.problems
-        query = StrictQuery if act.may_name_unknown else None
+        query = StrictQuery if act.may_name_unknown else act.query
         add = blueprint.route(
             act.method, act.path, body=act.body, query=query, response=act.response, problems=problems,
             scope=Scope.OPERATE, if_match=act.if_match,
@@ -61,13 +76,19 @@ def add_routes(blueprint: ApiBlueprint, acts: Iterable[Act], runner: ActRunner) 
 def _handler(act: Act, runner: ActRunner) -> Any:
     @wraps(act.perform)
     def handle(*models: Any, **path: Any) -> Any:
-        body = next((model for model in models if isinstance(model, act.body)), None) if act.body is not None else None
+        body, query = (_of_type(model, models) for model in (act.body, act.query))
         strict = any(isinstance(model, StrictQuery) and model.strict for model in models)
         if_version = if_match_version() if act.if_match else None
-        result = runner.perform(act, path, body, strict=strict, if_version=if_version)
+        result = runner.perform(act, path, body, query=query, strict=strict, if_version=if_version)
+        if act.has_version:
+            return VersionedResponse(result, str(result.version))
         return result.to_dict() if hasattr(result, "to_dict") else result
 
     return handle
+
+
+def _of_type(model: type[BaseModel] | None, parsed: Iterable[BaseModel]) -> BaseModel | None:
+    return None if model is None else next((found for found in parsed if isinstance(found, model)), None)
 
 
 def add_button(
@@ -94,10 +115,16 @@ def add_button(
 
 @dataclass(frozen=True)
 class Choice:
-    """An act that a form can perform, and the fields of its body that the choice itself sets."""
+    """An act that a form can perform, and the fields of its request that the choice itself sets."""
 
     act: Act
     preset: Mapping[str, Any] = field(default_factory=dict)
+    next_url: Callable[[Any], str] | None = None  # the page that follows, from the result; None: that of the form
+    confirm: str = ""  # what the form says until its box `confirmed` is ticked
+
+    @property
+    def models(self) -> list[type[BaseModel]]:
+        return [model for model in (self.act.body, self.act.query) if model is not None]
 
 
 def add_form(
@@ -110,59 +137,55 @@ def add_form(
     page_url: str,
     page: Callable[..., Response],
     default: str | None = None,
+    problems: Sequence[ProblemCode] = (),
 ) -> None:
     """Add the form `name`, whose field `action` chooses the act; its other fields are those of the acts."""
     first = next(iter(choices.values())).act
 
     in_path = parameters_of(path)
 
-    def submit(form: Any, **path_values: Any) -> None:
+    def submit(form: Any, **path_values: Any) -> Response | None:
         choice = choices[parse_choice("action", form.action, tuple(choices))]
+        if choice.confirm and form.confirmed != "yes":
+            raise InvalidForm.at_field("confirmed", choice.confirm)
         act = choice.act
         path_values |= {name: getattr(form, name) for name in act.parameters if name not in in_path}
-        body = None if act.body is None else _parse_body(act.body, form, choice.preset)
-        try:
-            runner.perform(act, path_values, body, strict=form.create != "yes")
-        except NameNotFound as error:
-            raise InvalidForm.from_errors(FieldError(*item) for item in error.fields.items()) from None
-        except InvalidRequest as error:
-            raise InvalidForm.from_errors(error.errors) from None
+        body, query = (parse_form(model, form, choice.preset, pages.formatter.zone) for model in (act.body, act.query))
+        with refusing_form():
+            strict = act.may_name_unknown and form.create != "yes"
+            result = runner.perform(act, path_values, body, query=query, strict=strict)
+        return None if choice.next_url is None else redirect_to(choice.next_url(result))
 
     submit.__name__, submit.__doc__ = name, first.perform.__doc__
-    pages.action(path, form=_form_model(choices.values(), default, in_path), page_url=page_url, page=page)(submit)
+    form_model = _form_model(choices.values(), default, in_path)
+    pages.action(path, form=form_model, page_url=page_url, page=page, problems=problems)(submit)
 
 
-def _form_model(choices: Iterable[Choice], default: str | None, in_path: Sequence[str]) -> type[FormModel]:
-    """The texts of a form: the acts' parameters that are not in its path, and the fields of their bodies."""
+@contextmanager
+def refusing_form() -> Iterator[None]:
+    """Turn what refuses a request into an InvalidForm, with the errors at their fields."""
+    try:
+        yield
+    except NameNotFound as error:
+        raise InvalidForm.from_errors(FieldError(*item) for item in error.fields.items()) from None
+    except InvalidRequest as error:
+        raise InvalidForm.from_errors(error.errors) from None
+    except RequestRejected as error:
+        raise InvalidForm(str(error) or error.code.description) from None
+
+
+def _form_model(choices: Collection[Choice], default: str | None, in_path: Sequence[str]) -> type[FormModel]:
+    """The texts of a form: the acts' parameters that are not in its path, and the fields of their requests."""
     fields: dict[str, Any] = {}
     for choice in choices:
         asked = (parameter for parameter in choice.act.parameters if parameter not in in_path)
         fields |= {parameter: (FormText, Field(min_length=1)) for parameter in asked}
-        of_body = {} if choice.act.body is None else choice.act.body.model_fields
-        fields |= {
-            field_name: (FormText, Field("", description=info.description))
-            for field_name, info in of_body.items()
-            if field_name not in choice.preset
-        }
+        for model in choice.models:
+            fields |= {name: text for name, text in text_fields(model).items() if name not in choice.preset}
     fields["action"] = (FormText, Field(... if default is None else default, description="What to do."))
-    fields["create"] = (FormText, Field("", description="yes: accept the name of a queue or task that is not known."))
+    if any(choice.confirm for choice in choices):
+        fields["confirmed"] = (FormText, Field("", description="yes: do what cannot be undone."))
+    if any(choice.act.may_name_unknown for choice in choices):
+        create = "yes: accept the name of a queue or task that is not known."
+        fields["create"] = (FormText, Field("", description=create))
     return create_model("ActForm", __base__=FormModel, **fields)
-
-
-def _parse_body(model: type[BaseModel], form: FormModel, preset: Mapping[str, Any]) -> BaseModel:
-    """Parse the texts of a form as the model's types: numbers, durations (`…_sec`) or texts. Raises InvalidForm."""
-    values: dict[str, Any] = dict(preset)
-    for field_name, info in model.model_fields.items():
-        raw = getattr(form, field_name, "")
-        if field_name in preset:
-            continue
-        if field_name.endswith("_sec"):
-            seconds = parse_duration(field_name, raw)
-            values[field_name] = int(seconds) if seconds is not None and seconds.is_integer() else seconds
-        else:
-            values[field_name] = parse_number(raw) if _is_number(info.annotation) else raw or None
-    return validate_form(model, values)
-
-
-def _is_number(annotation: Any) -> bool:
-    return annotation in (int, float) or any(_is_number(part) for part in get_args(annotation) if part is not None)

@@ -74,7 +74,7 @@ def create_app(
         features=features,
         queue_settings=QueueSettingsCache(QueueControl(queue.executor), own_worker),
         watcher=JobWatcher(options.max_waiters, closing),
-        runner=ActRunner(queue.executor, pipelines),
+        runner=ActRunner(queue.executor, pipelines, options),
         closing=closing,
         pool=pool,
         probe=probe,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from functools import partial
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, overload
 
 from pydantic import BaseModel, Field, ValidationError
 
 from dataloader.app import wording
 from dataloader.app.acts.known_names import NameCheck
-from dataloader.app.http.json_io import FieldError
+from dataloader.app.http.json_io import MAX_JSON_DEPTH, FieldError
 from dataloader.app.http.schemas import field_errors
-from dataloader.app.ui.base import FormModel, FormText, InvalidForm
+from dataloader.app.ui.base import FormModel, FormText, InvalidForm, parse_fields, parse_json_object, parse_time
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _UNIT_SEC = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -47,6 +50,73 @@ def validate_form(model: type[_Model], values: Mapping[str, Any], *, names: Mapp
         raise InvalidForm.from_errors(
             FieldError(known.get(found.field, found.field), found.message) for found in field_errors(error)
         ) from None
+
+
+def text_fields(model: type[BaseModel]) -> dict[str, Any]:
+    """The texts of a form for each field of a model, as `create_model` takes them."""
+    return {
+        name: (
+            FormText if _types(info.annotation).isdisjoint({dict, list}) else str,
+            Field("", description=info.description),
+        )
+        for name, info in model.model_fields.items()
+    }
+
+
+@overload
+def parse_form(model: None, form: BaseModel, preset: Mapping[str, Any], zone: str) -> None: ...
+@overload
+def parse_form(model: type[_Model], form: BaseModel, preset: Mapping[str, Any], zone: str) -> _Model: ...
+def parse_form(model: type[_Model] | None, form: BaseModel, preset: Mapping[str, Any], zone: str) -> _Model | None:
+    """Make the model of a form's texts and of values that are preset. Raises InvalidForm."""
+    if model is None:
+        return None
+    texts = {name: getattr(form, name, "") for name in model.model_fields if name not in preset}
+    return validate_form(model, {**parse_texts(model, texts, zone), **preset})
+
+
+def parse_texts(model: type[BaseModel], texts: Mapping[str, str], zone: str) -> dict[str, Any]:
+    """Parse texts as the types of a model's fields; empty ones are left out.
+
+    A field `…_sec` is a duration, a list has one item a line or between commas, a time without an offset is in the
+    zone. Raises InvalidForm with the errors of all fields.
+    """
+    fields = {name: text.strip() for name, text in texts.items() if text.strip()}
+    return parse_fields({
+        name: partial(_parse_text, name, _types(model.model_fields[name].annotation), text, zone)
+        for name, text in fields.items()
+    })  # fmt: skip
+
+
+def _parse_text(name: str, types: Collection[Any], text: str, zone: str) -> Any:
+    if dict in types:
+        value, errors = parse_json_object(name, text, MAX_JSON_DEPTH)
+        if errors:
+            raise InvalidForm.from_errors(errors)
+        return value
+    if list in types:
+        return [line.strip() for line in text.replace(",", "\n").splitlines() if line.strip()]
+    if datetime in types:
+        moment = parse_time(name, text, zone)
+        return moment and moment.isoformat()
+    if bool in types:
+        return text == "yes"
+    if not {int, float} & set(types):
+        return text
+    number = parse_duration(name, text) if name.endswith("_sec") else parse_number(text)
+    if isinstance(number, str):
+        raise InvalidForm.at_field(name, f"{text!r} is not a {'number' if float in types else 'whole number'}")
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+def _types(annotation: Any) -> set[Any]:
+    """The types of a field, without limits and alternatives."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _types(arguments[0])
+    if origin in (Union, UnionType):
+        return set().union(*map(_types, arguments))
+    return {origin or annotation}
 
 
 def validate_fields(

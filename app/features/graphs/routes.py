@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from dataloader.app.acts.web import ActRunner, add_routes
+from dataloader.app.acts.web import add_routes
 from dataloader.app.features.graphs.acts import cancel_graph, retry_graph
 from dataloader.app.features.graphs.rows import MAX_EDGES, MAX_JOBS, Graph, GraphPage, Graphs, NewGraphJob
 from dataloader.app.http.auth.api_keys import Scope
@@ -178,5 +178,5 @@ def create_graphs_blueprint(site: Site) -> ApiBlueprint:
         edges = [edge for edge in graph.edges if edge.child_id in shown and edge.parent_id in shown]
         return replace(graph, jobs=visible, edges=edges)
 
-    add_routes(blueprint, (retry_graph, cancel_graph), ActRunner(queue.executor, pipelines))
+    add_routes(blueprint, (retry_graph, cancel_graph), site.runner)
     return blueprint

@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from dataloader.app.acts.web import ActRunner, add_routes
+from dataloader.app.acts.web import add_routes
 from dataloader.app.features.jobs.acts import clone_job, delete_job
 from dataloader.app.features.jobs.edits import JobEditor
 from dataloader.app.features.jobs.job_detail import JobDetail, JobReader
@@ -85,7 +85,7 @@ def create_edits_blueprint(site: Site) -> ApiBlueprint:
         audit_action("job.edited", job_id=job.id, fields=sorted(body.model_fields_set))
         return detail_response(reader, job.id)
 
-    add_routes(blueprint, (clone_job, delete_job), ActRunner(queue.executor, pipelines))
+    add_routes(blueprint, (clone_job, delete_job), site.runner)
     return blueprint
 
 

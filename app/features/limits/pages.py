@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.acts.web import ActRunner, Choice, add_form
+from dataloader.app.acts.web import Choice, add_form
 from dataloader.app.features.limits.acts import delete_breaker, delete_limit, set_breaker, set_limit
 from dataloader.app.features.limits.breakers import Breakers, BreakerState, BreakerStatus
 from dataloader.app.features.limits.rows import Limits
@@ -29,9 +29,9 @@ class LimitsPageQuery(FormModel):
 
 
 def create_limits_page(site: Site) -> ApiBlueprint:
-    source, pipelines, options = site.executor, site.pipelines, site.options
+    source, options = site.executor, site.options
     pages = PageRenderer("limits_page", options)
-    limits, breakers, runner = Limits(source), Breakers(source), ActRunner(source, pipelines)
+    limits, breakers, runner = Limits(source), Breakers(source), site.runner
 
     @pages.page("/limits", query=LimitsPageQuery)
     def show_limits(query: LimitsPageQuery | None = None) -> Response:

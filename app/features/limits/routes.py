@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dataloader.app.acts.web import ActRunner, add_routes
+from dataloader.app.acts.web import add_routes
 from dataloader.app.features.limits.acts import delete_breaker, delete_limit, set_breaker, set_limit
 from dataloader.app.features.limits.breakers import Breakers, BreakerStatus
 from dataloader.app.features.limits.rows import LimitHolder, Limits, LimitStatus
@@ -32,9 +32,8 @@ class BreakerList:
 
 
 def create_limits_blueprint(site: Site) -> ApiBlueprint:
-    executor, pipelines = site.executor, site.pipelines
     blueprint = ApiBlueprint("limits", "/api/v1", problems=DATABASE_PROBLEMS)
-    limits = Limits(executor)
+    limits = Limits(site.executor)
 
     @blueprint.get("/limits", response=LimitList, scope=Scope.READ, standby=True)
     def list_limits() -> LimitList:
@@ -51,14 +50,13 @@ def create_limits_blueprint(site: Site) -> ApiBlueprint:
         """Get a limit with the jobs that hold it."""
         return LimitDetail(**vars(limits.status(name)), holders=limits.holders(name))
 
-    add_routes(blueprint, (set_limit, delete_limit), ActRunner(executor, pipelines))
+    add_routes(blueprint, (set_limit, delete_limit), site.runner)
     return blueprint
 
 
 def create_breakers_blueprint(site: Site) -> ApiBlueprint:
-    executor, pipelines = site.executor, site.pipelines
     blueprint = ApiBlueprint("breakers", "/api/v1", problems=DATABASE_PROBLEMS)
-    breakers = Breakers(executor)
+    breakers = Breakers(site.executor)
 
     @blueprint.get("/breakers", response=BreakerList, scope=Scope.READ, standby=True)
     def list_breakers() -> BreakerList:
@@ -75,5 +73,5 @@ def create_breakers_blueprint(site: Site) -> ApiBlueprint:
         """Get the circuit breaker of a task."""
         return breakers.status(task)
 
-    add_routes(blueprint, (set_breaker, delete_breaker), ActRunner(executor, pipelines))
+    add_routes(blueprint, (set_breaker, delete_breaker), site.runner)
     return blueprint

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from dataloader.app.acts.audit_log import AuditEntry, AuditLog
 from dataloader.app.acts.known_names import NameCheck
-from dataloader.app.acts.web import ActRunner
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.queues.acts import REMOVABLE, QueueSettingsEdit, change_queue_settings
 from dataloader.app.features.queues.charts import QueueChart
@@ -67,7 +66,7 @@ class QueuePageQuery(FormModel):
 def create_queues_page(site: Site) -> ApiBlueprint:
     source, pipelines, options = site.executor, site.pipelines, site.options
     pages = PageRenderer("queues_page", options)
-    runner = ActRunner(source, pipelines)
+    runner = site.runner
     queues, limits = Queues(source), Limits(source)
     statistics, audit, names = Statistics(source), AuditLog(source), NameCheck(source, pipelines)
 

@@ -14,7 +14,7 @@ from flask import Response, g, request
 from pydantic import Field
 
 from dataloader.app.acts.known_names import NameCheck
-from dataloader.app.acts.web import ActRunner, Choice, add_form
+from dataloader.app.acts.web import Choice, add_form
 from dataloader.app.errors import BreakerNotFound
 from dataloader.app.features.backfills.changes import BackfillEditor
 from dataloader.app.features.backfills.slices_page import GridFields, make_grid
@@ -265,7 +265,7 @@ def create_tasks_page(site: Site) -> ApiBlueprint:
         return redirect_to(f"/jobs/{made.job_id}")
 
     add_form(
-        pages, "/breakers/<path:task>", "act_on_task", _BREAKER_CHOICES, ActRunner(queue.executor, pipelines),
+        pages, "/breakers/<path:task>", "act_on_task", _BREAKER_CHOICES, site.runner,
         page_url="/tasks/{task}", page=lambda task: render_task(name=task),
     )  # fmt: skip
     return pages.blueprint

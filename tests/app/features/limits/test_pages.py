@@ -30,7 +30,7 @@ def test_limit_is_created_shown_for_a_change_and_deleted(client, pool):
     ("values", "field", "message"),
     [
         ({"name": "a b*", "concurrency": "1"}, "name", "which only a prefix may precede"),
-        ({"name": "api", "concurrency": "few"}, "concurrency", "valid integer"),
+        ({"name": "api", "concurrency": "few"}, "concurrency", "is not a whole number"),
         ({"name": "api", "rate": "0"}, "rate", "greater than or equal to 1"),
         ({"name": "api", "rate": "1", "per_sec": "soon"}, "per_sec", "is not a duration"),
     ],
