@@ -1,54 +1,22 @@
-"""Each act by each way: the request, the form and the command do the same, and refuse the same.
-
-By each way an act is performed in a database of the same rows. Compared are the rows that it changes, the changes in
-the audit table, and the line in the audit file; of a request that is refused, that nothing changes and the message.
-"""
+"""Each act by each way: the request, the form and the command do the same, and refuse the same."""
 
 from __future__ import annotations
 
-import html
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-from uuid import UUID
+from collections.abc import Iterator
 
 import pytest
-import requests
-from click.testing import CliRunner
 
-from dataloader.app.acts.act import Act
-from dataloader.app.cli.command import cli
 from dataloader.app.features.graphs import acts as graph_acts
 from dataloader.app.features.jobs import acts as job_acts
 from dataloader.app.features.limits import acts as limit_acts
 from dataloader.app.features.queues import acts as queue_acts
 from dataloader.app.http.jobs import acts as core_acts
 from tests.support.api_server import serving
-from tests.support.databases import execute_sql
-from tests.support.real_service import query_rows
+from tests.support.every_way import Case, acts_of, check_every_way
 
 ACTS = (core_acts, graph_acts, job_acts, limit_acts, queue_acts)
-OK, REFUSED_BY_PAGE = 303, (404, 409, 422)
-
-
-@dataclass(frozen=True)
-class Case:
-    """An act with values, by each way."""
-
-    act: str
-    request: tuple[str, str, Mapping[str, Any] | None]  # method, path, body
-    form: tuple[str, Mapping[str, str]]
-    command: Sequence[str]
-    table: str
-    before: str = ""  # SQL
-    refused: str = ""  # the message; empty: it is done
-    audit: Mapping[str, Any] = field(default_factory=dict)
-
-
 LIMIT = "INSERT INTO dl_limits (name, concurrency) VALUES ('api', 1);"
 BREAKER = "INSERT INTO dl_breakers (task, failures) VALUES ('load', 3);"
-TABLES = "dl_limits, dl_breakers, dl_workers, dl_queues, dl_jobs, dl_graphs, dl_audit"
 JOB, GRAPH, WORKER = (f"01900000-0000-7000-8000-00000000000{n}" for n in (1, 2, 3))
 QUEUED = f"INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES ('{JOB}', 'etl', 'load', 'k');"
 FAILED = QUEUED.replace("lock_key)", "lock_key, status, finished_at)").replace("'k')", "'k', 'failed', now())")
@@ -193,74 +161,16 @@ CASES = {
 }  # fmt: skip
 
 
-def by_request(url: str, case: Case) -> tuple[bool, str]:
-    method, path, body = case.request
-    response = requests.request(method, f"{url}/api/v1{path}", json=body, timeout=30)
-    return response.ok, str(response.json().get("detail", ""))
-
-
-def by_form(url: str, case: Case) -> tuple[bool, str]:
-    path, fields = case.form
-    response = requests.post(url + path, data=fields, allow_redirects=False, timeout=30)
-    assert response.status_code in (OK, *REFUSED_BY_PAGE), response.text
-    text = html.unescape(re.sub(r"<[^>]+>", " ", response.text))
-    return response.status_code == OK, " ".join(text.split())
-
-
-def by_command(url: str, case: Case) -> tuple[bool, str]:
-    result = CliRunner().invoke(cli, [*case.command, "--url", url])
-    return result.exit_code == 0, " ".join(result.output.split())
-
-
-WAYS: Mapping[str, Callable[[str, Case], tuple[bool, str]]] = {
-    "request": by_request, "form": by_form, "command": by_command,
-}  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def url(shared_dsn: str) -> Iterator[str]:
     with serving(shared_dsn) as address:
         yield address
 
 
-def comparable(value: Any) -> Any:
-    """Ids as texts."""
-    return str(value) if isinstance(value, UUID) else value
-
-
-def rows_of(dsn: str, table: str) -> list[Any]:
-    times_and_actors = ["changed_at", "opened_at", "failed_at", "created_at", "changed_by"]
-    times_and_actors += ["finished_at", "available_at", "started_at", "seen_at", "job_id"]
-    return query_rows(dsn, f"SELECT to_jsonb(t) - %s::text[] FROM {table} t", times_and_actors)
-
-
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_way_does_the_same(case: Case, url: str, shared_dsn: str, captured: pytest.LogCaptureFixture):
-    outcomes = {}
-    for way, perform in WAYS.items():
-        execute_sql(shared_dsn, f"TRUNCATE {TABLES} CASCADE; {case.before}")
-        rows_before = rows_of(shared_dsn, case.table)
-        captured.clear()
-        done, text = perform(url, case)
-        lines = [
-            (record.getMessage(), {name: comparable(vars(record).get("fields", {}).get(name)) for name in case.audit})
-            for record in captured.records
-            if record.name == "dataloader.audit" and record.getMessage() == case.act
-        ]
-        rows = rows_of(shared_dsn, case.table)
-        changes = query_rows(shared_dsn, "SELECT subject, subject_id, before, after FROM dl_audit ORDER BY audit_id")
-        outcomes[way] = (done, rows, lines, len(changes))
-        assert done is not bool(case.refused), f"{way}: {text}"
-        if case.refused:
-            assert case.refused in text, way
-            assert (rows, changes) == (rows_before, []), way
-
-    expected_lines = [] if case.refused else [(case.act, dict(case.audit))]
-    assert outcomes["request"][2] == expected_lines
-    assert outcomes == dict.fromkeys(WAYS, outcomes["request"])
+    check_every_way(case, url, shared_dsn, captured)
 
 
 def test_every_act_has_a_case():
-    names = {value.name for module in ACTS for value in vars(module).values() if isinstance(value, Act)}
-
-    assert names == {case.act for case in CASES.values()}
+    assert acts_of(*ACTS) == {case.act for case in CASES.values()}
