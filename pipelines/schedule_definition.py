@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -29,16 +30,25 @@ from dataloader.pipelines.context import Interval
 from dataloader.pipelines.limits import check_limits
 from dataloader.pipelines.partitions import Partitions, Slice, partitions_from_json
 from dataloader.pipelines.retry import policy_from_json
+from dataloader.pipelines.schedule_fields import (
+    MAX_DATASET_BYTES,
+    MAX_DATASETS,
+    MAX_EXCLUDED,
+    SCHEDULE_FIELDS,
+    CatchUp,
+    Kind,
+    Need,
+    Overlap,
+    ScheduleField,
+    Times,
+)
 from dataloader.pipelines.schedule_templates import check_template, fill_template
-from dataloader.pipelines.schedule_times import EPOCH, Timing
+from dataloader.pipelines.schedule_times import EPOCH, Timing, timing_fields
 from dataloader.pipelines.schedules import schedules_of
 from dataloader.pipelines.task import DEFAULT_QUEUE, Task
 
-Overlap = Literal["queue", "skip", "cancel", "allow"]
-CatchUp = Literal["last", "all", "skip"]
-_MAX_DAYS = 31 * 86_400
-_MAX_NAME_BYTES, _MAX_DATASET_BYTES = 1_000, 500
-_INT4_MAX = 2_147_483_647
+_MAX_NAME_BYTES = 1_000
+Value = TypeVar("Value")
 
 
 def _parse_moment(value: Any) -> Any:
@@ -59,21 +69,47 @@ def _parse_day(value: Any) -> Any:
         raise PydanticCustomError("day", "is no day of the calendar, such as 2030-01-31") from None
 
 
-def _check_name(value: str | None) -> str | None:
-    if value is not None and (not value.strip() or "\0" in value or len(value.encode()) > _MAX_NAME_BYTES):
+def _check_name(value: str) -> str:
+    if not value.strip() or "\0" in value or len(value.encode()) > _MAX_NAME_BYTES:
         raise PydanticCustomError("name", "is a text of 1 to 1,000 bytes that is not blank")
     return value
 
 
-Value = TypeVar("Value")
+def _checked(value: Value, check: Callable[[], object]) -> Value:
+    try:
+        check()
+    except (ValueError, TypeError) as error:
+        message = str(error).removeprefix("expression: ").removeprefix("zone: ")
+        raise PydanticCustomError("schedule", "{reason}", {"reason": message}) from None
+    return value
+
+
+def _check_zone(value: str) -> str:
+    return _checked(value, lambda: Timing(kind="interval", expression="60", zone=value))
+
+
+def _check_expression(value: str, info: ValidationInfo) -> str:
+    kind = info.data.get("kind")
+    return value if kind in (None, "dataset") else _checked(value, lambda: Timing(kind=kind, expression=value))
+
+
+def _check_datasets(value: list[str]) -> list[str]:
+    are_names = all(name.strip() and len(name.encode()) <= MAX_DATASET_BYTES for name in value)
+    if not are_names or len(set(value)) < len(value):
+        raise PydanticCustomError("after", "names datasets, each once, with 1 to 500 bytes")
+    return value
+
+
+def _checking(check: Callable[[Any], object]) -> AfterValidator:
+    return AfterValidator(lambda value: _checked(value, lambda: check(value)))
+
+
 Moment = Annotated[
     datetime | None,
     BeforeValidator(_parse_moment),
     WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}),
 ]
 Day = Annotated[date, BeforeValidator(_parse_day), WithJsonSchema({"type": "string", "format": "date"})]
-Name = Annotated[str | None, AfterValidator(_check_name)]
-Whole = Annotated[int, Field(ge=1, le=_INT4_MAX)]
 
 
 class JobTimes(NamedTuple):
@@ -93,74 +129,35 @@ class JobTimes(NamedTuple):
         }
 
 
-class ScheduleDefinition(BaseModel):
-    """When jobs are made, and which."""
+class DefinitionRules(BaseModel):
+    """What the fields of a schedule mean together. The fields are those of `schedule_fields.py`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    task: Annotated[str, AfterValidator(_check_name)] = Field(description="The task of its jobs.")
-    kind: Literal["cron", "interval", "dataset"] = Field(
-        "cron", description="cron: at times of a clock; interval: by elapsed time; dataset: when datasets are updated."
-    )
-    zone: str = Field("UTC", description="The IANA time zone of its times and days.")
-    expression: str = Field(
-        "",
-        validate_default=True,
-        description="Of cron five fields, such as `0 6 * * *`, or @daily; of an interval a number of seconds.",
-    )
-    anchor: Moment = Field(None, description="An interval counts from here; null: from 1970.")
-    gap: Literal["after", "skip"] = Field(
-        "after", description="A time that a clock change leaves out: after it, or not."
-    )
-    fold: Literal["first", "second", "both"] = Field("first", description="A time that a clock change repeats.")
-    jitter_sec: Annotated[int, Field(ge=0, le=86_400)] = Field(
-        0, description="Jobs start up to so many seconds later, always the same for one time."
-    )
-    starts_at: Moment = Field(None, description="No job for earlier times.")
-    ends_at: Moment = Field(None, description="No job for later times.")
-    excluded: list[Day] = Field([], max_length=1_000, description="Days without a job.")
-    after: list[str] = Field([], max_length=20, description="The datasets whose updates make jobs.")
-    need: Literal["all", "any"] = Field("all", description="all of these datasets, or one, since its last job.")
-    args: dict[str, Any] = Field(
-        {}, description="The args of its jobs; texts may have placeholders, as {interval_start:%Y-%m-%d}."
-    )
-    queue: Name = Field(None, description="The queue of its jobs; null: the task's.")
-    lock_key: Name = Field(None, description="null: the task's, or else one of the schedule.")
-    priority: Annotated[int, Field(ge=0, le=_INT4_MAX)] = 100
-    max_attempts: Whole = 5
-    lease_ttl_sec: Whole | None = None
-    time_limit_sec: Whole | None = None
-    retry: dict[str, Any] | None = None
-    limits: dict[str, int] | None = None
-    fair_key: Name = None
-    catch_up: CatchUp = Field(
-        "last", description="Of times that no process fired within grace_sec: the latest, all of them, or none."
-    )
-    catch_up_max: Annotated[int, Field(ge=1, le=10_000)] = Field(100, description="At most so many, the latest ones.")
-    catch_up_window_sec: Annotated[int, Field(ge=1, le=366 * 86_400)] = Field(
-        7 * 86_400, description="None that are older."
-    )
-    grace_sec: Annotated[int, Field(ge=1, le=_MAX_DAYS)] = Field(60, description="A later time counts as missed.")
-    overlap: Overlap = Field(
-        "queue",
-        description="While an earlier job is queued or running: wait behind it, skip this one, cancel it, or run both.",
-    )
-    partitions: dict[str, Any] | None = Field(None, description="The slices of the task, as it declares them.")
+    if TYPE_CHECKING:  # the fields that code reads by name
+        task: str
+        kind: Times
+        zone: str  # None in a request: `definition_from` fills it in
+        jitter_sec: int
+        starts_at: datetime | None
+        ends_at: datetime | None
+        excluded: list[date]
+        after: list[str]
+        need: Need
+        args: dict[str, Any]
+        queue: str | None
+        lock_key: str | None
+        lease_ttl_sec: int | None
+        limits: dict[str, int] | None
+        fair_key: str | None
+        catch_up: CatchUp
+        catch_up_max: int
+        catch_up_window_sec: int
+        grace_sec: int
+        overlap: Overlap
+        partitions: dict[str, Any] | None
 
-    @field_validator("zone")
-    @classmethod
-    def _check_zone(cls, value: str | None) -> str | None:
-        if value is None:  # in a request: the service's
-            return None
-        return _checked(value, lambda: Timing(kind="interval", expression="60", zone=value))
-
-    @field_validator("expression")
-    @classmethod
-    def _check_expression(cls, value: str, info: ValidationInfo) -> str:
-        kind = info.data.get("kind")
-        return value if kind in (None, "dataset") else _checked(value, lambda: Timing(kind=kind, expression=value))
-
-    @field_validator("ends_at")
+    @field_validator("ends_at", check_fields=False)
     @classmethod
     def _check_end(cls, value: datetime | None, info: ValidationInfo) -> datetime | None:
         starts_at = info.data.get("starts_at")
@@ -168,42 +165,8 @@ class ScheduleDefinition(BaseModel):
             raise PydanticCustomError("end", "is not later than starts_at")
         return value
 
-    @field_validator("args")
-    @classmethod
-    def _check_args(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return _checked(value, lambda: check_template(value))
-
-    @field_validator("lock_key", "fair_key")
-    @classmethod
-    def _check_template(cls, value: str | None) -> str | None:
-        return value if value is None else _checked(value, lambda: check_template(value))
-
-    @field_validator("retry")
-    @classmethod
-    def _check_retry(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        return value if value is None else _checked(value, lambda: policy_from_json(value))
-
-    @field_validator("limits")
-    @classmethod
-    def _check_limits(cls, value: dict[str, int] | None) -> dict[str, int] | None:
-        return value if value is None else _checked(value, lambda: check_limits(value))
-
-    @field_validator("after")
-    @classmethod
-    def _check_after(cls, value: list[str]) -> list[str]:
-        if any(not name.strip() or len(name.encode()) > _MAX_DATASET_BYTES for name in value) or len(set(value)) < len(
-            value
-        ):
-            raise PydanticCustomError("after", "names datasets, each once, with 1 to 500 bytes")
-        return value
-
-    @field_validator("partitions")
-    @classmethod
-    def _check_partitions(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        return value if value is None else _checked(value, lambda: partitions_from_json(value))
-
     @model_validator(mode="after")
-    def _check_kind(self) -> ScheduleDefinition:
+    def _check_kind(self) -> DefinitionRules:
         if (self.kind == "dataset") != bool(self.after):
             raise PydanticCustomError("kind", "after names the datasets of kind dataset, and of no other")
         if self.kind == "dataset" and self.excluded:
@@ -215,17 +178,7 @@ class ScheduleDefinition(BaseModel):
         """None: datasets make its jobs."""
         if self.kind == "dataset":
             return None
-        return Timing(
-            kind=self.kind,
-            expression=self.expression,
-            zone=self.zone,
-            anchor=self.anchor,
-            gap=self.gap,
-            fold=self.fold,
-            starts_at=self.starts_at,
-            ends_at=self.ends_at,
-            excluded=frozenset(self.excluded),
-        )
+        return Timing(**timing_fields(vars(self)))
 
     def is_within_bounds(self, at: datetime) -> bool:
         at = at.astimezone(UTC)
@@ -259,6 +212,58 @@ class ScheduleDefinition(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """The zone, and the fields that differ from their defaults."""
         return {"zone": self.zone, **self.model_dump(mode="json", exclude_defaults=True)}
+
+
+_TYPES: Mapping[Kind, Any] = {
+    Kind.TASK: Annotated[str, AfterValidator(_check_name)],
+    Kind.ZONE: Annotated[str, AfterValidator(_check_zone)],
+    Kind.EXPRESSION: Annotated[str, AfterValidator(_check_expression)],
+    Kind.NAME: Annotated[str, AfterValidator(_check_name)],
+    Kind.TEMPLATE: Annotated[str, AfterValidator(_check_name), _checking(check_template)],
+    Kind.MOMENT: Moment,
+    Kind.DAYS: Annotated[list[Day], Field(max_length=MAX_EXCLUDED)],
+    Kind.DATASETS: Annotated[list[str], Field(max_length=MAX_DATASETS), AfterValidator(_check_datasets)],
+    Kind.ARGS: Annotated[dict[str, Any], _checking(check_template)],
+    Kind.RETRY: Annotated[dict[str, Any], _checking(policy_from_json)],
+    Kind.LIMITS: Annotated[dict[str, int], _checking(check_limits)],
+    Kind.PARTITIONS: Annotated[dict[str, Any], _checking(partitions_from_json)],
+}
+
+
+def _type_of(field: ScheduleField) -> Any:
+    if field.kind is Kind.CHOICE:
+        return Literal[tuple(field.choices)]
+    if field.kind in (Kind.NUMBER, Kind.SECONDS):
+        return Annotated[int, Field(ge=field.minimum, le=field.maximum)]
+    return _TYPES[field.kind]
+
+
+def _field_of(field: ScheduleField) -> tuple[Any, Any]:
+    """The type of a field and its default, as `create_model` takes them."""
+    if field.kind is Kind.TASK:
+        return _type_of(field), Field(description=field.description)
+    is_optional = field.default is None and field.kind is not Kind.MOMENT  # whose type allows null
+    default: Any = list(field.default) if isinstance(field.default, tuple) else field.default
+    return _type_of(field) | None if is_optional else _type_of(field), Field(
+        default, validate_default=field.kind is Kind.EXPRESSION, description=field.description
+    )
+
+
+def changed_field(field: ScheduleField) -> tuple[Any, Any]:
+    """The same in a request that changes a schedule, where null leaves it as it is."""
+    return _type_of(field) | None, Field(None, description=field.description)
+
+
+if TYPE_CHECKING:
+    ScheduleDefinition = DefinitionRules
+else:
+    ScheduleDefinition = create_model(
+        "ScheduleDefinition",
+        __base__=DefinitionRules,
+        __module__=__name__,
+        __doc__="When jobs are made, and which.",
+        **{name: _field_of(field) for name, field in SCHEDULE_FIELDS.items()},
+    )
 
 
 def times_by_hand(
@@ -336,11 +341,8 @@ def fill_job(
         "task": definition.task,
         "lock_key": lock_key,
         "args": args,
-        "priority": definition.priority,
-        "max_attempts": definition.max_attempts,
+        **{name: getattr(definition, name) for name, field in SCHEDULE_FIELDS.items() if field.of_job},
         "lease_ttl_sec": definition.lease_ttl_sec or default_lease_sec,
-        "time_limit_sec": definition.time_limit_sec,
-        "retry": definition.retry,
         "limits": limits,
         "live_key": live_key,
         "logical_at": times.logical_at.isoformat(),
@@ -358,15 +360,6 @@ def fill_job(
 def slice_live_key(task: str, partition: str) -> str:
     """The live key of jobs that load a slice: one at a time has it."""
     return f"slice:{task}:{partition}"
-
-
-def _checked(value: Value, check: Callable[[], object]) -> Value:
-    try:
-        check()
-    except (ValueError, TypeError) as error:
-        message = str(error).removeprefix("expression: ").removeprefix("zone: ")
-        raise PydanticCustomError("schedule", "{reason}", {"reason": message}) from None
-    return value
 
 
 def definition_from(values: Mapping[str, Any], *, zone: str) -> ScheduleDefinition:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from dataloader.pipelines.schedule_definition import CatchUp
+from dataloader.pipelines.schedule_fields import CatchUp
 from dataloader.pipelines.schedule_times import Timing
 
 MAX_FIRINGS = 100  # of one schedule in one step; the rest follow in the next

@@ -7,20 +7,18 @@ in UTC: two times of one zone would be compared by their wall clocks.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from itertools import islice
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
+from dataloader.pipelines.schedule_fields import Fold, Gap
 from dataloader.pipelines.zone_clock import find_zone
-
-Gap = Literal["after", "skip"]
-Fold = Literal["first", "second", "both"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_INTERVAL_SEC = 366 * 86_400
@@ -245,6 +243,13 @@ class Timing:
     def _exists(self, at: datetime) -> bool:
         """Whether a clock shows this time."""
         return at.astimezone(UTC).astimezone(self._zone).replace(tzinfo=None) == at.replace(tzinfo=None)
+
+
+def timing_fields(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """What a timing takes of the fields of a schedule."""
+    names = {field.name for field in fields(Timing)}
+    of_timing = {name: value for name, value in definition.items() if name in names}
+    return of_timing | {"excluded": frozenset(definition.get("excluded", ()))}
 
 
 def _check_cron(text: str) -> None:

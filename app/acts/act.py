@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel
@@ -81,6 +82,12 @@ class Act:
 
 def parameters_of(path: str) -> list[str]:
     return _PARAMETER.findall(path)
+
+
+def acts_of(module: ModuleType) -> list[Act]:
+    """The acts that a module defines, in their order."""
+    found = (value for value in vars(module).values() if isinstance(value, Act))
+    return [act for act in found if act.perform.__module__ == module.__name__]
 
 
 def act(

@@ -138,10 +138,13 @@ def add_form(
     page: Callable[..., Response],
     default: str | None = None,
     problems: Sequence[ProblemCode] = (),
+    summary: str = "",
 ) -> None:
-    """Add the form `name`, whose field `action` chooses the act; its other fields are those of the acts."""
-    first = next(iter(choices.values())).act
+    """Add the form `name`, whose field `action` chooses the act; its other fields are those of the acts.
 
+    `summary` is what it does, by default that of its first act.
+    """
+    first = next(iter(choices.values())).act
     in_path = parameters_of(path)
 
     def submit(form: Any, **path_values: Any) -> Response | None:
@@ -156,7 +159,7 @@ def add_form(
             result = runner.perform(act, path_values, body, query=query, strict=strict)
         return None if choice.next_url is None else redirect_to(choice.next_url(result))
 
-    submit.__name__, submit.__doc__ = name, first.perform.__doc__
+    submit.__name__, submit.__doc__ = name, summary or first.perform.__doc__
     form_model = _form_model(choices.values(), default, in_path)
     pages.action(path, form=form_model, page_url=page_url, page=page, problems=problems)(submit)
 

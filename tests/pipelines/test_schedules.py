@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
@@ -13,9 +12,9 @@ import pytest
 
 from dataloader.pipelines.contract import Daily, Pipelines, load_tasks, schedule
 from dataloader.pipelines.retry import Fixed
-from dataloader.pipelines.schedule_definition import ScheduleDefinition, definition_from
+from dataloader.pipelines.schedule_definition import definition_from
 from dataloader.pipelines.schedule_times import Timing
-from dataloader.pipelines.schedules import ScheduleDeclaration, schedules_of
+from dataloader.pipelines.schedules import schedules_of
 
 
 @pytest.fixture
@@ -89,13 +88,10 @@ def test_declaration_is_a_definition_of_a_schedule(known):
     assert defined["interval"].timing == Timing(kind="interval", expression="60", zone="Asia/Tokyo")
 
 
-def test_defaults_of_a_declaration_are_those_of_a_definition():
-    fields = {field.name: field.default for field in dataclasses.fields(ScheduleDeclaration)}
-    model = {name: field.default for name, field in ScheduleDefinition.model_fields.items()}
-    filled_in = {"name", "off", "zone", "kind", "args", "excluded", "after", "priority", "max_attempts"}
+def test_option_at_its_default_is_not_declared(known):
+    known.register("t")(schedule(every=60, gap="after", jitter=0, excluded=[], catch_up_max=100)(lambda args: None))
 
-    assert fields.keys() - model.keys() == {"name", "off"}
-    assert {n: v for n, v in fields.items() if n not in filled_in} == {n: model[n] for n in fields.keys() - filled_in}
+    assert definitions(known)["t"] == {"task": "t", "kind": "interval", "expression": "60"}
 
 
 def test_schedule_that_is_off_says_so(known):
@@ -205,15 +201,15 @@ def test_task_without_schedule_declares_none(known):
         ({"catch_up": "none"}, "catch_up is one of last, all, skip"),
         ({"overlap": "buffer"}, "overlap is one of queue, skip, cancel, allow"),
         ({"need": "some"}, "need is one of all, any"),
-        ({"jitter": -1}, "jitter_sec is a whole number from 0 to 86,400, not -1"),
-        ({"jitter": True}, "jitter_sec is a whole number"),
-        ({"jitter": 86_401}, "jitter_sec is a whole number"),
+        ({"jitter": -1}, "jitter is a whole number of seconds from 0, not -1"),
+        ({"jitter": True}, "jitter is a number of seconds"),
+        ({"jitter": 86_401}, "jitter is a whole number of seconds from 0 to 86,400"),
         ({"catch_up_max": 0}, "catch_up_max is a whole number from 1"),
         ({"catch_up_window": 0}, "catch_up_window is a whole number of seconds"),
         ({"grace": "x"}, "grace is a number of seconds"),
         ({"priority": -1}, "priority is a whole number from 0"),
         ({"max_attempts": 0}, "max_attempts is a whole number from 1"),
-        ({"time_limit": 1.5}, "time_limit_sec is a whole number"),
+        ({"time_limit": 1.5}, "time_limit is a whole number of seconds"),
         ({"queue": " "}, "queue is a text"),
         ({"lock_key": "a\nb"}, "lock_key is a text"),
         ({"starts": "2026-01-01"}, "starts is a time with its UTC offset"),
@@ -230,6 +226,7 @@ def test_task_without_schedule_declares_none(known):
         ({"limits": {"a*": 1}}, "limits: "),
         ({"limits": {"a": 0}}, "limits: the weight of 'a'"),
         ({"retry": 5}, "retry: kind must be one of"),
+        ({"color": "red"}, "'color' is no option of a schedule; it has zone, "),
         ({"off": 1}, "off is True or False, not 1"),
         ({"cron": "0 6 * *"}, "expression: a cron expression has five fields"),
         ({"cron": "0 25 * * *"}, "expression: '25' is no valid hour"),

@@ -10,7 +10,6 @@ import html
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +17,6 @@ import pytest
 import requests
 from click.testing import CliRunner
 
-from dataloader.app.acts.act import Act
 from dataloader.app.cli.command import cli
 from tests.support.databases import execute_sql
 from tests.support.real_service import query_rows
@@ -113,8 +111,3 @@ def comparable(value: Any) -> Any:
 
 def rows_of(dsn: str, case: Case) -> list[Any]:
     return query_rows(dsn, f"SELECT to_jsonb(t) - %s::text[] FROM {case.table} t", [*TIMES_AND_ACTORS])
-
-
-def acts_of(*modules: ModuleType) -> set[str]:
-    """The names of the acts in these modules."""
-    return {value.name for module in modules for value in vars(module).values() if isinstance(value, Act)}

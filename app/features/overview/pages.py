@@ -10,7 +10,8 @@ from flask import Response
 from dataloader.app.features.jobs.job_search import Filter, JobSearch, JobSummary
 from dataloader.app.features.overview.problems import ProblemReader, Situation, count_open, find_problems
 from dataloader.app.features.queues.rows import QueueStatus
-from dataloader.app.features.schedules.changes import ScheduleEditor
+from dataloader.app.features.schedules.calendar import is_frequent
+from dataloader.app.features.schedules.reader import ScheduleReader
 from dataloader.app.features.schedules.rows import Schedule
 from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.features.statistics.throughput import Throughput
@@ -29,7 +30,7 @@ def create_overview_page(site: Site) -> ApiBlueprint:
     source, pipelines, options = site.executor, site.pipelines, site.options
     pages = PageRenderer("overview_page", options)
     reader, search, statistics = ProblemReader(source), JobSearch(source), Statistics(source)
-    editor = ScheduleEditor(source, pipelines, options)
+    schedules = ScheduleReader(source, pipelines, options)
 
     @pages.page("/")
     def show_overview() -> Response:
@@ -39,7 +40,7 @@ def create_overview_page(site: Site) -> ApiBlueprint:
         shown = now.running[:MAX_RUNNING_SHOWN]
         starts = search.attempt_starts(shown)
         throughput = Throughput.from_chart(statistics.chart("24h", has_depths=False))
-        due, frequent = _split_due(editor)
+        due, frequent = _split_due(schedules)
         is_new = not _has_jobs(now) and not throughput.has_ended and not search.page(Filter(), limit=1).jobs
 
         def row(job: JobSummary) -> tuple[JobSummary, datetime | None, dict[str, Any] | None]:
@@ -73,12 +74,12 @@ def create_overview_page(site: Site) -> ApiBlueprint:
     return pages.blueprint
 
 
-def _split_due(editor: ScheduleEditor) -> tuple[list[Schedule], list[Schedule]]:
+def _split_due(reader: ScheduleReader) -> tuple[list[Schedule], list[Schedule]]:
     """The schedules that fire next, and those that fire hourly or more often, which would hide the others."""
     rare: list[Schedule] = []
     frequent: list[Schedule] = []
-    for schedule in editor.schedules.due_next(limit=_MAX_DUE_READ):
-        (frequent if editor.is_frequent(schedule) else rare).append(schedule)
+    for schedule in reader.schedules.due_next(limit=_MAX_DUE_READ):
+        (frequent if is_frequent(reader, schedule) else rare).append(schedule)
     return rare[:_MAX_DUE_SHOWN], frequent
 
 

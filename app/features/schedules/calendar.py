@@ -1,189 +1,106 @@
-"""The calendar: what schedules made and will make, by month and by day."""
+"""What schedules made in ranges of time, and what they will make."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta
-from itertools import groupby, pairwise
-from typing import Any
-from zoneinfo import ZoneInfo
+from bisect import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from heapq import merge
+from itertools import groupby
 
-from flask import Response
-from pydantic import Field
+from dataloader.app.features.schedules.reader import ScheduleReader
+from dataloader.app.features.schedules.rows import CalendarFiring, Schedule
+from dataloader.app.http.problems import InvalidRequest
+from dataloader.pipelines.schedule_times import EPOCH, Timing
 
-from dataloader.app.errors import ScheduleNotFound
-from dataloader.app.features.schedules.changes import Calendar, ScheduleEditor
-from dataloader.app.features.schedules.pages import shown_as
-from dataloader.app.http.routing import ApiBlueprint
-from dataloader.app.http.site import Site
-from dataloader.app.ui.base import FormModel, FormText, PageRenderer
-from dataloader.pipelines.schedule_times import FREQUENT_TIMES
+_STEP = timedelta(minutes=1)  # requests within it use the same planned times
+_MAX_COMPUTED_TIMES = 20_000  # for one calendar
 
-_DAYS_OF_WEEK = 7
-_SCHEDULES_LISTED = 500  # by the filter
-_ENTRIES_SHOWN = 8  # of a day in the month
-_TIMES_READ, _TIMES_LISTED = 100, 500  # of a day, in the month and in its own list
-_WORST_FIRST = ("failed", "lost", "canceled", "skipped", "running", "ready", "succeeded", "scheduled")
-_OUTCOMES = {"failed": ("failed", "lost"), "skipped": ("skipped",), "planned": ("scheduled",)}
+Range = tuple[datetime, datetime]  # without its end
 
 
-class CalendarFields(FormModel):
-    """What the calendar shows."""
-
-    month: FormText = Field("", description="A month such as 2026-01; empty: this one.")
-    day: FormText = Field("", description="A day such as 2026-01-31: its list.")
-    schedule: FormText = Field("", description="Only this schedule.")
-    outcome: FormText = Field("", description="Only what failed, was skipped, or is planned.")
-    every: FormText = Field("", description="yes: each time, also of what fires hourly or more often.")
-
-
-@dataclass(kw_only=True, slots=True)
-class CalendarEntry:
-    """Times of a schedule on a day: one, or several as one line. `state` is the worst of them."""
-
-    at: datetime
+@dataclass(frozen=True, kw_only=True)
+class FutureFiring:
     schedule: str
-    state: str
-    job_id: Any = None
-    until: datetime | None = None
-    note: str | None = None
-    outcome: str = ""
-    count: int = 1
-    is_cut: bool = False  # there are more than `count`
+    fire_at: datetime
+    note: str | None
 
 
 @dataclass(frozen=True)
-class CalendarDay:
-    day: date
-    is_outside: bool
-    entries: list[CalendarEntry] = field(default_factory=list)
-    more: int = 0
+class Calendar:
+    """`complete` is false if there are more entries than are listed."""
+
+    past: list[CalendarFiring]
+    future: list[FutureFiring]
+    complete: bool
 
 
-def create_calendar_page(site: Site) -> ApiBlueprint:
-    source, pipelines, options = site.executor, site.pipelines, site.options
-    pages = PageRenderer("calendar_page", options)
-    editor = ScheduleEditor(source, pipelines, options)
-
-    @pages.page("/calendar", query=CalendarFields)
-    def show_calendar(query: CalendarFields) -> Response:
-        """Show what schedules made and will make: a month as a grid, or a day as a list."""
-        zone = ZoneInfo(pages.formatter.zone)
-        today = datetime.now(zone).date()
-        day = _parse_day(query.day, today) if query.day else None
-        month = day.replace(day=1) if day else _parse_day(query.month and f"{query.month}-01", today.replace(day=1))
-        first, last = (day, day + timedelta(days=1)) if day else (month, _next_month(month))
-        limit = _TIMES_LISTED if day else _TIMES_READ
-        schedules = editor.list_visible()
-        chosen = [schedule for schedule in schedules if query.schedule in ("", schedule.name)]
-        # What fires hourly or more often must not take the places of the others.
-        frequent = [schedule for schedule in chosen if editor.is_frequent(schedule)]
-        others = [schedule for schedule in chosen if schedule not in frequent]
-        ranges, is_folded = _ranges(first, last, zone), not day and query.every != "yes"
-        rare = editor.calendar_of(others, ranges, limit=limit, is_filtered=bool(frequent))
-        often = editor.calendar_of(frequent, ranges, limit=limit) if frequent else Calendar([], [], True)
-        names = {schedule.name for schedule in frequent}
-        entries = [entry for entry in (*_entries(rare), *_entries(often)) if _is_chosen(entry, query.outcome)]
-        entries.sort(key=lambda entry: (entry.at, entry.schedule))
-        counts = Counter(entry.state for entry in entries)
-        return pages.render(
-            "calendar.html",
-            query=query,
-            problem=str(ScheduleNotFound(query.schedule)) if query.schedule and not chosen else None,
-            is_complete=rare.complete and (often.complete or is_folded),
-            limit=limit,
-            day=day,
-            month=month,
-            previous=(first - timedelta(days=1)).isoformat()[: 10 if day else 7],
-            following=last.isoformat()[: 10 if day else 7],
-            entries=entries if day else [],
-            weeks=[] if day else _weeks(month, entries, zone, frequent=names if is_folded else None),
-            today=today,
-            counts={state: counts[state] for state in _WORST_FIRST},
-            schedules=schedules[:_SCHEDULES_LISTED],
-        )
-
-    return pages.blueprint
-
-
-def _entries(calendar: Calendar) -> Iterator[CalendarEntry]:
-    """All times, the past ones first; each by itself."""
-    for firing in calendar.past:
-        yield CalendarEntry(
-            at=firing.fire_at, schedule=firing.schedule, state=shown_as(firing), job_id=firing.job_id,
-            until=firing.until, outcome=firing.outcome.value.replace("_", " "),
-        )  # fmt: skip
-    for future in calendar.future:
-        yield CalendarEntry(at=future.fire_at, schedule=future.schedule, state="scheduled", note=future.note)
-
-
-def _is_chosen(entry: CalendarEntry, outcome: str) -> bool:
-    return outcome not in _OUTCOMES or entry.state in _OUTCOMES[outcome]
-
-
-def _weeks(
-    month: date, entries: list[CalendarEntry], zone: ZoneInfo, *, frequent: Collection[str] | None
-) -> list[list[CalendarDay]]:
-    """The weeks of a month, with the days before and after it. `frequent`: the schedules to fold; None: none."""
-    by_day: dict[date, list[CalendarEntry]] = {}
-    for entry in entries:
-        by_day.setdefault(entry.at.astimezone(zone).date(), []).append(entry)
-    begin, weeks = month - timedelta(days=month.weekday()), []
-    while begin < _next_month(month):
-        days = [begin + timedelta(days=n) for n in range(_DAYS_OF_WEEK)]
-        weeks.append([_day(day, month, by_day.get(day, []), frequent) for day in days])
-        begin += timedelta(days=_DAYS_OF_WEEK)
-    return weeks
-
-
-def _day(day: date, month: date, entries: list[CalendarEntry], frequent: Collection[str] | None) -> CalendarDay:
-    shown = entries if frequent is None else _folded(entries, frequent)
-    return CalendarDay(day, day.month != month.month, shown[:_ENTRIES_SHOWN], len(shown[_ENTRIES_SHOWN:]))
-
-
-def _folded(entries: list[CalendarEntry], frequent: Collection[str]) -> list[CalendarEntry]:
-    """One line for each schedule with several times a day; one for all that fire hourly or more often."""
-    lines, often = [], []
-    ordered = sorted(entries, key=lambda entry: (entry.schedule, entry.at))
-    for name, group in groupby(ordered, key=lambda entry: entry.schedule):
-        times = list(group)
-        if name in frequent or len(times) >= FREQUENT_TIMES:
-            often += times
-        elif len(times) == 1:
-            lines += times
-        else:
-            lines.append(_line(name, times))
-    lines.sort(key=lambda entry: (entry.count > 1, entry.at))
-    return [*lines, *([_line("", often)] if often else [])]
-
-
-def _line(name: str, times: list[CalendarEntry]) -> CalendarEntry:
-    state = min((time.state for time in times), key=_WORST_FIRST.index)
-    return CalendarEntry(
-        at=times[0].at, schedule=name, state=state, count=len(times), is_cut=not name and len(times) >= _TIMES_READ
-    )
-
-
-def _parse_day(raw: str, default: date) -> date:
-    """The day; also the default for one at the ends of what a date can be, where the days around it are none."""
+def is_frequent(reader: ScheduleReader, schedule: Schedule) -> bool:
+    """Whether it fires hourly or more often."""
     try:
-        day = date.fromisoformat(raw) if raw else default
-    except ValueError:
-        return default
-    return day if MINYEAR < day.year < MAXYEAR else default
+        timing = reader.definition(schedule).timing
+    except InvalidRequest:
+        return False
+    return timing is not None and timing.is_frequent
 
 
-def _next_month(month: date) -> date:
-    return (month.replace(day=28) + timedelta(days=4)).replace(day=1)
+def read_calendar(
+    reader: ScheduleReader,
+    schedules: Sequence[Schedule],
+    ranges: Sequence[Range],
+    *,
+    limit: int,
+    is_filtered: bool = False,
+) -> Calendar:
+    """What these schedules fired in ranges of time that follow one another, and what they will: the first `limit` of
+    each range. `is_filtered`: other firings do not count; it costs a search for each schedule and range."""
+    names = {schedule.name for schedule in schedules}
+    ids = [schedule.schedule_id for schedule in schedules] if is_filtered or len(schedules) == 1 else None
+    rows = reader.schedules.firings_between(ranges, ids=ids, limit=limit + 1)
+    firsts = [first for first, _ in ranges]
+    by_range = [list(group) for _, group in groupby(rows, lambda firing: bisect(firsts, firing.fire_at))]
+    past = [firing for group in by_range for firing in group[:limit] if firing.schedule in names]
+    timings = tuple(
+        (schedule.name, timing)
+        for schedule in schedules
+        if schedule.next_at is not None and schedule.paused_at is None and schedule.orphaned_at is None
+        if (timing := reader.definition(schedule).timing) is not None
+    )
+    now = reader.schedules.now()
+    minute = now - (now - EPOCH) % _STEP
+    begun = [(max(first, minute), last) for first, last in ranges if first <= now < last]
+    later = [(first, last) for first, last in ranges if first > now]
+    planned = [_planned_times(timings, tuple(some), limit) for some in (begun, later)]
+    future = [time for times, _ in planned for time in times if time.fire_at > now]
+    is_complete = all(len(group) <= limit for group in by_range) and all(complete for _, complete in planned)
+    return Calendar(past, future, is_complete)
 
 
-def _ranges(first: date, last: date, zone: ZoneInfo) -> list[tuple[datetime, datetime]]:
-    """The days from the first to before the last."""
-    midnights = [_midnight(first + timedelta(days=n), zone) for n in range((last - first).days + 1)]
-    return list(pairwise(midnights))
+@lru_cache(maxsize=16)
+def _planned_times(
+    timings: tuple[tuple[str, Timing], ...], ranges: tuple[Range, ...], limit: int
+) -> tuple[tuple[FutureFiring, ...], bool]:
+    """The first times of schedules in each range, and whether these are all. To compute one takes 6 µs."""
+    found: list[FutureFiring] = []
+    computed, is_complete = 0, True
+    for first, last in ranges:
+        shown = 0
+        for fire_at, name, note in merge(*(_times_in(timing, name, first, last) for name, timing in timings)):
+            if shown == limit:
+                is_complete = False
+                break
+            found.append(FutureFiring(schedule=name, fire_at=fire_at, note=note or None))
+            shown += 1
+        computed += shown + len(timings)
+        if computed > _MAX_COMPUTED_TIMES:
+            return tuple(found), is_complete and (first, last) == ranges[-1]
+    return tuple(found), is_complete
 
 
-def _midnight(day: date, zone: ZoneInfo) -> datetime:
-    return datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)
+def _times_in(timing: Timing, name: str, first: datetime, last: datetime) -> Iterator[tuple[datetime, str, str]]:
+    for time in timing.after(first - timedelta(microseconds=1)):  # the first moment belongs to the range
+        if (at := time.at.astimezone(UTC)) >= last:
+            return
+        yield at, name, time.note or ""

@@ -6,7 +6,7 @@ FEATURE = Feature(
     blueprints=(
         "routes.create_schedules_blueprint",
         "pages.create_schedules_page",
-        "calendar.create_calendar_page",
+        "calendar_page.create_calendar_page",
     ),
     navigation=(
         NavLink("Definitions", "Schedules", "/schedules"),

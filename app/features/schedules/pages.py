@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from flask import Response, g
 from pydantic import Field
 
-from dataloader.app.errors import TimeHasFired
-from dataloader.app.features.schedules.changes import PreviewTime, ScheduleDetail, ScheduleEditor, explain, with_secrets
+from dataloader.app.acts.web import Choice, add_form, refusing_form
+from dataloader.app.features.schedules import acts
 from dataloader.app.features.schedules.clock_changes import AffectedSchedule, affected_schedules
-from dataloader.app.features.schedules.form import (
-    ADVANCED_FIELDS,
-    ScheduleFields,
-    changed_values,
-    shown_errors,
-    texts_of,
-)
+from dataloader.app.features.schedules.form import ADVANCED_FIELDS, MAIN_FIELDS, ScheduleFields, input_of, texts_of
+from dataloader.app.features.schedules.reader import Preview, ScheduleDetail, ScheduleReader
 from dataloader.app.features.schedules.rows import Firing, FiringOutcome, Schedule
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
-from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_time, redirect_to
+from dataloader.app.ui.base import FormText, InvalidForm, PageRenderer, parse_time, redirect_to
+from dataloader.app.ui.forms import validate_form
 from dataloader.pipelines.schedule_definition import ScheduleDefinition
 
 T = TypeVar("T")
@@ -47,29 +42,25 @@ class SchedulesQuery(ScheduleFields):
     after_name: FormText = Field("", description="Only schedules after this name.")
 
 
-class ActionForm(FormModel):
-    """An action on a schedule."""
-
-    action: FormText = Field(description="pause, resume, catch_up, run, reset, adopt or delete.")
-    reason: FormText = Field("", description="Why it is paused.")
-    at: FormText = Field("", description="run: for this time; empty: for now.")
-    again: FormText = Field("", description="run: yes to make another job of a time that has fired.")
-    field: FormText = Field("", description="reset: the field; empty: all.")
-    confirmed: FormText = Field("", description="delete: yes.")
-
-
-@dataclass(frozen=True)
-class ShownPreview:
-    """The next times of a schedule that is not saved."""
-
-    explanation: str
-    times: list[PreviewTime]
+_CHOICES = {
+    "pause": Choice(acts.pause_schedule),
+    "resume": Choice(acts.resume_schedule, {"catch_up": False}),
+    "catch_up": Choice(acts.resume_schedule, {"catch_up": True}),
+    "run": Choice(acts.run_schedule, next_url=lambda run: f"/jobs/{run.job_id}"),
+    "reset": Choice(acts.reset_schedule),
+    "adopt": Choice(acts.adopt_schedule),
+    "delete": Choice(
+        acts.delete_schedule,
+        next_url=lambda _: "/schedules",
+        confirm="tick the box to delete the schedule with its firings",
+    ),
+}
 
 
 def create_schedules_page(site: Site) -> ApiBlueprint:
-    source, pipelines, options = site.executor, site.pipelines, site.options
-    pages = PageRenderer("schedules_page", options)
-    editor = ScheduleEditor(source, pipelines, options)
+    pages = PageRenderer("schedules_page", site.options)
+    reader, runner = ScheduleReader(site.executor, site.pipelines, site.options), site.runner
+    of_form: Any = {"input_of": input_of, "main_fields": MAIN_FIELDS, "advanced_fields": ADVANCED_FIELDS}
 
     @pages.page("/schedules", query=SchedulesQuery)
     def show_schedules(query: SchedulesQuery) -> Response:
@@ -79,27 +70,27 @@ def create_schedules_page(site: Site) -> ApiBlueprint:
     def render_schedules(query: SchedulesQuery) -> Response:
         preview, problem = None, None
         if (query.expression or query.after) and g.get("refused_form") is None:
-            preview, problem = _attempt(lambda: _preview_new(editor, query, pages.formatter.zone))
-        everything = editor.list_visible()
+            preview, problem = _attempt(lambda: _preview_new(reader, query, pages.formatter.zone))
+        everything = reader.list_visible()
         text = query.q.strip().casefold()
         found = [each for each in everything if text in each.name.casefold() or text in each.task.casefold()]
         rest = found[next((n for n, each in enumerate(found, 1) if each.name == query.after_name), 0) :]
-        details = [editor.detail(schedule) for schedule in rest[:_SCHEDULES_SHOWN]]
+        details = [reader.detail(schedule) for schedule in rest[:_SCHEDULES_SHOWN]]
         return pages.render(
             "schedules.html",
             schedules=details,
             total=len(everything),
             more=len(rest) - len(details),
             states=Counter(_state(schedule) for schedule in found),
-            firings=editor.schedules.last_firings_of([each.schedule_id for each in details], limit=_LAST_FIRINGS),
-            affected=_affected_by_clock_changes(editor, details),
+            firings=reader.schedules.last_firings_of([each.schedule_id for each in details], limit=_LAST_FIRINGS),
+            affected=_affected_by_clock_changes(reader, details),
             shown_as=shown_as,
             query=query,
             preview=preview,
             problem=problem,
-            task_names=pipelines.names,
-            has_advanced=any(getattr(query, name) for name in ADVANCED_FIELDS),
-            texts=texts_of(ScheduleDefinition.model_construct(task="", zone=options.timezone), options.timezone),
+            task_names=site.pipelines.names,
+            has_advanced=any(getattr(query, field.name) for field in ADVANCED_FIELDS),
+            **of_form,
         )
 
     @pages.action(
@@ -111,10 +102,15 @@ def create_schedules_page(site: Site) -> ApiBlueprint:
     )
     def create_schedule_from_form(form: ScheduleFields) -> Response:
         """Create a schedule."""
-        with shown_errors():
-            values = form.to_values(pages.formatter.zone)
-            schedule = editor.create(form.name.strip(), values, is_paused=form.is_paused == "yes")
-        return redirect_to(f"/schedules/{quote_name(schedule.name)}")
+        values = {
+            **form.to_values(pages.formatter.zone),
+            "name": form.name.strip(),
+            "is_paused": form.is_paused == "yes",
+        }
+        body = validate_form(acts.NewSchedule, values)
+        with refusing_form():
+            runner.perform(acts.create_schedule, {}, body)
+        return redirect_to(f"/schedules/{quote_name(body.name)}")
 
     @pages.page("/schedules/<name>", query=ScheduleFields, problems=(ProblemCode.SCHEDULE_NOT_FOUND,))
     def show_schedule(query: ScheduleFields, name: str) -> Response:
@@ -122,114 +118,79 @@ def create_schedules_page(site: Site) -> ApiBlueprint:
         return render_schedule(name, query)
 
     def render_schedule(name: str, query: ScheduleFields | None = None) -> Response:
-        schedule, zone = editor.get(name), pages.formatter.zone
-        times = list[PreviewTime]()
-        current, problem = _attempt(lambda: editor.definition(schedule))
+        schedule, zone = reader.get(name), pages.formatter.zone
+        query = query or ScheduleFields()
+        current, problem = _attempt(lambda: reader.definition(schedule))
+        times = None
         if current is not None:
-            begin = _attempt(lambda: parse_time("preview_from", query.preview_from if query else "", zone))[0]
-            times = editor.preview(name, current, begin or datetime.now(UTC), _PREVIEW_COUNT)
+            begin, _ = _attempt(lambda: parse_time("preview_from", query.preview_from, zone))
+            times = reader.preview(name, current, begin, _PREVIEW_COUNT).times
         preview, preview_problem = None, None
         sent: Any = texts_of(current, zone) if current else {}
-        if query is not None and query.model_fields_set - {"preview_from"} and g.get("refused_form") is None:
+        if query.model_fields_set - {"preview_from"} and g.get("refused_form") is None:
             sent = query
-            preview, preview_problem = _attempt(lambda: _preview_change(editor, schedule, query, zone))
-        detail = editor.detail(schedule)
+            preview, preview_problem = _attempt(lambda: _preview_change(reader, schedule, query, zone))
+        detail = reader.detail(schedule)
         return pages.render(
             "schedule.html",
             schedule=detail,
             times=times,
             problem=problem,
-            query=query or ScheduleFields(),
+            query=query,
             preview=preview,
             preview_problem=preview_problem,
-            firings=editor.schedules.firings(schedule, limit=_FIRINGS_SHOWN),
-            affected=_affected_by_clock_changes(editor, [detail]),
+            firings=reader.schedules.firings(schedule, limit=_FIRINGS_SHOWN),
+            affected=_affected_by_clock_changes(reader, [detail]),
             shown_as=shown_as,
             differences=_differences(detail),
             sent=sent,
             path=f"/schedules/{quote_name(name)}",
+            **of_form,
         )
 
-    @pages.action(
-        "/schedules/<name>/act",
-        form=ActionForm,
-        page_url=_PAGE_URL,
-        page=render_schedule,
-        problems=(ProblemCode.SCHEDULE_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS),
-    )
-    def act_on_schedule(form: ActionForm, name: str) -> Response | None:
-        """Pause, resume, run, reset, adopt or delete a schedule."""
-        with shown_errors():
-            return _act(editor, form, name, pages.formatter.zone)
+    problems = (ProblemCode.SCHEDULE_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS)
+    add_form(
+        pages, "/schedules/<name>/act", "act_on_schedule", _CHOICES, runner, page_url=_PAGE_URL, page=render_schedule,
+        problems=problems, summary="Pause, resume, run, reset, adopt or delete a schedule.",
+    )  # fmt: skip
 
     @pages.action(
-        "/schedules/<name>/change",
-        form=ScheduleFields,
-        page_url=_PAGE_URL,
-        page=render_schedule,
-        problems=(ProblemCode.SCHEDULE_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS),
+        "/schedules/<name>/change", form=ScheduleFields, page_url=_PAGE_URL, page=render_schedule, problems=problems
     )
     def change_schedule_from_form(form: ScheduleFields, name: str) -> None:
         """Change fields of a schedule."""
-        with shown_errors():
-            changes = changed_values(form, editor.definition(editor.get(name)), pages.formatter.zone)
+        with refusing_form():
+            changes = form.changes(reader.definition(reader.get(name)), pages.formatter.zone)
             if not changes:
                 raise InvalidForm("there is no change")
-            editor.change(name, changes)
+            runner.perform(acts.change_schedule, {"name": name}, acts.FormChange.model_validate(changes))
 
     return pages.blueprint
-
-
-def _act(editor: ScheduleEditor, form: ActionForm, name: str, zone: str) -> Response | None:
-    match form.action:
-        case "pause":
-            editor.pause(name, form.reason or None)
-        case "resume" | "catch_up":
-            editor.resume(name, catch_up=form.action == "catch_up")
-        case "run":
-            try:
-                job_id, _ = editor.run(name, parse_time("at", form.at, zone), again=form.again == "yes")
-            except TimeHasFired as error:
-                raise InvalidForm.at_field("at", f"{error}; tick the box to run it again") from None
-            return redirect_to(f"/jobs/{job_id}")
-        case "reset":
-            editor.reset(name, [form.field] if form.field else None)
-        case "adopt":
-            editor.adopt(name)
-        case "delete" if form.confirmed == "yes":
-            editor.delete(name)
-            return redirect_to("/schedules")
-        case "delete":
-            raise InvalidForm.at_field("confirmed", "tick the box to delete the schedule with its firings")
-        case _:
-            raise InvalidForm(f"{form.action!r} is no action")
-    return None
 
 
 def _attempt(read: Callable[[], T]) -> tuple[T | None, InvalidForm | None]:
     """The value, or why there is none."""
     try:
-        with shown_errors():
+        with refusing_form():
             return read(), None
     except InvalidForm as error:
         return None, error
 
 
-def _preview_new(editor: ScheduleEditor, query: ScheduleFields, zone: str) -> ShownPreview:
-    return _preview(editor, query.name or "new", editor.validate(query.to_values(zone)), query, zone)
+def _preview_new(reader: ScheduleReader, query: ScheduleFields, zone: str) -> Preview:
+    return _preview(reader, query.name, reader.validate(query.to_values(zone)), query, zone)
 
 
-def _preview_change(editor: ScheduleEditor, schedule: Schedule, query: ScheduleFields, zone: str) -> ShownPreview:
-    changes = with_secrets(changed_values(query, editor.definition(schedule), zone), schedule)
-    changed = editor.validate({**schedule.effective_definition, "task": schedule.task, **changes})
-    return _preview(editor, schedule.name, changed, query, zone)
+def _preview_change(reader: ScheduleReader, schedule: Schedule, query: ScheduleFields, zone: str) -> Preview:
+    changes = acts.with_secrets(query.changes(reader.definition(schedule), zone), schedule)
+    changed = reader.validate({**schedule.effective_definition, "task": schedule.task, **changes})
+    return _preview(reader, schedule.name, changed, query, zone)
 
 
 def _preview(
-    editor: ScheduleEditor, name: str, definition: ScheduleDefinition, query: ScheduleFields, zone: str
-) -> ShownPreview:
-    begin = parse_time("preview_from", query.preview_from, zone) or datetime.now(UTC)
-    return ShownPreview(explain(definition), editor.preview(name, definition, begin, _PREVIEW_COUNT))
+    reader: ScheduleReader, name: str, definition: ScheduleDefinition, query: ScheduleFields, zone: str
+) -> Preview:
+    return reader.preview(name, definition, parse_time("preview_from", query.preview_from, zone), _PREVIEW_COUNT)
 
 
 def _state(schedule: Schedule) -> str:
@@ -251,19 +212,12 @@ def _differences(schedule: ScheduleDetail) -> list[tuple[str, Any, Any]]:
     return [(name, schedule.declared.get(name), schedule.definition.get(name)) for name in schedule.differs_from_code]
 
 
-def _affected_by_clock_changes(editor: ScheduleEditor, schedules: Iterable[ScheduleDetail]) -> list[AffectedSchedule]:
+def _affected_by_clock_changes(reader: ScheduleReader, schedules: Iterable[ScheduleDetail]) -> list[AffectedSchedule]:
     """List those of the schedules that fire by a clock and that a near clock change moves or repeats."""
-    definitions = ((schedule.name, _cron_definition(editor, schedule)) for schedule in schedules)
+    definitions = ((schedule.name, reader.definition(schedule)) for schedule in schedules if schedule.explanation)
     timings = (
-        (name, timing)
+        (name, definition.timing)
         for name, definition in definitions
-        if definition is not None and (timing := definition.timing) is not None
+        if definition.timing is not None and definition.kind == "cron"
     )
     return affected_schedules(timings, datetime.now(UTC))
-
-
-def _cron_definition(editor: ScheduleEditor, schedule: ScheduleDetail) -> ScheduleDefinition | None:
-    definition: Mapping[str, Any] = schedule.definition
-    if schedule.explanation is None or (definition.get("kind") or "cron") != "cron":
-        return None
-    return editor.definition(schedule)

@@ -24,8 +24,8 @@ from dataloader.app.features.limits.breakers import Breakers, BreakerStatus
 from dataloader.app.features.quality.pages import check_chart, dataset_path
 from dataloader.app.features.quality.rows import CheckHistory, DataQuality
 from dataloader.app.features.queues.rows import Queues
-from dataloader.app.features.schedules.changes import ScheduleDetail, ScheduleEditor
 from dataloader.app.features.schedules.pages import shown_as
+from dataloader.app.features.schedules.reader import ScheduleDetail, ScheduleReader
 from dataloader.app.features.schedules.rows import Firing, Schedule
 from dataloader.app.features.statistics.charts_page import LineChart
 from dataloader.app.features.statistics.rows import (
@@ -111,7 +111,7 @@ class _TaskReader:
     def __init__(self, queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> None:
         self.statistics, self.quality = Statistics(queue.executor), DataQuality(queue.executor)
         self.breakers, self.queues = Breakers(queue.executor), Queues(queue.executor)
-        self.schedules = ScheduleEditor(queue.executor, pipelines, options)
+        self.schedules = ScheduleReader(queue.executor, pipelines, options)
         self.backfills = BackfillEditor(queue, pipelines, options)
         self._pipelines, self.names = pipelines, NameCheck(queue.executor, pipelines)
         job_counts = JobCounts(queue.executor)
@@ -175,8 +175,11 @@ class _TaskReader:
         return sum(name in worker.tasks for worker in workers)
 
     def schedules_of(self, name: str) -> list[tuple[ScheduleDetail, Firing | None]]:
-        found = self.schedules.list_details(task=name)[:_MAX_SCHEDULES_SHOWN]
-        return [(schedule, next(iter(self.schedules.schedules.firings(schedule, limit=1)), None)) for schedule in found]
+        found = self.schedules.list_visible(task=name)[:_MAX_SCHEDULES_SHOWN]
+        return [
+            (self.schedules.detail(schedule), next(iter(self.schedules.schedules.firings(schedule, limit=1)), None))
+            for schedule in found
+        ]
 
     def grid(self, name: str) -> Any:
         partitions = self.backfills.partitions_of_task(name)

@@ -18,6 +18,7 @@ from flask import Response, g, request
 from pydantic import Field
 
 from dataloader.app.acts.audit_log import AuditEntry, AuditLog
+from dataloader.app.acts.web import ActRunner
 from dataloader.app.db.statements import Executor, open_transaction
 from dataloader.app.features.alerts.rows import Alerts
 from dataloader.app.features.jobs.edits import JobEditor
@@ -25,7 +26,8 @@ from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.queues.rows import Queues
-from dataloader.app.features.schedules.changes import ScheduleEditor
+from dataloader.app.features.schedules.acts import PauseRequest, ResumeQuery, pause_schedule, resume_schedule
+from dataloader.app.features.schedules.reader import ScheduleReader
 from dataloader.app.http.auth.guard import ACTOR, current_actor
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
@@ -131,7 +133,8 @@ class _Undo:
             AuditLog(executor), Queues(executor), Limits(executor), Alerts(executor)
         )  # fmt: skip
         self._breakers, self._jobs, self._queue = Breakers(executor), JobReader(executor), JobQueue(executor)
-        self._editor, self._schedules = JobEditor(executor), ScheduleEditor(executor, pipelines, options)
+        self._editor, self._schedules = JobEditor(executor), ScheduleReader(executor, pipelines, options)
+        self._runner = ActRunner(executor, pipelines, options)
         self._job_versions: dict[str, str] = {}  # of the jobs that were compared
 
     def run(self, entries: list[AuditEntry]) -> None:
@@ -189,9 +192,9 @@ class _Undo:
             case "breaker":
                 self._restore_breaker(entry, name)
             case "schedule" if before.get("paused_at") is None:
-                self._schedules.resume(name, catch_up=False)
+                self._runner.perform(resume_schedule, {"name": name}, query=ResumeQuery())
             case "schedule":
-                self._schedules.pause(name, before.get("paused_reason"))
+                self._runner.perform(pause_schedule, {"name": name}, PauseRequest(reason=before.get("paused_reason")))
             case "worker":
                 self._queues.drain_worker(UUID(name), draining=bool(before["draining"]))
             case "alert":

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import psycopg2
 import pytest
 
-from dataloader.app.features.schedules import calendar
+from dataloader.app.features.schedules import calendar_page
 from dataloader.app.features.schedules import pages as schedules
 from dataloader.app.features.schedules.clock_changes import affected_schedules
 from tests.support.databases import execute_sql
@@ -93,7 +93,7 @@ def test_fields_that_differ_from_code_are_reset(client, dsn):
     page = client.get(PAGE).text
     assert "Differs from code" in page
     assert "Reset expression" in page
-    act(client, "reset", field="expression")
+    act(client, "reset", fields="expression")
     assert "Differs from code" not in client.get(PAGE).text
 
 
@@ -220,8 +220,8 @@ def test_frequent_schedules_hide_no_daily_load(client, dsn, trigger):
 
 
 def test_calendar_shows_the_first_times_of_each_day(client, dsn, monkeypatch):
-    monkeypatch.setattr(calendar, "_TIMES_READ", 3)
-    monkeypatch.setattr(calendar, "_TIMES_LISTED", 5)
+    monkeypatch.setattr(calendar_page, "_TIMES_READ", 3)
+    monkeypatch.setattr(calendar_page, "_TIMES_LISTED", 5)
     for minute in range(4):
         client.post("/schedules", data={**DAILY, "name": f"at {minute}", "expression": f"{minute} */2 * * *"})
     with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
