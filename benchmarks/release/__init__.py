@@ -1,0 +1,1 @@
+"""What this checkout costs, compared with the last release."""
