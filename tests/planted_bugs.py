@@ -134,8 +134,8 @@ BUGS = (
         "tests/app/features/backfills/test_pages.py::test_backfill_shows_why_its_oldest_job_waits",
     ),
     PlantedBug(
-        "frequent schedules hide daily loads", "app/features/schedules/calendar.py",
-        "frequent = [schedule for schedule in chosen if editor.is_frequent(schedule)]", "frequent = []",
+        "frequent schedules hide daily loads", "app/features/schedules/calendar_page.py",
+        "frequent = [schedule for schedule in chosen if is_frequent(reader, schedule)]", "frequent = []",
         "tests/app/features/schedules/test_pages.py::test_frequent_schedules_hide_no_daily_load",
     ),
 )  # fmt: skip

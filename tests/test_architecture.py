@@ -99,7 +99,7 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
     "queues": {"why.explain"},
     "search": {"jobs.job_detail", "jobs.job_lookup", "jobs.job_search"},
     "tasks": {
-        "backfills.changes",
+        "backfills.reader",
         "backfills.slices_page",
         "jobs.start_form",
         "limits.acts",

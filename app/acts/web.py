@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any
 
 from flask import Response
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from dataloader.app.acts.act import Act, Call, parameters_of
 from dataloader.app.acts.known_names import NameCheck
@@ -22,7 +22,7 @@ from dataloader.app.http.middleware import audit_action
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import InvalidRequest, ProblemCode, RequestRejected
 from dataloader.app.http.routing import ApiBlueprint, VersionedResponse, if_match_version
-from dataloader.app.http.schemas import StrictQuery
+from dataloader.app.http.schemas import StrictQuery, field_errors
 from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to
 from dataloader.app.ui.forms import parse_form, text_fields
 from dataloader.pipelines.contract import Pipelines
@@ -165,14 +165,18 @@ def add_form(
 
 
 @contextmanager
-def refusing_form() -> Iterator[None]:
-    """Turn what refuses a request into an InvalidForm, with the errors at their fields."""
+def refusing_form(form_field: Callable[[str], str] = str) -> Iterator[None]:
+    """Turn what refuses a request into an InvalidForm, with the errors at their fields.
+
+    `form_field` gives the field of the form by that of the request, where they differ.
+    """
     try:
         yield
     except NameNotFound as error:
         raise InvalidForm.from_errors(FieldError(*item) for item in error.fields.items()) from None
-    except InvalidRequest as error:
-        raise InvalidForm.from_errors(error.errors) from None
+    except (InvalidRequest, ValidationError) as error:
+        errors = error.errors if isinstance(error, InvalidRequest) else field_errors(error)
+        raise InvalidForm.from_errors(FieldError(form_field(each.field), each.message) for each in errors) from None
     except RequestRejected as error:
         raise InvalidForm(str(error) or error.code.description) from None
 

@@ -9,10 +9,11 @@ from dataloader.app import log
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import BackfillEnded
 from dataloader.app.features.backfills.rows import Backfill, Backfills, BackfillState, is_selected, limit_of
+from dataloader.app.features.backfills.template import definition_of, job_of
 from dataloader.app.queue.job import Status
 from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.partitions import Slice, partitions_from_json
-from dataloader.pipelines.schedule_definition import ScheduleDefinition, fill_job, slice_live_key, times_of_listed
+from dataloader.pipelines.schedule_definition import ScheduleDefinition, slice_live_key
 from dataloader.workers.duties import Duty, DutyContext
 
 _log = log.get(__name__)
@@ -99,24 +100,12 @@ class BackfillsDuty:
             return
 
 
-def definition_of(backfill: Backfill) -> ScheduleDefinition:
-    """The template of its jobs. Raises ValueError."""
-    return ScheduleDefinition.model_validate(
-        {**backfill.template, "kind": "interval", "expression": "60", "task": backfill.task, "queue": backfill.queue}
-    )
-
-
 def backfill_job(
     backfill: Backfill, definition: ScheduleDefinition, part: Slice, tasks: Pipelines, default_lease_sec: int
 ) -> dict[str, Any]:
     """The request of the job of a slice. Raises ValueError."""
-    job = fill_job(
-        definition,
-        times_of_listed(definition, part),
-        tasks.get(backfill.task),
-        default_lease_sec=default_lease_sec,
-        lock_key=slice_live_key(backfill.task, part.key),
-    )
+    lock_key = slice_live_key(backfill.task, part.key)
+    job = job_of(definition, part, tasks, default_lease_sec=default_lease_sec, lock_key=lock_key)
     return job | {
         "backfill_id": str(backfill.backfill_id),
         "producer": f"backfill:{backfill.backfill_id}",

@@ -10,15 +10,12 @@ from uuid import UUID
 from flask import Response, g
 from pydantic import Field
 
+from dataloader.app.acts.web import Choice, add_form, refusing_form
 from dataloader.app.errors import JobNotFound
-from dataloader.app.features.backfills.changes import BackfillEditor, BackfillPlan
-from dataloader.app.features.backfills.forms import (
-    NewBackfillForm,
-    ended_count,
-    extent,
-    parse_concurrency,
-    shown_errors,
-)
+from dataloader.app.features.backfills import acts
+from dataloader.app.features.backfills.forms import NewBackfillForm, ended_count, extent
+from dataloader.app.features.backfills.plan import BackfillPlan
+from dataloader.app.features.backfills.reader import BackfillReader
 from dataloader.app.features.backfills.rows import Backfill, BackfillState, SliceError
 from dataloader.app.features.backfills.slices_page import GridFields, grid_or_problem
 from dataloader.app.features.why.explain import JobExplainer, JobExplanation
@@ -28,7 +25,7 @@ from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.log.masking import mask_secret_fields
 from dataloader.app.queue.job import Status
-from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, can_operate, redirect_to
+from dataloader.app.ui.base import FormText, InvalidForm, PageRenderer, can_operate, redirect_to
 
 _BACKFILLS_SHOWN = 50
 _SLICES_LISTED = 24
@@ -47,13 +44,13 @@ class BackfillsFields(NewBackfillForm):
     open: FormText = Field("", description="yes: only those that have not ended.")
 
 
-class BackfillForm(FormModel):
-    """An action on a backfill."""
-
-    action: FormText = Field(description="pause, resume, retry, change or cancel.")
-    concurrency: FormText = Field("", description="change: how many of its jobs run at a time.")
-    note: FormText = Field("", description="change: the note.")
-    running: FormText = Field("", description="cancel: yes to cancel its running jobs too.")
+_CHOICES = {
+    "pause": Choice(acts.pause_backfill),
+    "resume": Choice(acts.resume_backfill),
+    "retry": Choice(acts.retry_backfill),
+    "change": Choice(acts.change_backfill),
+    "cancel": Choice(acts.cancel_backfill),
+}
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,9 @@ class Pace:
 
 
 def create_backfills_page(site: Site) -> ApiBlueprint:
-    queue, pipelines, options = site.queue, site.pipelines, site.options
-    pages = PageRenderer("backfills_page", options)
-    editor, explainer = BackfillEditor(queue, pipelines, options), JobExplainer(queue.executor)
+    pages = PageRenderer("backfills_page", site.options)
+    reader = BackfillReader(site.executor, site.pipelines, site.options)
+    runner, explainer = site.runner, JobExplainer(site.executor)
 
     @pages.page("/backfills", query=BackfillsFields)
     def show_backfills(query: BackfillsFields) -> Response:
@@ -80,11 +77,11 @@ def create_backfills_page(site: Site) -> ApiBlueprint:
         problem = None
         if can_operate() and query.task and (query.first or query.keys) and g.get("refused_form") is None:
             try:
-                with shown_errors():
-                    plan = editor.create(query.to_request(dry_run=True)).plan
+                with refusing_form(query.form_field):
+                    plan = runner.perform(acts.create_backfill, {}, query.to_request(dry_run=True)).plan
             except InvalidForm as error:
                 problem = error
-        found = editor.newest(task=query.task or None, is_open=query.open == "yes", limit=_BACKFILLS_SHOWN)
+        found = reader.newest(task=query.task or None, is_open=query.open == "yes", limit=_BACKFILLS_SHOWN)
         return pages.render(
             "backfills.html",
             backfills=found,
@@ -94,8 +91,8 @@ def create_backfills_page(site: Site) -> ApiBlueprint:
             modes=_MODES,
             ended_count=ended_count,
             extent=extent,
-            task_names=pipelines.names,
-            partitioned=[task.name for task in pipelines if task.options.partitions is not None],
+            task_names=site.pipelines.names,
+            partitioned=[task.name for task in site.pipelines if task.options.partitions is not None],
         )
 
     @pages.action(
@@ -107,10 +104,9 @@ def create_backfills_page(site: Site) -> ApiBlueprint:
     )
     def create_backfill_from_form(form: NewBackfillForm) -> Response:
         """Create a backfill."""
-        with shown_errors(slices_field="keys" if form.keys.strip() else "first"):
-            created = editor.create(form.to_request(dry_run=False)).backfill
-        assert created is not None  # noqa: S101 - it is no dry run
-        return redirect_to(f"/backfills/{created.backfill_id}")
+        with refusing_form(form.form_field):
+            created = runner.perform(acts.create_backfill, {}, form.to_request(dry_run=False))
+        return redirect_to(f"/backfills/{created.backfill.backfill_id}")
 
     @pages.page("/backfills/<uuid:backfill_id>", query=GridFields, problems=(ProblemCode.BACKFILL_NOT_FOUND,))
     def show_backfill(query: GridFields, backfill_id: UUID) -> Response:
@@ -118,9 +114,9 @@ def create_backfills_page(site: Site) -> ApiBlueprint:
         return render_backfill(backfill_id, query)
 
     def render_backfill(backfill_id: UUID, query: GridFields) -> Response:
-        backfill = editor.get(backfill_id)
-        partitions = editor.partitions_of(backfill)
-        grid, problem = (None, "") if partitions is None else grid_or_problem(editor, backfill.task, partitions, query)
+        backfill = reader.get(backfill_id)
+        partitions = reader.partitions_of(backfill)
+        grid, problem = (None, "") if partitions is None else grid_or_problem(reader, backfill.task, partitions, query)
         return pages.render(
             "backfill.html",
             backfill=backfill,
@@ -130,58 +126,38 @@ def create_backfills_page(site: Site) -> ApiBlueprint:
             extent=extent(backfill),
             ended=ended_count(backfill),
             grid=grid,
-            bad=_bad_slices(editor, backfill),
-            running=editor.backfills.slices(backfill_id=backfill_id, state=Status.RUNNING, limit=_SLICES_LISTED),
+            bad=_bad_slices(reader, backfill),
+            running=reader.backfills.slices(backfill_id=backfill_id, state=Status.RUNNING, limit=_SLICES_LISTED),
             pace=_pace(backfill, datetime.now(UTC)),
-            loaded=editor.backfills.loaded_rows(backfill_id),
-            limits=editor.binding_limits(backfill),
-            waiting=_oldest_waiting(editor, explainer, backfill_id),
+            loaded=reader.backfills.loaded_rows(backfill_id),
+            limits=reader.limits_of(backfill),
+            waiting=_oldest_waiting(reader, explainer, backfill_id),
             path=f"/backfills/{backfill_id}",
             slices_path=f"/slices/{quote_name(backfill.task)}",
         )
 
-    @pages.action(
-        "/backfills/<uuid:backfill_id>/act",
-        form=BackfillForm,
-        page_url=_PAGE_URL,
-        page=lambda backfill_id: render_backfill(backfill_id, GridFields()),
-        problems=(ProblemCode.BACKFILL_NOT_FOUND,),
-    )
-    def act_on_backfill(form: BackfillForm, backfill_id: UUID) -> None:
-        """Pause, resume, retry, change or cancel a backfill."""
-        with shown_errors():
-            match form.action:
-                case "pause":
-                    editor.set_state(backfill_id, BackfillState.PAUSED)
-                case "resume":
-                    editor.set_state(backfill_id, BackfillState.OPEN)
-                case "retry":
-                    editor.retry(backfill_id)
-                case "change":
-                    concurrency = parse_concurrency(form.concurrency)
-                    editor.change(backfill_id, concurrency=concurrency, note=form.note or None)
-                case "cancel":
-                    editor.cancel(backfill_id, running=form.running == "yes")
-                case _:
-                    raise InvalidForm(f"{form.action!r} is no action")
-
+    add_form(
+        pages, "/backfills/<uuid:backfill_id>/act", "act_on_backfill", _CHOICES, runner, page_url=_PAGE_URL,
+        page=lambda backfill_id: render_backfill(backfill_id, GridFields()), problems=(ProblemCode.BACKFILL_NOT_FOUND,),
+        summary="Pause, resume, retry, change or cancel a backfill.",
+    )  # fmt: skip
     return pages.blueprint
 
 
-def _bad_slices(editor: BackfillEditor, backfill: Backfill) -> list[tuple[Any, SliceError | None]]:
+def _bad_slices(reader: BackfillReader, backfill: Backfill) -> list[tuple[Any, SliceError | None]]:
     """Slices whose last job failed or was lost, with the error of the job, if it still exists."""
     found = [
         part
         for state in (Status.FAILED, Status.LOST)
-        for part in editor.backfills.slices(backfill_id=backfill.backfill_id, state=state, limit=_SLICES_LISTED)
+        for part in reader.backfills.slices(backfill_id=backfill.backfill_id, state=state, limit=_SLICES_LISTED)
     ][:_SLICES_LISTED]
-    errors = editor.backfills.errors_of([part.job_id for part in found])
+    errors = reader.backfills.errors_of([part.job_id for part in found])
     return [(part, errors.get(part.job_id)) for part in found]
 
 
-def _oldest_waiting(editor: BackfillEditor, explainer: JobExplainer, backfill_id: UUID) -> JobExplanation | None:
+def _oldest_waiting(reader: BackfillReader, explainer: JobExplainer, backfill_id: UUID) -> JobExplanation | None:
     """Explain the oldest of the waiting jobs of the first slices that wait; None if none does."""
-    waiting = editor.backfills.slices(backfill_id=backfill_id, state=Status.QUEUED, limit=_SLICES_LISTED)
+    waiting = reader.backfills.slices(backfill_id=backfill_id, state=Status.QUEUED, limit=_SLICES_LISTED)
     job_ids = sorted(part.job_id for part in waiting)  # ids are ordered by time
     if not job_ids:
         return None

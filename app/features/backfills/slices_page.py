@@ -13,13 +13,16 @@ from zoneinfo import ZoneInfo
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.features.backfills.changes import BackfillEditor
-from dataloader.app.features.backfills.forms import ended_count, extent, parse_concurrency, shown_errors
+from dataloader.app.acts.web import refusing_form
+from dataloader.app.features.backfills import acts
+from dataloader.app.features.backfills.forms import ended_count, extent
+from dataloader.app.features.backfills.reader import BackfillReader
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
-from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, redirect_to
+from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to
+from dataloader.app.ui.forms import parse_texts
 from dataloader.pipelines.partitions import Listed, Partitions, Slice, is_listed_key
 
 CELLS_SHOWN = 750  # two years of days, a month of hours
@@ -72,9 +75,8 @@ class Grid:
 
 
 def create_slices_page(site: Site) -> ApiBlueprint:
-    queue, pipelines, options = site.queue, site.pipelines, site.options
-    pages = PageRenderer("slices_page", options)
-    editor = BackfillEditor(queue, pipelines, options)
+    pages = PageRenderer("slices_page", site.options)
+    reader, runner = BackfillReader(site.executor, site.pipelines, site.options), site.runner
 
     @pages.page("/slices/<path:task>", query=GridFields)
     def show_slices(query: GridFields, task: str) -> Response:
@@ -82,14 +84,14 @@ def create_slices_page(site: Site) -> ApiBlueprint:
         return render_slices(task, query)
 
     def render_slices(task: str, query: GridFields) -> Response:
-        partitions = editor.partitions_of_task(task) or _known_slices(editor, task)
-        grid, problem = (None, "") if partitions is None else grid_or_problem(editor, task, partitions, query)
+        partitions = reader.partitions_of_task(task) or _known_slices(reader, task)
+        grid, problem = (None, "") if partitions is None else grid_or_problem(reader, task, partitions, query)
         return pages.render(
             "slices.html",
             task=task,
             grid=grid,
             problem=problem,
-            backfills=editor.newest(task=task, limit=_BACKFILLS_SHOWN),
+            backfills=reader.newest(task=task, limit=_BACKFILLS_SHOWN),
             ended_count=ended_count,
             extent=extent,
             slices_path=f"/slices/{quote_name(task)}",
@@ -104,38 +106,39 @@ def create_slices_page(site: Site) -> ApiBlueprint:
     )
     def act_on_slices(form: SlicesForm, task: str) -> Response | None:
         """Load the chosen slices of a task again, or cancel their jobs that have not started."""
-        with shown_errors():
-            partitions = editor.partitions_of_task(task) or _known_slices(editor, task)
-            keys = [] if partitions is None else _chosen_keys(editor, task, partitions, form)
-            if not keys:
-                raise InvalidForm.at_field("slices", "no slice is chosen")
-            if form.action == "run":
-                backfill = editor.run_slices(task, keys, concurrency=parse_concurrency(form.concurrency))
-                return redirect_to(f"/backfills/{backfill.backfill_id}")
-            if form.action != "cancel":
-                raise InvalidForm(f"{form.action!r} is no action")
-            editor.cancel_slices(task, keys)
-        return None
+        action = parse_choice("action", form.action, ("run", "cancel"))
+        partitions = reader.partitions_of_task(task) or _known_slices(reader, task)
+        keys = [] if partitions is None else _chosen_keys(reader, task, partitions, form)
+        if not keys:
+            raise InvalidForm.at_field("slices", "no slice is chosen")
+        with refusing_form():
+            if action == "cancel":
+                runner.perform(acts.cancel_slices, {"task": task}, acts.SlicesToCancel(keys=keys))
+                return None
+            texts = {"concurrency": form.concurrency}
+            body = acts.SlicesToRun(keys=keys, **parse_texts(acts.SlicesToRun, texts, "UTC"))
+            backfill = runner.perform(acts.run_task_slices, {"task": task}, body)
+        return redirect_to(f"/backfills/{backfill.backfill_id}")
 
     return pages.blueprint
 
 
-def _known_slices(editor: BackfillEditor, task: str) -> Partitions | None:
+def _known_slices(reader: BackfillReader, task: str) -> Partitions | None:
     """The last slices of a task that has had jobs with slices, though this process knows no partitions of it."""
-    keys = [key for key in editor.backfills.last_keys(task, limit=CELLS_SHOWN) if is_listed_key(key)]
+    keys = [key for key in reader.backfills.last_keys(task, limit=CELLS_SHOWN) if is_listed_key(key)]
     return Listed(keys) if keys else None
 
 
-def grid_or_problem(editor: BackfillEditor, task: str, partitions: Partitions, query: GridFields) -> tuple[Grid, str]:
+def grid_or_problem(reader: BackfillReader, task: str, partitions: Partitions, query: GridFields) -> tuple[Grid, str]:
     """The slices that the query asks for; the last ones and why, if it asks for none that exist."""
     try:
-        return make_grid(editor, task, partitions, query), ""
+        return make_grid(reader, task, partitions, query), ""
     except ValueError as error:
-        return make_grid(editor, task, partitions, GridFields()), str(error)
+        return make_grid(reader, task, partitions, GridFields()), str(error)
 
 
 def make_grid(
-    editor: BackfillEditor, task: str, partitions: Partitions, query: GridFields, limit: int = CELLS_SHOWN
+    reader: BackfillReader, task: str, partitions: Partitions, query: GridFields, limit: int = CELLS_SHOWN
 ) -> Grid:
     """The slices that the query asks for; by default the last ones. Raises ValueError for an unknown key."""
     if query.after:
@@ -146,7 +149,7 @@ def make_grid(
         raise ValueError("there are no more slices")
     earlier = next(partitions.slices(shown[0].key, newest_first=True), None)
     later = next(partitions.slices(shown[-1].key), None)
-    jobs = _last_jobs(editor, task, shown)
+    jobs = _last_jobs(reader, task, shown)
     cells = [_cell(part.key, *jobs.get(part.key, ("none", None))) for part in shown]
     columns, rows = _in_rows(partitions, shown, cells)
     counts = Counter(cell.shown_as for cell in cells)
@@ -154,8 +157,8 @@ def make_grid(
     return Grid(columns, rows, counts, first, last, first if earlier else None, last if later else None)
 
 
-def _last_jobs(editor: BackfillEditor, task: str, shown: Sequence[Slice]) -> dict[str, tuple[str, str]]:
-    return editor.backfills.last_jobs(task, [part.key for part in shown])
+def _last_jobs(reader: BackfillReader, task: str, shown: Sequence[Slice]) -> dict[str, tuple[str, str]]:
+    return reader.backfills.last_jobs(task, [part.key for part in shown])
 
 
 def _cell(key: str, state: str, job_id: str | None) -> Cell:
@@ -201,19 +204,16 @@ def _place(unit: str, begin: datetime) -> tuple[str, int]:
             return f"{begin:%Y}", begin.month
 
 
-def _chosen_keys(editor: BackfillEditor, task: str, partitions: Partitions, form: SlicesForm) -> list[str]:
+def _chosen_keys(reader: BackfillReader, task: str, partitions: Partitions, form: SlicesForm) -> list[str]:
     """The keys that the form names, each once, in their order. Raises InvalidForm."""
     chosen: dict[str, Any] = {}
     for text in filter(None, (part.strip() for part in form.slices.split(","))):
         first, dots, last = text.partition("..")
-        try:
-            found = partitions.between(first.strip(), last.strip() if dots else first.strip())
-            chosen |= dict.fromkeys(part.key for part in islice(found.slices(), CELLS_SHOWN + 1))
-        except ValueError as error:
-            raise InvalidForm.at_field("slices", str(error)) from None
+        found = _slices_between(partitions, first.strip(), last.strip() if dots else first.strip(), CELLS_SHOWN + 1)
+        chosen |= dict.fromkeys(part.key for part in found)
     if form.failed == "yes" or form.missing == "yes":
-        shown = list(islice(partitions.between(form.first or None, form.last or None).slices(), CELLS_SHOWN))
-        jobs = _last_jobs(editor, task, shown)
+        shown = _slices_between(partitions, form.first or None, form.last or None, CELLS_SHOWN)
+        jobs = _last_jobs(reader, task, shown)
         for part in shown:
             state, _ = jobs.get(part.key, ("none", ""))
             if (state == "none" and form.missing == "yes") or (state in _BAD and form.failed == "yes"):
@@ -222,3 +222,11 @@ def _chosen_keys(editor: BackfillEditor, task: str, partitions: Partitions, form
         message = f"more than {CELLS_SHOWN:,} are chosen; create a backfill of the range instead"
         raise InvalidForm.at_field("slices", message)
     return list(chosen)
+
+
+def _slices_between(partitions: Partitions, first: str | None, last: str | None, limit: int) -> list[Slice]:
+    """Raises InvalidForm for keys of no slices."""
+    try:
+        return list(islice(partitions.between(first, last).slices(), limit))
+    except ValueError as error:
+        raise InvalidForm.at_field("slices", str(error)) from None

@@ -16,7 +16,7 @@ from pydantic import Field
 from dataloader.app.acts.known_names import NameCheck
 from dataloader.app.acts.web import Choice, add_form
 from dataloader.app.errors import BreakerNotFound
-from dataloader.app.features.backfills.changes import BackfillEditor
+from dataloader.app.features.backfills.reader import BackfillReader
 from dataloader.app.features.backfills.slices_page import GridFields, make_grid
 from dataloader.app.features.jobs.start_form import StartForm, StartForms
 from dataloader.app.features.limits.acts import delete_breaker, set_breaker
@@ -112,7 +112,7 @@ class _TaskReader:
         self.statistics, self.quality = Statistics(queue.executor), DataQuality(queue.executor)
         self.breakers, self.queues = Breakers(queue.executor), Queues(queue.executor)
         self.schedules = ScheduleReader(queue.executor, pipelines, options)
-        self.backfills = BackfillEditor(queue, pipelines, options)
+        self.backfills = BackfillReader(queue.executor, pipelines, options)
         self._pipelines, self.names = pipelines, NameCheck(queue.executor, pipelines)
         job_counts = JobCounts(queue.executor)
 

@@ -96,7 +96,7 @@ def test_a_backfill_is_paused_resumed_changed_and_canceled(client, dsn):
     assert "has ended" in act(client, path, "pause").text
     act(client, path, "retry")
     assert client.get(f"/api/v1{path}").json["state"] == "open"
-    assert "no action" in act(client, path, "dance").text
+    assert "Unknown action" in act(client, path, "dance").text
 
 
 def test_backfill_shows_why_its_oldest_job_waits(client, dsn):
@@ -142,8 +142,8 @@ def test_slices_of_a_task_are_chosen_and_run(client, dsn):
         ({"action": "run", "slices": "2024-01-01..2029-01-01"}, "after the last slice"),
         ({"action": "run", "slices": "2024-01-01..2026-12-01"}, "after the last slice"),
         ({"action": "run", "slices": "2024-01-01..2025-12-31, 2024-01..2025-12"}, None),
-        ({"action": "run", "slices": "2024-01-01", "concurrency": "0"}, "whole number"),
-        ({"action": "dance", "slices": "2024-01-01"}, "no action"),
+        ({"action": "run", "slices": "2024-01-01", "concurrency": "0"}, "greater than or equal to 1"),
+        ({"action": "dance", "slices": "2024-01-01"}, "Unknown action"),
     ],
 )
 def test_bad_choices_are_refused(client, form, problem):
