@@ -854,6 +854,29 @@ BEGIN
     RETURN 0;
 END $$;
 
+-- What features have to do, for the heartbeat of a process.
+CREATE OR REPLACE FUNCTION dl_due_work(OUT next_schedule_in_sec float8, OUT has_updates bool, OUT has_due_deliveries bool)
+    LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    next_schedule_in_sec := NULL;
+    has_updates := false;
+    has_due_deliveries := false;
+END $$;
+
+-- Queues whose depths were recorded last.
+CREATE OR REPLACE FUNCTION dl_recorded_queues() RETURNS SETOF text
+    LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN;
+END $$;
+
+-- The names of queues and tasks in rows of features: `queue` or `task`, and the name.
+CREATE OR REPLACE FUNCTION dl_recorded_names() RETURNS TABLE (kind text, name text)
+    LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN;
+END $$;
+
 -- What is wrong with the limits of a request; NULL: nothing.
 CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
     LANGUAGE sql IMMUTABLE
@@ -3519,6 +3542,44 @@ BEGIN
         PERFORM dl_record_reports(reports, runs);
     END IF;
     RETURN woken_count;
+END $$;
+
+-- The core's hooks for the heartbeat of a process and for known names, with what features answer.
+CREATE OR REPLACE FUNCTION dl_due_work(OUT next_schedule_in_sec float8, OUT has_updates bool, OUT has_due_deliveries bool)
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+BEGIN
+    next_schedule_in_sec := (
+        SELECT date_part('epoch', s.next_at) - date_part('epoch', clock_timestamp())
+          FROM dl_schedules s
+         WHERE s.next_at < 'infinity' AND s.paused_at IS NULL AND s.orphaned_at IS NULL
+         ORDER BY s.next_at
+         LIMIT 1);
+    has_updates := EXISTS (SELECT FROM dl_dataset_updates);
+    -- Those of paused receivers may be many: if the first hundred are, there may be others.
+    has_due_deliveries := (
+        SELECT count(*) = 100 OR count(*) FILTER (WHERE NOT due.is_paused) > 0
+          FROM (SELECT EXISTS (SELECT FROM dl_webhooks w
+                                WHERE w.webhook_id = d.webhook_id AND w.paused_until > clock_timestamp()) AS is_paused
+                  FROM dl_deliveries d
+                 WHERE d.due_at <= (SELECT clock_timestamp())
+                 ORDER BY d.due_at
+                 LIMIT 100) due);
+END $$;
+
+CREATE OR REPLACE FUNCTION dl_recorded_queues() RETURNS SETOF text
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+BEGIN
+    RETURN QUERY SELECT d.queue FROM dl_queue_depths d WHERE d.at = (SELECT max(at) FROM dl_queue_depths);
+END $$;
+
+CREATE OR REPLACE FUNCTION dl_recorded_names() RETURNS TABLE (kind text, name text)
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+BEGIN
+    RETURN QUERY
+    SELECT 'queue', r.queue FROM dl_recent_runs r
+    UNION SELECT 'task', r.task FROM dl_recent_runs r
+    UNION SELECT 'task', s.task FROM dl_schedules s
+    UNION SELECT 'task', b.task FROM dl_breakers b;
 END $$;
 
 COMMIT;

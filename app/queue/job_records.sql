@@ -17,17 +17,6 @@ SELECT job_id, attempt, (SELECT clock_timestamp()) - make_interval(secs => age),
               %(lines)s::text[], %(dropped)s::int[]) WITH ORDINALITY AS lines (job_id, attempt, age, level, stream, line, dropped, n)
  ORDER BY n;
 
--- name: write_offload_positions
--- Records up to which position the log of an engine has been read, in the transaction that writes the lines before it: after this process
--- was killed the next one continues there. Changes nothing if another run has claimed the job: the lines of a run that lost its lease are
--- kept, and the next run may have read them too.
-UPDATE dl_offloads o SET log_position = p.position
-  FROM unnest(%(offloads)s::text[], %(runs)s::text[], %(positions)s::text[]) AS p (name, run_id, position),
-       dl_jobs j
- WHERE o.name = p.name AND o.ended_at IS NULL AND j.job_id = o.job_id AND j.run_id::text = p.run_id;
-
--- name: write_logs_of_offloads = write_logs + write_offload_positions
-
 -- name: job_logs
 -- The first lines after `after`, or the last ones with `tail`. A row without a log_id: the job exists and no line matches.
 -- Complete: the job has ended, and its worker has had the time to write its last lines.

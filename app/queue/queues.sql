@@ -21,19 +21,16 @@ SELECT DISTINCT queue
   FROM (SELECT * FROM (SELECT queue FROM ready LIMIT 1000) r
         UNION ALL SELECT queue FROM dl_queues
         UNION ALL SELECT unnest(queues) FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
-        UNION ALL SELECT queue FROM dl_queue_depths WHERE at = (SELECT max(at) FROM dl_queue_depths)) known
+        UNION ALL SELECT dl_recorded_queues()) known
  WHERE queue IS NOT NULL AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
  ORDER BY queue
  LIMIT %(limit)s::int;
 
 -- name: known_names
--- Queues and tasks that registered workers, latest attempts, schedules or breakers name, next to those of `queue_names`.
+-- Queues and tasks that registered workers or rows of features name, next to those of `queue_names`.
 SELECT 'queue' AS kind, unnest(queues) FROM dl_workers
 UNION SELECT 'task', unnest(tasks) FROM dl_workers
-UNION SELECT 'queue', queue FROM dl_recent_runs
-UNION SELECT 'task', task FROM dl_recent_runs
-UNION SELECT 'task', task FROM dl_schedules
-UNION SELECT 'task', task FROM dl_breakers;
+UNION SELECT kind, name FROM dl_recorded_names();
 
 -- name: live_workers
 -- The distinct sets of queues and tasks that live worker processes serve, and their labels.

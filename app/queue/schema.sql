@@ -845,6 +845,29 @@ BEGIN
     RETURN 0;
 END $$;
 
+-- What features have to do, for the heartbeat of a process.
+CREATE OR REPLACE FUNCTION dl_due_work(OUT next_schedule_in_sec float8, OUT has_updates bool, OUT has_due_deliveries bool)
+    LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    next_schedule_in_sec := NULL;
+    has_updates := false;
+    has_due_deliveries := false;
+END $$;
+
+-- Queues whose depths were recorded last.
+CREATE OR REPLACE FUNCTION dl_recorded_queues() RETURNS SETOF text
+    LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN;
+END $$;
+
+-- The names of queues and tasks in rows of features: `queue` or `task`, and the name.
+CREATE OR REPLACE FUNCTION dl_recorded_names() RETURNS TABLE (kind text, name text)
+    LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN;
+END $$;
+
 -- What is wrong with the limits of a request; NULL: nothing.
 CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
     LANGUAGE sql IMMUTABLE

@@ -34,11 +34,7 @@ SELECT superseded_by IS NOT NULL, incarnation,
        -- The lock is released at once, not with the transaction: a process that is about to lead would find it taken.
        (SELECT NOT CASE WHEN pg_try_advisory_lock_shared(1684828527, 5)
                         THEN pg_advisory_unlock_shared(1684828527, 5) ELSE false END) AS is_led,
-       (SELECT date_part('epoch', next_at) - date_part('epoch', clock_timestamp())
-          FROM dl_schedules
-         WHERE next_at < 'infinity' AND paused_at IS NULL AND orphaned_at IS NULL
-         ORDER BY next_at
-         LIMIT 1) AS next_schedule_in_sec,
+       due.next_schedule_in_sec,
        EXISTS (SELECT FROM dl_jobs
                 WHERE status = 'running' AND dl_is_lease_expired(lease_expires_at, heartbeat_at, lease_ttl_sec)) AS has_expired_leases,
        EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' AND queue = ANY (%(idle_queues)s::text[]))
@@ -46,20 +42,13 @@ SELECT superseded_by IS NOT NULL, incarnation,
                    WHERE status = 'queued' AND wait_state = 'scheduled' AND available_at <= (SELECT clock_timestamp())
                      AND %(idle_queues)s::text[] <> '{}') AS has_ready_jobs,
        EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND wait_state = 'blocked')
-       OR EXISTS (SELECT FROM dl_dataset_updates) AS has_waiting_work,
-       -- Those of paused receivers may be many: if the first hundred are, there may be others.
-       (SELECT count(*) = 100 OR count(*) FILTER (WHERE NOT is_paused) > 0
-          FROM (SELECT EXISTS (SELECT FROM dl_webhooks w
-                                WHERE w.webhook_id = d.webhook_id AND w.paused_until > clock_timestamp()) AS is_paused
-                  FROM dl_deliveries d
-                 WHERE d.due_at <= (SELECT clock_timestamp())
-                 ORDER BY d.due_at
-                 LIMIT 100) first) AS has_due_deliveries,
+       OR due.has_updates AS has_waiting_work,
+       due.has_due_deliveries,
        -- A row's xmin changes with each change of it, also with one that commits after a later one.
        concat_ws(' ', draining, (SELECT string_agg(q.xmin::text, ' ' ORDER BY q.queue)
                                    FROM dl_queues q WHERE q.queue = ANY (self.queues))) AS settings_version,
        set_config('synchronous_commit', 'off', true)
-  FROM self;
+  FROM self CROSS JOIN dl_due_work() due;
 
 -- name: other_workers
 -- The other processes whose death this one watches for: of its host the next `watched` that reap, by worker_id, after the last the

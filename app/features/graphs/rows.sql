@@ -173,3 +173,19 @@ SELECT (SELECT count(*)::int FROM canceled) AS canceled,
        (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL),
                              woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
           FROM canceled WHERE status = 'canceled') AS woken;
+
+-- name: lock_awaited
+-- Before one run is released until other jobs have ended, with the rules of app/queue/jobs.sql: their rows and its own, in one order. Not for long: an end waits.
+SELECT pg_advisory_xact_lock(1684828526, hashtext(key)) FROM unnest(%(lock_keys)s::text[]) AS k (key);
+
+SELECT set_config('lock_timeout', '2s', true);
+
+SELECT FROM dl_jobs j WHERE j.job_id = ANY (%(awaited)s::uuid[] || %(job_ids)s::uuid[]) ORDER BY j.job_id FOR NO KEY UPDATE;
+
+-- name: wait_for_jobs
+SELECT r.run_id, w.status
+  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
+       CROSS JOIN LATERAL dl_wait_for_jobs(r.job_id, r.run_id, %(awaited)s::uuid[]) AS w (status)
+ WHERE w.status IS NOT NULL;
+
+-- name: release_waiting = lock_awaited + release + wait_for_jobs

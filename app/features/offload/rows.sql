@@ -111,3 +111,34 @@ SELECT o.name, o.engine
 
 -- name: delete_offloads
 DELETE FROM dl_offloads WHERE name = ANY (%(names)s::text[]);
+
+-- name: await_offloads
+-- After the release of a run in the same transaction: it waits for these. One that ends meanwhile is seen by the next poll.
+WITH awaited AS (
+    UPDATE dl_offloads o
+       SET is_awaited = true, awaited_since = clock_timestamp(), next_poll_at = clock_timestamp(), unavailable_since = NULL
+      FROM unnest(%(job_ids)s::uuid[]) AS r (job_id)
+     WHERE o.job_id = r.job_id AND o.name = ANY (%(offloads)s::text[]) AND o.ended_at IS NULL
+    RETURNING o.job_id
+), waiting AS (
+    UPDATE dl_jobs j SET wait_state = 'waiting'
+      FROM (SELECT DISTINCT job_id FROM awaited) a
+     WHERE j.job_id = a.job_id AND j.run_id = ANY (%(run_ids)s::uuid[]) AND j.status::text = 'queued'
+    RETURNING j.run_id
+)
+SELECT j.run_id, j.status::text
+  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
+       JOIN dl_jobs j ON j.job_id = r.job_id AND j.run_id = r.run_id AND j.xmin = pg_current_xact_id()::xid;
+
+-- name: release_for_offloads = release + await_offloads
+
+-- name: write_offload_positions
+-- Records up to which position the log of an engine has been read, in the transaction that writes the lines before it: after this process
+-- was killed the next one continues there. Changes nothing if another run has claimed the job: the lines of a run that lost its lease are
+-- kept, and the next run may have read them too.
+UPDATE dl_offloads o SET log_position = p.position
+  FROM unnest(%(offloads)s::text[], %(runs)s::text[], %(positions)s::text[]) AS p (name, run_id, position),
+       dl_jobs j
+ WHERE o.name = p.name AND o.ended_at IS NULL AND j.job_id = o.job_id AND j.run_id::text = p.run_id;
+
+-- name: write_logs_of_offloads = write_logs + write_offload_positions

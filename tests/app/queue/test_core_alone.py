@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg2
 import pytest
-from psycopg2 import errors
 
 from dataloader.app.db.make_schema import make_schema
 from dataloader.app.db.statements import parse_statements, statements
 from dataloader.app.queue.job import NewJob, ReleaseReason, Status
+from dataloader.app.queue.queues import QueueControl
+from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.queue_fixture import QueueFixture
 
-CORE = Path(__file__).parents[3] / "app/queue"
-# Statements of offloads and of jobs that wait for others; what the others need is in the core's schema.
-OF_FEATURES = {
-    "await_offloads", "release_for_offloads", "release_waiting", "wait_for_jobs",
-    "write_logs_of_offloads", "write_offload_positions",
-}  # fmt: skip
+_APP = Path(__file__).parents[3] / "app"
+STATEMENTS = sorted(
+    name
+    for folder in ("queue", "db")
+    for file in (_APP / folder).glob("*.sql")
+    if file.name != "schema.sql"
+    for name in parse_statements(file.read_text(encoding="utf-8"), "public")
+)
 
 
 @pytest.fixture
@@ -116,18 +120,32 @@ def test_rows_are_deleted_with_their_events(core):
     assert core.fetch_row("SELECT count(*) FROM dl_job_events") == 0
 
 
-def test_statements_need_no_table_of_a_feature(core):
-    failed = set[str]()
-    for file in ("jobs", "claim_variants", "fence", "waits", "job_records", "upkeep", "events", "batch"):
-        for name in parse_statements((CORE / f"{file}.sql").read_text(encoding="utf-8"), "public"):
-            statement = statements("public")[name]
-            with psycopg2.connect(core.dsn) as connection, connection.cursor() as cursor:
-                try:
-                    for part in statement.parts:
-                        cursor.execute(f"DEALLOCATE ALL; {part.prepare}")
-                except (errors.UndefinedTable, errors.UndefinedFunction):
-                    failed.add(statement.name)
-                    connection.rollback()
-            connection.close()
+def test_heartbeat_finds_no_work_of_features(core):
+    info = WorkerInfo(uuid4(), "w", "1", ("etl",), ("noop",), 2)
 
-    assert failed == OF_FEATURES
+    heartbeat = WorkerLiveness(core.session).send_heartbeat(info, heartbeat_sec=5.0)
+    known = QueueControl(core.session).known()
+
+    assert heartbeat.is_new
+    assert (heartbeat.next_schedule_in_sec, heartbeat.has_waiting_work, heartbeat.has_due_deliveries) == (
+        None,
+        False,
+        False,
+    )
+    assert known.queues == {"etl"}
+    assert known.tasks == {"noop"}
+
+
+def test_statements_need_no_table_of_a_feature(core):
+    """Each statement is prepared: the server knows its tables, functions and columns."""
+    failed = {}
+    for name in STATEMENTS:
+        with core.db.cursor() as cursor:
+            for part in statements("public")[name].parts:
+                try:
+                    cursor.execute(f"DEALLOCATE ALL; {part.prepare}")
+                except psycopg2.Error as error:
+                    failed[name] = str(error)
+
+    assert len(STATEMENTS) > 40
+    assert failed == {}
