@@ -53,7 +53,8 @@ class RootGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            code = super().invoke(ctx)
+            ctx.exit(code if isinstance(code, int) else ExitCode.OK)
         except (DataloaderError, ClientError) as error:
             report = error_report(error)
             _print_error(report, ctx.meta.get(COMMAND_META_KEY), as_json=ctx.meta.get(AS_JSON_META_KEY, False))

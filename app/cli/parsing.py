@@ -73,6 +73,14 @@ def parse_object(raw: str) -> dict[str, Any]:
     return value
 
 
+def read_object(file: IO[str], option_name: str) -> dict[str, Any]:
+    """The JSON object of a file. Raises BadParameter."""
+    try:
+        return parse_object(file.read())
+    except ValueError as error:
+        raise click.BadParameter(f"{file.name}: {error}", param_hint=option_name) from error
+
+
 def parse_pair(raw: str) -> tuple[str, Any]:
     """NAME=VALUE; the value is JSON if it can be read as JSON, else text."""
     name, equals, value = raw.partition("=")
@@ -160,7 +168,7 @@ json_option = option("--json", is_flag=True, expose_value=False, callback=_store
                      help="Answer in JSON, for programs; errors too.")  # fmt: skip
 
 
-def args_options(command: Callable[..., None]) -> Callable[..., None]:
+def args_options(command: Callable[..., T]) -> Callable[..., T]:
     """Give a command --arg, --args and --args-file, and the merged arguments as `args`."""
 
     @option("--arg", "pairs", type=Parsed("name=value", parse_pair), multiple=True,
@@ -175,13 +183,10 @@ def args_options(command: Callable[..., None]) -> Callable[..., None]:
         args_text: dict[str, Any] | None,
         args_file: IO[str] | None,
         **options: Any,
-    ) -> None:
-        try:
-            from_file = {} if args_file is None else parse_object(args_file.read())
-        except ValueError as error:
-            raise click.BadParameter(f"{args_file and args_file.name}: {error}", param_hint="--args-file") from error
+    ) -> T:
+        from_file = {} if args_file is None else read_object(args_file, "--args-file")
         sources = [("--args-file", from_file), ("--args", args_text or {}), ("--arg", dict(pairs))]
         click.get_current_context().meta[ARGS_META_KEY] = [(name, [*given]) for name, given in sources if given]
-        command(*positional, args={**from_file, **(args_text or {}), **dict(pairs)}, **options)
+        return command(*positional, args={**from_file, **(args_text or {}), **dict(pairs)}, **options)
 
     return with_args

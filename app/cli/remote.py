@@ -6,10 +6,12 @@ Many are one operation of the API, and say what is printed of its answer:
     limits.add("list", "list_limits", LIMITS)                        # a table
     limits.add("delete", "delete_limit", "Limit {name} is deleted.")  # a sentence with values of the request and answer
 
-Their options, help and limits are those of the operation's fields. What needs more is a function:
+Their options, help and limits are those of the operation's fields. What needs more is a function, which may return an
+exit code:
 
     @limits.command("set", operation="set_limit")
-    def set_limit(service: RemoteService, **fields: Any) -> None: …
+    def set_limit(service: RemoteService, **fields: Any) -> None:
+        service.perform("set_limit", _limit_line, **fields)
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from dataloader.errors import NotFound, ServiceFault, ServiceUnavailable
 if TYPE_CHECKING:
     from dataloader import Client
 
-# What is printed of an answer: a table, a sentence with names of values, or a function that makes the lines.
+# What is printed of an answer: a table, lines with names of values, or a function that makes a line or several.
 Printed = Table | str | Callable[[Any], str | Iterable[str]]
 
 _MAX_KEY_LENGTH = 1000  # characters read from a key file
@@ -92,6 +94,21 @@ class RemoteService:
         answer = self.client.request(operation.method, path, query=query, body=body, repeatable=repeatable)
         if operation.method != "GET" and "strict" not in values:  # with --create they are expected
             self._print_warnings(answer)
+        return answer
+
+    def perform(self, name: str, prints: Printed, /, **values: Any) -> Any:
+        """Perform an operation as `send` does, and print what `prints` says of its answer."""
+        answer = self.send(name, **values)
+        if isinstance(prints, Table):
+            prints.print(answer)
+            return answer
+        lines: str | Iterable[str] = ()
+        if isinstance(prints, str):
+            shown = {field: text.one_line(str(value)) for field, value in {**values, **answer}.items()}
+            lines = prints.format(**shown).splitlines()
+        elif not is_json():
+            lines = prints(answer)
+        print_payload(answer, *([lines] if isinstance(lines, str) else lines))
         return answer
 
     def find_jobs(self, part: PartOfId) -> list[text.Payload]:
@@ -182,7 +199,7 @@ class RemoteCommand(click.Command):
         **settings: Any,
     ) -> None:
         own, made = params or [], []
-        self._operation, self._prints, self._fixed, self._repeatable = operation, prints, fixed or {}, repeatable
+        self._operation, self._prints, self._fixed = operation, prints, {**(fixed or {}), "repeatable": repeatable}
         if operation:
             skip = {param.name or "" for param in own} | self._fixed.keys()
             made = [*operations.parameters(
@@ -202,24 +219,13 @@ class RemoteCommand(click.Command):
             for name, value in ctx.params.items():
                 if isinstance(value, PartOfId):
                     ctx.params[name] = service.whole_job_id(value)
-            if self.callback is None:
-                return self._perform(service, ctx.params)
+            if self._prints is not None:
+                return service.perform(self._operation, self._prints, **ctx.params, **self._fixed)
+            assert self.callback is not None  # noqa: S101 - or it would print something
             return ctx.invoke(self.callback, service, **ctx.params)
         except KeyError as error:
             reason = "not a dataloader, or another version of it"
             raise ServiceFault(f"{service.client.url} gave an answer without the field {error}: {reason}") from error
-
-    def _perform(self, service: RemoteService, values: dict[str, Any]) -> None:
-        values = {**values, **self._fixed}
-        answer = service.send(self._operation, repeatable=self._repeatable, **values)
-        if isinstance(self._prints, Table):
-            self._prints.print(answer)
-        elif isinstance(self._prints, str):
-            shown = {name: text.one_line(str(value)) for name, value in {**values, **answer}.items()}
-            print_payload(answer, self._prints.format(**shown))
-        elif self._prints is not None:
-            lines = () if is_json() else self._prints(answer)
-            print_payload(answer, *([lines] if isinstance(lines, str) else lines))
 
 
 class ListGroup(click.Group):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from dataloader.app.config import Settings
 
-_SETTINGS = Table("settings", "variable, value, source, default", uncut="variable, source")
+_SETTINGS = Table("settings", "variable!, value, source!, default")
 _UNIT_BYTES = {"k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)\s*([kmg])i?b?", re.IGNORECASE)
 
@@ -61,10 +61,6 @@ def load_settings(*, loads_pipelines: bool = False, **overrides: Any) -> Setting
     from dataloader.app.config import load_settings as load
 
     return load(loads_pipelines=loads_pipelines).model_copy(update=without_none(overrides))
-
-
-def exit_with(code: int) -> None:
-    click.get_current_context().exit(code)
 
 
 def parse_queue(raw: str) -> dict[str, Any]:
@@ -99,7 +95,7 @@ _PORT = option("--port", type=click.IntRange(1, 65535), metavar="PORT", help="Th
 @_HOST
 @_PORT
 @option("--no-workers", is_flag=True, help="Only answer HTTP; jobs are run by `dataloader worker` elsewhere.")
-def serve(*, host: str | None, port: int | None, no_workers: bool) -> None:
+def serve(*, host: str | None, port: int | None, no_workers: bool) -> int:
     """Run the API, the dashboard and the workers until Ctrl-C or SIGTERM.
 
     Without DL_DB_DSN or PG_HOST it starts an embedded PostgreSQL, and keeps its data in DL_DATA_DIR.
@@ -110,19 +106,17 @@ def serve(*, host: str | None, port: int | None, no_workers: bool) -> None:
     from dataloader.app.runtime.announcement import announce
 
     settings, workers = load_settings(loads_pipelines=True, app_host=host, app_port=port), not no_workers
-    exit_with(
-        commands.serve(
-            settings,
-            workers=workers,
-            banner=lambda startup: announce(settings, startup, serve_banner(settings, startup, workers=workers)),
-        )
+    return commands.serve(
+        settings,
+        workers=workers,
+        banner=lambda startup: announce(settings, startup, serve_banner(settings, startup, workers=workers)),
     )
 
 
 @click.command(short_help="Run `serve`, and restart it when a task changes.")
 @_HOST
 @_PORT
-def dev(**options: Any) -> None:
+def dev(**options: Any) -> int:
     """Run the API, the dashboard and the workers, and restart them when a file of a task package changes.
 
     Jobs that run are given back without using up an attempt, and run again with the new code. A file with a syntax
@@ -131,7 +125,7 @@ def dev(**options: Any) -> None:
     from dataloader.app.runtime.dev import develop
 
     arguments = [word for name, value in without_none(options).items() for word in (f"--{name}", str(value))]
-    exit_with(develop(load_settings, arguments, report=lambda line: click.echo(f"dev: {line}")))
+    return develop(load_settings, arguments, report=lambda line: click.echo(f"dev: {line}"))
 
 
 @click.command(short_help="Run workers only.")
@@ -161,7 +155,7 @@ def worker(
     preemption_notice: str | None,
     notice_sec: float,
     **limits: Any,
-) -> None:
+) -> int:
     """Run workers only, without HTTP, until Ctrl-C or SIGTERM."""
     with without_collector():
         from dataloader.app.runtime import commands
@@ -192,12 +186,10 @@ def worker(
             raise click.UsageError(f"--label: {errors[0].remedy.partition('; ')[0]}")
         settings = settings.model_copy(update={"workers": parsed.workers})
     max_age_sec = None if max_hours is None else 3600 * max_hours
-    exit_with(
-        commands.run_worker(
-            settings,
-            banner=lambda startup: announce(settings, startup, worker_banner(settings, startup)),
-            lifetime=Lifetime(max_age_sec=max_age_sec, notice=notice, **limits),
-        )
+    return commands.run_worker(
+        settings,
+        banner=lambda startup: announce(settings, startup, worker_banner(settings, startup)),
+        lifetime=Lifetime(max_age_sec=max_age_sec, notice=notice, **limits),
     )
 
 
@@ -206,7 +198,7 @@ def worker(
 @option("--wait", is_flag=True, help="Wait until their jobs have ended.")
 @option("--timeout", type=DURATION, help="How long to wait at most.")
 @json_option
-def drain(*, is_self: bool, wait: bool, timeout: float | None) -> None:
+def drain(*, is_self: bool, wait: bool, timeout: float | None) -> int:
     """Have the worker processes of this host claim no more jobs: for a hook that runs before they are stopped.
 
     Exits with code 1 if --timeout ended before their jobs did. `dataloader workers --drain ID` drains a single one.
@@ -220,7 +212,7 @@ def drain(*, is_self: bool, wait: bool, timeout: float | None) -> None:
         {"workers": drained.workers, "running": drained.running},
         line if drained.workers else "No live worker process is registered for this host.",
     )
-    exit_with(ExitCode.FAILURE if wait and drained.running else ExitCode.OK)
+    return ExitCode.FAILURE if wait and drained.running else ExitCode.OK
 
 
 @click.command(short_help="Bring the database to this version's tables.")
@@ -332,7 +324,7 @@ def config(*, docs: bool, dsn: bool) -> None:
 @option("--upstream", type=OBJECT, help="With --local: the results of its parents by their keys, as JSON.")
 @option("--partition-key", "part", metavar="SLICE", help="The slice to load, such as 2026-01-31.")
 @option("--logical-at", type=TIME, help="The nominal time it is for, as a schedule sets it.")
-def run(*, task: str, args: dict[str, Any], **options: Any) -> None:
+def run(*, task: str, args: dict[str, Any], **options: Any) -> int:
     """Run TASK in this process, with its progress and its log on the terminal, and its result on standard output.
 
     It is a real job with one attempt that only this process claims, in the settings' database or the embedded one.
@@ -358,8 +350,9 @@ def run(*, task: str, args: dict[str, Any], **options: Any) -> None:
     click.echo(f"{outcome.status}{f': {outcome.error}' if outcome.error else ''}", err=True)
     if outcome.result is not None:
         click.echo(text.json_text(outcome.result))
-    code = ExitCode.INTERRUPTED if is_interrupted else ExitCode.FAILURE
-    exit_with(ExitCode.OK if outcome.status.name == "SUCCEEDED" else code)
+    if outcome.status.name == "SUCCEEDED":
+        return ExitCode.OK
+    return ExitCode.INTERRUPTED if is_interrupted else ExitCode.FAILURE
 
 
 @click.command(
@@ -367,7 +360,7 @@ def run(*, task: str, args: dict[str, Any], **options: Any) -> None:
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.argument("arguments", metavar="[PSQL_OPTIONS]...", nargs=-1, type=click.UNPROCESSED)
-def psql(*, arguments: tuple[str, ...]) -> None:
+def psql(*, arguments: tuple[str, ...]) -> int:
     """Open psql on the database of the settings, or on the embedded one, with the queue's schema first in its path.
 
     \b
@@ -386,10 +379,9 @@ def psql(*, arguments: tuple[str, ...]) -> None:
         # Ctrl-C is psql's alone, and ends a statement. Ignored only now: psql would inherit that.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            code = process.wait()
+            return process.wait()
         finally:
             signal.signal(signal.SIGINT, before)
-    exit_with(code)
 
 
 COMMANDS = {

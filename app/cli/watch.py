@@ -59,9 +59,8 @@ def watch_until_final(client: Client, job_id: UUID, view: LineView | BarView) ->
     return state
 
 
-def watch_and_exit(service: RemoteService, job_id: UUID, **extra: str) -> None:
-    """Watch a job, and exit with the code of its outcome. `extra` goes into the JSON answer."""
-    context = click.get_current_context()
+def watch_job(service: RemoteService, job_id: UUID, **extra: str) -> ExitCode:
+    """Watch a job, and return the exit code of its outcome. `extra` goes into the JSON answer."""
     try:
         state = dict(watch_until_final(service.client, job_id, choose_view(as_json=is_json())))
     except KeyboardInterrupt:  # it leaves the job alone
@@ -72,7 +71,7 @@ def watch_and_exit(service: RemoteService, job_id: UUID, **extra: str) -> None:
             f"  cancel it:       {command} cancel {job_id}{service.url_hint}",
             err=True,
         )
-        context.exit(ExitCode.INTERRUPTED)
+        return ExitCode.INTERRUPTED
     if has_succeeded := state["status"] == "succeeded":
         with suppress(Refused, ServiceUnavailable):  # a key with the scope `trigger` alone cannot read more
             state["result"] = service.client.job(state["job_id"]).get("result")
@@ -82,4 +81,4 @@ def watch_and_exit(service: RemoteService, job_id: UUID, **extra: str) -> None:
         click.echo(f"result: {text.json_line(state['result'])}")
     if is_json():
         click.echo(text.json_text({**state, **extra}))
-    context.exit(ExitCode.OK if has_succeeded else ExitCode.FAILURE)
+    return ExitCode.OK if has_succeeded else ExitCode.FAILURE

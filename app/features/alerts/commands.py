@@ -17,11 +17,9 @@ def _alert_state(alert: text.Payload) -> str:
 
 
 def _rule_state(rule: text.Payload) -> str:
-    if not rule["active"]:
-        return "off"
     until = rule["muted_until"]
     is_muted = until is not None and datetime.fromisoformat(until) > datetime.now(UTC)
-    return f"muted until {text.format_time(until)}" if is_muted else "on"
+    return "off" if not rule["active"] else f"muted until {text.format_time(until)}" if is_muted else "on"
 
 
 def _rule_line(rule: text.Payload) -> str:
@@ -29,18 +27,11 @@ def _rule_line(rule: text.Payload) -> str:
 
 
 _ALERTS = Table(
-    "alerts",
-    "alert=alert_id, since=started_at, state, rule=name, detail",
-    {"state": _alert_state, "detail": lambda alert: text.format_message(alert["detail"])},
-    uncut="alert, since, state",
-    empty_message="No alerts fire.",
-)
+    "alerts", "alert=alert_id!, since=started_at!, state!, rule=name, detail", "No alerts fire.",
+    cells={"state": _alert_state},
+)  # fmt: skip
 _RULES = Table(
-    "rules",
-    "rule=rule_id, name, kind, threshold, queue, task, state",
-    {"threshold": lambda rule: text.format_number(rule["threshold"]), "state": _rule_state},
-    uncut="rule",
-    empty_message="No rules.",
+    "rules", "rule=rule_id!, name, kind, threshold, queue, task, state", "No rules.", cells={"state": _rule_state}
 )
 _THRESHOLD = {"help": "A share below 1 for failure_rate, a number for schedule_behind and check_failed, else seconds."}
 

@@ -11,12 +11,12 @@ from dataloader.app.cli.remote import RemoteCommand
 
 def _format_changes(line: text.Payload) -> str:
     """`priority 100 → 5`; the fields alone of a resource that was created or deleted."""
+    if line.get("count", 1) > 1:
+        return f"{line['count']} triggers since {text.format_time(line['first_at'])}"
     before, after = (
         value if value is None or isinstance(value, dict) else {"value": value}
         for value in (line["before"], line["after"])
     )
-    if line.get("count", 1) > 1:
-        return f"{line['count']} triggers since {text.format_time(line['first_at'])}"
 
     def shown(value: Any) -> str:
         return "null" if value is None else text.format_value(value)
@@ -28,23 +28,20 @@ def _format_changes(line: text.Payload) -> str:
 
 AUDIT_LOG = Table(
     "entries",
-    "line=audit_id, time=at, actor, action, resource, changes, from, request=request_id",
-    {
-        "resource": lambda line: f"{line['subject']} {line['subject_id'] or ''}",
-        "changes": _format_changes,
-        "from": lambda line: f"{line['address'] or ''} ({line['via']})",
-    },
-    uncut="line, time",
-    empty_message="No actions match.",
+    "line=audit_id!, time=at!, actor, action, resource={subject} {subject_id}, changes, from={address} ({via}), "
+    "request=request_id",
+    "No actions match.",
+    cells={"changes": _format_changes},
 )
 audit = RemoteCommand(
-    "audit", operation="list_audit_entries", prints=AUDIT_LOG, omit="request_id", short_help="List who did what.",
+    "audit", operation="list_audit_entries", prints=AUDIT_LOG, omit="request_id",
     options={
         "subject": {"metavar": "KIND"},
         "since": {"names": "--created-from", "former": ("--since",), "help": "Only actions then or later."},
         "until": {"names": "--created-to", "former": ("--until",), "help": "Only actions before this time."},
         "before": {"metavar": "LINE", "help": "Only lines older than this one."},
     },
+    short_help="List who did what.",
     help="List who did what, when and from where, and what it changed, newest first. It needs the scope `operate`.",
 )  # fmt: skip
 

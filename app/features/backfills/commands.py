@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ from dataloader.app.wording import format_duration
 
 _WATCH_INTERVAL_SEC = 2.0
 _STATES = ("queued", "running", "succeeded", "failed", "canceled", "lost")
-_NOTE = {"help": "Why, shown with the backfill."}
+_NOTE = {"note": {"help": "Why, shown with the backfill."}}
 _WATCH = option("--watch", is_flag=True, help="Show the progress until it has ended.")
 
 
@@ -30,22 +31,34 @@ def _progress(backfill: text.Payload) -> str:
 
 
 def _state_line(backfill: text.Payload) -> str:
-    reason = f" ({text.one_line(backfill['reason'])})" if backfill["reason"] else ""
-    return f"{text.one_line(backfill['task'])} is {backfill['state']}{reason}: {_progress(backfill)}"
+    reason = f" ({backfill['reason']})" if backfill["reason"] else ""
+    return f"{backfill['task']} is {backfill['state']}{reason}: {_progress(backfill)}"
+
+
+def _made_lines(made: text.Payload) -> Iterator[str]:
+    plan = made["plan"]
+    yield f"{plan['selected']:,} of {plan['total']:,} slices, {plan['first'][0]} to {plan['last'][-1]}"
+    if plan["estimated_sec"] is not None:
+        yield f"about {format_duration(plan['estimated_sec'])}, by the median run of the last week"
+    yield from (f"the limit {name} lets only {count} run at a time" for name, count in plan["limits"].items())
+    is_made = made["backfill"] is not None
+    yield (
+        f"backfill {made['backfill']['backfill_id']}"
+        if is_made
+        else f"args of the first: {text.json_line(plan['args'])}"
+    )
 
 
 _BACKFILLS = Table(
     "backfills",
-    "backfill=backfill_id, task, state, progress=total, concurrency, created=created_at, by=created_by, note",
-    {"progress": _progress},
-    uncut="backfill, state",
-    empty_message="There are no backfills. `dataloader backfill TASK --from … --to …` makes one.",
+    "backfill=backfill_id!, task, state!, progress, concurrency, created=created_at, by=created_by, note",
+    "There are no backfills. `dataloader backfill TASK --from … --to …` makes one.",
+    cells={"progress": _progress},
 )
 _SLICES = Table(
     "slices",
-    "slice=partition_key, state, job=job_id, runs, rows, succeeded=succeeded_at, changed=changed_at",
-    uncut="slice, state, job",
-    empty_message="No slices match.",
+    "slice=partition_key!, state!, job=job_id!, runs, rows, succeeded=succeeded_at, changed=changed_at",
+    "No slices match.",
 )
 
 
@@ -53,7 +66,7 @@ _SLICES = Table(
     operation="create_backfill", arguments=("task",), omit="slices max_attempts args",
     short_help="Load slices of a task again, or for the first time.",
     options={"stop_after_failures": "--stop-after", "lock_key": {"help": "May have placeholders, such as {partition}."},
-             "queue": {"help": "The queue.  [default: the task's, else etl.default]"}, "note": _NOTE},
+             "queue": {"help": "The queue.  [default: the task's, else etl.default]"}, **_NOTE},
 )  # fmt: skip
 @option("--from", "first", metavar="SLICE", help="The first slice: 2026-01-01, 2026-01, 2026-W05 …")
 @option("--to", "last", metavar="SLICE", help="The last slice, which is loaded too.")
@@ -65,7 +78,7 @@ _SLICES = Table(
 def backfill(
     service: RemoteService, *, first: str | None, last: str | None, keys: tuple[str, ...], unit: str | None,
     zone: str | None, args: dict[str, Any], watch: bool, **fields: Any,
-) -> None:  # fmt: skip
+) -> int | None:  # fmt: skip
     """Load slices of TASK for the first time or again, such as all days of January, a few at a time.
 
     \b
@@ -75,21 +88,11 @@ def backfill(
     Without args they are those of the task's schedule. A slice that another job loads already is not loaded twice.
     """
     slices = without_none({"from": first, "to": last, "unit": unit, "zone": zone, "list": list(keys) or None})
-    made = service.send("create_backfill", slices=slices, args=args or None, **fields)
-    plan = made["plan"]
-    lines = [f"{plan['selected']:,} of {plan['total']:,} slices, {plan['first'][0]} to {plan['last'][-1]}"]
-    if plan["estimated_sec"] is not None:
-        lines.append(f"about {format_duration(plan['estimated_sec'])}, by the median run of the last week")
-    lines += [f"the limit {name} lets only {count} run at a time" for name, count in plan["limits"].items()]
-    if fields["dry_run"]:
-        print_payload(made, *lines, f"args of the first: {text.json_line(plan['args'])}")
-        return
-    print_payload(made, *lines, f"backfill {made['backfill']['backfill_id']}")
-    if watch:
-        _watch(service, made["backfill"]["backfill_id"])
+    made = service.perform("create_backfill", _made_lines, slices=slices, args=args or None, **fields)
+    return _watch(service, made["backfill"]["backfill_id"]) if watch and not fields["dry_run"] else None
 
 
-def _watch(service: RemoteService, backfill_id: str) -> None:
+def _watch(service: RemoteService, backfill_id: str) -> int:
     """Print the progress whenever it has changed, until the backfill is paused or has ended."""
     shown = ""
     while True:
@@ -101,27 +104,26 @@ def _watch(service: RemoteService, backfill_id: str) -> None:
         if found["state"] != "open":
             break
         time.sleep(_WATCH_INTERVAL_SEC)
-    if found["state"] != "done" or any(found["by_state"].get(state) for state in ("failed", "lost", "canceled")):
-        raise click.exceptions.Exit(ExitCode.FAILURE)
+    has_bad = any(found["by_state"].get(state) for state in ("failed", "lost", "canceled"))
+    return ExitCode.FAILURE if found["state"] != "done" or has_bad else ExitCode.OK
 
 
 backfills = RemoteGroup("backfills", help="Manage backfills.")
 backfills.add("list", "list_backfills", _BACKFILLS)
 backfills.add("pause", "pause_backfill", _state_line, repeatable=True)
 backfills.add("resume", "resume_backfill", _state_line, repeatable=True)
-backfills.add("edit", "change_backfill", _state_line, options={"note": _NOTE})
+backfills.add("edit", "change_backfill", _state_line, options=_NOTE)
 backfills.add("cancel", "cancel_backfill", _state_line)
 backfills.add("retry", "retry_backfill", _state_line)
 
 
 @backfills.command("show", operation="get_backfill")
 @_WATCH
-def show_backfill(service: RemoteService, *, backfill_id: str, watch: bool) -> None:
+def show_backfill(service: RemoteService, *, backfill_id: str, watch: bool) -> int | None:
     if watch:
-        _watch(service, backfill_id)
-        return
-    found = service.send("get_backfill", backfill_id=backfill_id)
-    print_payload(found, _state_line(found))
+        return _watch(service, backfill_id)
+    service.perform("get_backfill", _state_line, backfill_id=backfill_id)
+    return None
 
 
 slices = RemoteCommand(

@@ -18,13 +18,11 @@ from dataloader.app.wording import format_count
 
 _WAIT_FOR_END_SEC = 3.0  # of a bulk cancel, which takes one as a rule
 _POLL_INTERVAL_SEC = 0.1
-
+_ACTIONS = ("cancel", "retry", "redrive", "delete", "reprioritise", "list", "stop")
 _OPERATIONS = Table(
     "operations",
-    "operation=bulk_id, action, state, jobs, created=created_at",
-    {"jobs": lambda operation: f"{operation['changed']} of {operation['expected']}"},
-    uncut="operation, action, state, jobs, created",
-    empty_message="No bulk operations.",
+    "operation=bulk_id!, action!, state!, jobs={changed} of {expected}!, created=created_at!",
+    "No bulk operations.",
 )
 
 
@@ -34,7 +32,7 @@ _OPERATIONS = Table(
     params=[*parameters("list_jobs", only=FILTER_FIELDS, options=FILTER_OPTIONS)],
     short_help="Change all jobs that match a filter.",
 )  # fmt: skip
-@click.argument("action", type=click.Choice(["cancel", "retry", "redrive", "delete", "reprioritise", "list", "stop"]))
+@click.argument("action", type=click.Choice(_ACTIONS))
 @click.argument("bulk_id", type=ID, required=False)
 @option("--all", "is_all", is_flag=True, help="All jobs, without a filter.")
 @option("--dry-run", is_flag=True, help="Only count the jobs.")
@@ -53,15 +51,17 @@ def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options
     match.
     """
     if action == "list":
-        _OPERATIONS.print(service.send("list_bulk_operations"))
+        service.perform("list_bulk_operations", _OPERATIONS)
     elif action == "stop":
         if bulk_id is None:
             raise click.UsageError("name the operation: dataloader bulk stop BULK_ID")
-        stopped = service.send("cancel_bulk_operation", bulk_id=bulk_id, repeatable=True)
-        changed = format_count(stopped["changed"], "job")
-        print_payload(stopped, f"{stopped['action']} is {stopped['state']}: {changed} changed.")
+        service.perform("cancel_bulk_operation", _stopped_line, bulk_id=bulk_id, repeatable=True)
     else:
         _start(service, action, **options)
+
+
+def _stopped_line(stopped: text.Payload) -> str:
+    return f"{stopped['action']} is {stopped['state']}: {format_count(stopped['changed'], 'job')} changed."
 
 
 def _start(
@@ -70,11 +70,10 @@ def _start(
     job_filter = without_none({name: options.pop(name) for name in FILTER_FIELDS.split()})
     if action == "redrive" and options["per_minute"] is None and not dry_run:
         raise click.UsageError("redrive needs --per-minute")
-    if bool(job_filter) == is_all:
-        problem = (
-            "give a filter or --all, not both" if is_all else "give a filter, such as --task, or --all for all jobs"
-        )
-        raise click.UsageError(problem)
+    if is_all and job_filter:
+        raise click.UsageError("give a filter or --all, not both")
+    if not is_all and not job_filter:
+        raise click.UsageError("give a filter, such as --task, or --all for all jobs")
     if dry_run or expected is None:
         count = service.send("count_bulk_jobs", action=action, filter=job_filter, repeatable=True)
         jobs = f"{'' if count['exact'] else 'about '}{format_count(count['jobs'], 'job')}"
@@ -86,22 +85,14 @@ def _start(
             click.confirm(f"{action} {bound}{jobs}?", abort=True, err=True)
         expected = count["jobs"]
     operation = service.send("start_bulk_operation", action=action, filter=job_filter, expected=expected, **options)
-    if action == "cancel":
-        operation = _wait_for_end(service, operation)
-    if operation["finished_at"] is None:
-        progress = "`dataloader bulk list` shows its progress."
-    else:
-        progress = f"{format_count(operation['matched'], 'job')} matched, {operation['changed']} changed."
-    print_payload(operation, f"{operation['bulk_id']} is {operation['state']}; {progress}")
-
-
-def _wait_for_end(service: RemoteService, operation: text.Payload) -> text.Payload:
-    """Return the operation once it has ended, or as it is after some seconds."""
-    deadline = time.monotonic() + _WAIT_FOR_END_SEC
+    deadline = time.monotonic() + (_WAIT_FOR_END_SEC if action == "cancel" else 0)
     while operation["finished_at"] is None and time.monotonic() < deadline:
         time.sleep(_POLL_INTERVAL_SEC)
         operation = service.send("get_bulk_operation", bulk_id=operation["bulk_id"])
-    return operation
+    progress = "`dataloader bulk list` shows its progress."
+    if operation["finished_at"] is not None:
+        progress = f"{format_count(operation['matched'], 'job')} matched, {operation['changed']} changed."
+    print_payload(operation, f"{operation['bulk_id']} is {operation['state']}; {progress}")
 
 
 COMMANDS = {"Jobs": (bulk,)}

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dataloader.app.cli import text
 from dataloader.app.cli.exit_codes import ExitCode
-from dataloader.app.cli.output import print_payload
+from dataloader.app.cli.output import is_json
 from dataloader.app.cli.parsing import json_option, option
-from dataloader.app.cli.service import exit_with, load_settings
+from dataloader.app.cli.service import load_settings
 from dataloader.app.wording import format_count
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _FIELDS = ("check", "severity", "message", "remedy", "facts")
 @click.command(short_help="Check the database and the queue.")
 @option("--all", "everything", is_flag=True, help="Show passed checks too.")
 @json_option
-def doctor(*, everything: bool) -> None:
+def doctor(*, everything: bool) -> int:
     """Check the database, its server, the tables and the queue, with the service's own account.
 
     Each finding has its remedy. Nothing is changed. The exit code is 1 after an error, 5 after warnings only.
@@ -33,10 +34,11 @@ def doctor(*, everything: bool) -> None:
     findings = sorted(commands.run_doctor(load_settings()), key=lambda finding: -finding.severity)
     worst = findings[0].severity.word if findings else "ok"
     items = [{name: getattr(f, name) for name in _FIELDS} | {"severity": f.severity.word} for f in findings]
-    print_payload({"worst": worst, "findings": items}, *_finding_lines(findings, everything=everything))
+    payload, lines = {"worst": worst, "findings": items}, _finding_lines(findings, everything=everything)
+    click.echo(text.json_text(payload) if is_json() else "\n".join(lines))  # the lines have colours
     if any(finding.check == "database" for finding in findings):
-        exit_with(ExitCode.UNAVAILABLE)
-    exit_with({"error": ExitCode.FAILURE, "warning": ExitCode.WARNINGS}.get(worst, ExitCode.OK))
+        return ExitCode.UNAVAILABLE
+    return {"error": ExitCode.FAILURE, "warning": ExitCode.WARNINGS}.get(worst, ExitCode.OK)
 
 
 def _finding_lines(findings: Sequence[Finding], *, everything: bool) -> Iterator[str]:

@@ -8,16 +8,13 @@ from typing import IO
 import click
 
 from dataloader.app.cli import text
-from dataloader.app.cli.output import Table, print_payload
-from dataloader.app.cli.parsing import TEXT_FILE, parse_object
+from dataloader.app.cli.output import Table
+from dataloader.app.cli.parsing import TEXT_FILE, read_object
 from dataloader.app.cli.remote import RemoteGroup, RemoteService
 from dataloader.app.wording import format_count
 
 _GRAPHS = Table(
-    "graphs",
-    "graph=graph_id, status, name, jobs, ended, failed, created=created_at",
-    uncut="graph, status, jobs, ended, created",
-    empty_message="No graphs match.",
+    "graphs", "graph=graph_id!, status!, name, jobs!, ended!, failed, created=created_at!", "No graphs match."
 )
 
 
@@ -27,11 +24,17 @@ def _graph_lines(graph: text.Payload) -> Iterator[str]:
     for edge in graph["edges"]:
         on = "" if edge["on"] == "succeeded" else f" {edge['on']}"
         parents.setdefault(edge["child_id"], []).append(f"{keys.get(edge['parent_id'], edge['parent_id'])}{on}")
-    yield f"Graph {text.one_line(graph['name'] or graph['graph_id'])}"
+    yield f"Graph {graph['name'] or graph['graph_id']}"
     for job in graph["jobs"]:
         state = "not needed" if job["skipped"] else job["wait_state"] if job["status"] == "queued" else job["status"]
-        after = f"  after {text.one_line(', '.join(parents[job['job_id']]))}" if job["job_id"] in parents else ""
-        yield f"  {text.one_line(job['key'])}  {state}  {job['job_id']}{after}"
+        after = f"  after {', '.join(parents[job['job_id']])}" if job["job_id"] in parents else ""
+        yield f"  {job['key']}  {state}  {job['job_id']}{after}"
+
+
+def _made_lines(made: text.Payload) -> Iterator[str]:
+    state = "created" if made["created"] else "there already"
+    yield f"Graph {made['graph_id']} is {state}: {format_count(len(made['jobs']), 'job')}."
+    yield from (f"  {key}  {job_id}" for key, job_id in made["jobs"].items())
 
 
 graphs = RemoteGroup("graphs", help="Manage graphs: jobs that wait for other jobs.")
@@ -49,14 +52,8 @@ def trigger_graph(service: RemoteService, *, file: IO[str]) -> None:
     \b
       dataloader graphs trigger daily.json
     """
-    try:
-        body = parse_object(file.read())
-    except ValueError as error:
-        raise click.BadParameter(f"{file.name}: {error}", param_hint="FILE") from error
-    made = service.send("trigger_graph", body=body, repeatable="idempotency_key" in body)
-    state = "created" if made["created"] else "there already"
-    lines = [f"Graph {made['graph_id']} is {state}: {format_count(len(made['jobs']), 'job')}."]
-    print_payload(made, *lines, *(f"  {key}  {job_id}" for key, job_id in made["jobs"].items()))
+    body = read_object(file, "FILE")
+    service.perform("trigger_graph", _made_lines, body=body, repeatable="idempotency_key" in body)
 
 
 COMMANDS = {"Jobs": (graphs,)}

@@ -14,7 +14,7 @@ import click
 from dataloader.app.cli import text, watch
 from dataloader.app.cli.exit_codes import ExitCode
 from dataloader.app.cli.invocation import dataloader_command
-from dataloader.app.cli.output import Table, is_json, print_payload
+from dataloader.app.cli.output import Table, is_json
 from dataloader.app.cli.parsing import DURATION, option, without_none
 from dataloader.app.cli.remote import OutageNotice, RemoteCommand, RemoteService, remote_command
 from dataloader.app.features.jobs.trigger_command import trigger
@@ -31,29 +31,20 @@ _PROGRESS_INTERVAL_SEC = 1.0
 # The last columns are the first that a narrow terminal does without.
 _JOBS = Table(
     "jobs",
-    "job=job_id, status, task, queue, attempts, progress, created=created_at, error",
-    {
-        "status": text.format_status,
-        "attempts": lambda job: f"{job['attempt']}/{job['max_attempts']}",
-        "progress": lambda job: text.format_progress(job["progress"]),
-        "error": lambda job: text.format_error(job["error"]),
-    },
-    uncut="job, status, attempts, created",
-    empty_message="No jobs match.",
+    "job=job_id!, status!, task, queue, attempts={attempt}/{max_attempts}!, progress, created=created_at!, error",
+    "No jobs match.",
+    cells={"status": text.format_status},
 )
 _FAILURES = Table(
     "failures",
-    "task, fingerprint, jobs, first=first_at, last=last_at, job=job_id, error",
-    {"error": lambda group: text.format_error(group["error"])},
-    uncut="fingerprint, jobs, last, job",
-    empty_message="No failed or lost jobs.",
+    "task, fingerprint!, jobs!, first=first_at, last=last_at!, job=job_id!, error",
+    "No failed or lost jobs.",
 )
 _EVENTS = Table(
     "events",
-    "time=ts, event=kind, details",
-    {"details": lambda event: event["payload"] or None},
-    uncut="time, event",
-    empty_message="No events yet.",
+    "time=ts!, event=kind!, details",
+    "No events yet.",
+    cells={"details": lambda event: event["payload"] or None},
 )
 _NOT_SHOWN = (
     *("attempts", "traceback", "checkpoint", "follow_up_jobs", "parent", "lock_holder", "version"),
@@ -63,15 +54,15 @@ _NOT_SHOWN = (
 
 @remote_command(operation="get_job_status", only="", short_help="Show the status of a job.")
 @option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
-def status(service: RemoteService, *, job_id: UUID, watching: bool) -> None:
+def status(service: RemoteService, *, job_id: UUID, watching: bool) -> int:
     """Show status, attempt, times, progress and last error of a job.
 
     With --watch the exit code is that of the job: 0 if it succeeded, 1 if not.
     """
     if watching:
-        watch.watch_and_exit(service, job_id)
-    state = service.client.status(job_id)
-    print_payload(state, *text.state_lines(state))
+        return watch.watch_job(service, job_id)
+    service.perform("get_job_status", text.state_lines, job_id=job_id)
+    return ExitCode.OK
 
 
 def _canceled_line(state: text.Payload) -> str:
@@ -111,7 +102,7 @@ def _changed_fields() -> Iterator[str]:
 
 
 @remote_command(operation="list_jobs", only=f"{FILTER_FIELDS} limit", options=FILTER_OPTIONS)
-def jobs(service: RemoteService, *, limit: int, **options: Any) -> None:
+def jobs(service: RemoteService, *, limit: int, **options: Any) -> int:
     """List jobs, newest first: a table on a terminal, whole aligned lines in a pipe.
 
     Jobs with an id, an idempotency key or a lock key are found at once. Any other search continues until it has found
@@ -131,10 +122,9 @@ def jobs(service: RemoteService, *, limit: int, **options: Any) -> None:
         is_interrupted = True
     if found or not is_interrupted:
         _JOBS.print({**page, "jobs": found})
-    if is_interrupted:
-        if page["scanned_to"] is not None:
-            click.echo(f"Jobs older than {text.format_time(page['scanned_to'])} were not searched.", err=True)
-        click.get_current_context().exit(ExitCode.INTERRUPTED)
+    if is_interrupted and page["scanned_to"] is not None:
+        click.echo(f"Jobs older than {text.format_time(page['scanned_to'])} were not searched.", err=True)
+    return ExitCode.INTERRUPTED if is_interrupted else ExitCode.OK
 
 
 @remote_command(operation="list_failures", short_help="Group failed and lost jobs by their error.")
@@ -144,8 +134,7 @@ def failures(service: RemoteService, **options: Any) -> None:
 
     Of the newest ten thousand unsuccessful jobs.
     """
-    page = service.send("list_failures", **options)
-    _FAILURES.print(page)
+    page = service.perform("list_failures", _FAILURES, **options)
     if not is_json() and page["scanned_to"] is not None:
         click.echo(f"Jobs older than {text.format_time(page['scanned_to'])} were not read.", err=True)
 
@@ -153,16 +142,11 @@ def failures(service: RemoteService, **options: Any) -> None:
 @remote_command("watch", operation="stream_events", only="queue kind", short_help="Follow the events of all jobs.")
 def watch_events(service: RemoteService, **query: Any) -> None:
     """Follow the events of all jobs until Ctrl-C. With --json each event is a JSON document of its own."""
-    try:
-        for event in service.client.stream(**query):
-            if is_json():
-                click.echo(text.json_line(event))
-                continue
-            reason = event["payload"].get("error") or event["payload"].get("reason") or ""
-            head = f"{text.format_time(event['ts'])}  {event['kind']:<16} {event['job_id']}"
-            click.echo(f"{head}  {text.one_line(event['queue'])}  {text.one_line(reason)}".rstrip())
-    except KeyboardInterrupt:
-        click.get_current_context().exit(ExitCode.INTERRUPTED)
+    for event in service.client.stream(**query):
+        reason = event["payload"].get("error") or event["payload"].get("reason") or ""
+        head = f"{text.format_time(event['ts'])}  {event['kind']:<16} {event['job_id']}"
+        line = f"{head}  {text.one_line(event['queue'])}  {text.one_line(reason)}".rstrip()
+        click.echo(text.json_line(event) if is_json() else line)
 
 
 @remote_command(
@@ -187,15 +171,12 @@ def logs(
     notice = OutageNotice("still following", lambda line: click.echo(line, err=True))
     follow = service.client.follow_logs(job_id, tail=tail, on_outage=notice, **query) if following else None
     is_empty = True
-    try:
-        for line in follow or _read_pages(service, job_id, tail, query):
-            attempt = format_attempt(line["attempt"], line.get("run", 1))
-            head = f"{text.format_time(line['ts'])}  {attempt}  {text.one_line(line['level']):<8}"
-            shown = text.json_line(line) if is_json() else f"{head} {text.printable(line['line'])}".rstrip()
-            click.echo(shown, file=output)
-            is_empty = False
-    except KeyboardInterrupt:
-        click.get_current_context().exit(ExitCode.INTERRUPTED)
+    for line in follow or _read_pages(service, job_id, tail, query):
+        attempt = format_attempt(line["attempt"], line.get("run", 1))
+        head = f"{text.format_time(line['ts'])}  {attempt}  {text.one_line(line['level']):<8}"
+        shown = text.json_line(line) if is_json() else f"{head} {text.printable(line['line'])}".rstrip()
+        click.echo(shown, file=output)
+        is_empty = False
     if is_empty and not is_json():
         click.echo("No log output matches." if without_none(query) else "No log output.", err=True)
         _print_where_error_is(service, job_id)
@@ -233,8 +214,8 @@ def _job_lines(job: text.Payload) -> Iterator[str]:
         worker = text.format_value(attempt["worker"])
         number = format_attempt(attempt["attempt"], attempt.get("run", 1))
         yield f"attempt {number:<10} from {started} on {worker}: {outcome}"
-        yield from [f"  {text.format_message(attempt['error'])}"] if attempt["error"] else []
-        yield from (f"    {text.printable(line)}" for line in (attempt.get("traceback") or "").splitlines())
+        yield from [f"  {attempt['error']}"] if attempt["error"] else []
+        yield from (f"    {line}" for line in (attempt.get("traceback") or "").splitlines())
 
 
 show = RemoteCommand(

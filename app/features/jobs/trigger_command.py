@@ -26,7 +26,7 @@ from dataloader.app.cli.parsing import (
 )
 from dataloader.app.cli.remote import RemoteService, remote_command
 from dataloader.app.cli.text import one_line
-from dataloader.app.cli.watch import watch_and_exit
+from dataloader.app.cli.watch import watch_job
 from dataloader.app.wording import format_count
 from dataloader.errors import ClientError, Refused
 
@@ -73,7 +73,7 @@ def trigger(
     strict: bool | None,
     watching: bool,
     **options: Any,
-) -> None:
+) -> int:
     """Put a job of TASK into the queue.
 
     A request that gets no answer is repeated with the same idempotency key, so that it never makes two jobs.
@@ -104,8 +104,7 @@ def trigger(
             raise click.UsageError("--watch and --strict are for one job; --from triggers many, and prints warnings")
         prefix = options.pop("idempotency_key")
         defaults = {name: value for name, value in {"task": task, **options}.items() if value not in (None, {})}
-        _trigger_lines(service, lines, defaults, prefix)
-        return
+        return _trigger_lines(service, lines, defaults, prefix)
     if task is None:
         raise click.UsageError("name a TASK, or a file of jobs with --from")
     try:
@@ -121,9 +120,10 @@ def trigger(
     if watching:
         if not is_json():
             click.echo(first_line)
-        watch_and_exit(service, job["job_id"], idempotency_key=options["idempotency_key"])
+        return watch_job(service, job["job_id"], idempotency_key=options["idempotency_key"])
     next_line = f"  watch it:  {dataloader_command()} status {job['job_id']} --watch{service.url_hint}"
     print_payload({**job, "idempotency_key": options["idempotency_key"]}, first_line, next_line)
+    return ExitCode.OK
 
 
 def _missing_defaults(request: Mapping[str, Any], errors: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class _InputLine(NamedTuple):
     request: dict[str, Any] | str  # text: why the line is invalid
 
 
-def _trigger_lines(service: RemoteService, lines: IO[str], defaults: Mapping[str, Any], prefix: str) -> None:
+def _trigger_lines(service: RemoteService, lines: IO[str], defaults: Mapping[str, Any], prefix: str) -> int:
     """Put a job for each line into the queue. Fields of a line override `defaults`."""
     from dataloader.app.cli import render  # noqa: PLC0415 - rich is loaded only where it draws
 
@@ -176,8 +176,7 @@ def _trigger_lines(service: RemoteService, lines: IO[str], defaults: Mapping[str
     hidden = len(totals.rejected) - _MAX_SHOWN_ERRORS
     more = [f"{format_count(hidden, 'more rejected line')} not shown."] if hidden > 0 else []
     print_payload(payload, f"{totals.summary()}.", *more)
-    if totals.rejected:
-        click.get_current_context().exit(ExitCode.REFUSED)
+    return ExitCode.REFUSED if totals.rejected else ExitCode.OK
 
 
 def _file_size(lines: IO[str]) -> int | None:

@@ -20,21 +20,19 @@ if TYPE_CHECKING:
     from dataloader.app.http.auth.api_keys import ApiKey
 
 SCOPES = ("read", "trigger", "operate", "admin")
-_NO_KEYS = "No keys: the service answers callers on its own machine, and no others."
 
 
 def format_limits(key: text.Payload) -> str:
     limits = {name: key[name] for name in ("tasks", "queues") if key[name] is not None}
-    return "; ".join(f"{name} {text.one_line(', '.join(values))}" for name, values in limits.items())
+    return "; ".join(f"{name} {', '.join(values)}" for name, values in limits.items())
 
 
 _KEYS = Table(
     "keys",
-    "key=key_id, name, state, scopes, limits, created=created_at, by=created_by, expires=expires_at, "
+    "key=key_id!, name!, state!, scopes!, limits, created=created_at, by=created_by, expires=expires_at, "
     "last used=last_used_at",
-    {"scopes": lambda key: ",".join(key["scopes"]), "limits": format_limits},
-    uncut="key, name, state, scopes",
-    empty_message=_NO_KEYS,
+    "No keys: the service answers callers on its own machine, and no others.",
+    cells={"scopes": lambda key: ",".join(key["scopes"]), "limits": format_limits},
 )
 
 
@@ -124,7 +122,7 @@ def revoke(*, key: str) -> None:
 
     with commands.audited_api_keys("keys revoke") as (api_keys, _):
         revoked = api_keys.revoke(key)
-    lines = [f"Revoked the key {key.id} of {text.one_line(key.name)}." for key in revoked]
+    lines = [f"Revoked the key {key.id} of {key.name}." for key in revoked]
     print_payload({"keys": [_to_dict(key) for key in revoked]}, *lines)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from dataloader.app.cli import text
-from dataloader.app.cli.output import Table, print_payload
+from dataloader.app.cli.output import Table
 from dataloader.app.cli.parsing import Parsed, option
 from dataloader.app.cli.remote import CREATE, RemoteGroup, RemoteService
 from dataloader.app.wording import format_duration, parse_duration
@@ -24,16 +24,16 @@ def _format_allowance(limit: text.Payload) -> str:
     return " and ".join(allowances) or "no limit"
 
 
-def _format_waiting(limit: text.Payload) -> str:
-    return f"{limit['waiting']}{'' if limit['waiting_exact'] else '+'}"
-
-
 def _limit_lines(limit: text.Payload) -> Iterator[str]:
-    use = f"{limit['used']} in use, {_format_waiting(limit)} waiting"
-    yield f"{text.one_line(limit['name'])}: {_format_allowance(limit)}; {use}"
+    use = f"{limit['used']} in use, {limit['waiting']}{'' if limit['waiting_exact'] else '+'} waiting"
+    yield f"{limit['name']}: {_format_allowance(limit)}; {use}"
     for holder in limit["holders"]:
         since = text.format_time(holder["started_at"]) if holder["started_at"] else ""
-        yield f"  {holder['job_id']}  {holder['weight']}  {text.one_line(holder['task'])}  since {since}"
+        yield f"  {holder['job_id']}  {holder['weight']}  {holder['task']}  since {since}"
+
+
+def _setting_line(setting: text.Payload) -> str:
+    return f"Limit {setting['name']}: {_format_allowance(setting)}."
 
 
 def parse_rate(raw: str) -> tuple[int, float]:
@@ -50,14 +50,9 @@ def parse_rate(raw: str) -> tuple[int, float]:
 
 _LIMITS = Table(
     "limits",
-    "limit=name, setting, allowed, used, waiting, since, note",
-    {
-        "allowed": _format_allowance,
-        "waiting": _format_waiting,
-        "since": lambda limit: limit["waiting_since"] and text.format_time(limit["waiting_since"]),
-    },
-    uncut="limit, allowed, used, waiting",
-    empty_message="No limits.",
+    "limit=name!, setting, allowed!, used!, waiting!, since=waiting_since, note",
+    "No limits.",
+    cells={"allowed": _format_allowance},
 )
 
 limits = RemoteGroup("limits", help="Manage limits: how many jobs run at a time, and how many start in a time.")
@@ -78,8 +73,7 @@ def set_limit(service: RemoteService, *, rate: tuple[int, float] | None, **field
       dataloader limits set task:load.sales --concurrency 1
     """
     count, per_sec = rate or (None, None)
-    setting = service.send("set_limit", rate=count, per_sec=per_sec, **fields)
-    print_payload(setting, f"Limit {text.one_line(setting['name'])}: {_format_allowance(setting)}.")
+    service.perform("set_limit", _setting_line, rate=count, per_sec=per_sec, **fields)
 
 
 # ── circuit breakers ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -91,16 +85,15 @@ def _breaker_state(breaker: text.Payload) -> str:
 
 
 def _breaker_line(breaker: text.Payload, state: str = "") -> str:
-    why = f": {text.one_line(breaker['reason'])}" if breaker["reason"] else ""
-    return f"{text.one_line(breaker['task'])} is {state or _breaker_state(breaker)}{why}."
+    why = f": {breaker['reason']}" if breaker["reason"] else ""
+    return f"{breaker['task']} is {state or _breaker_state(breaker)}{why}."
 
 
 _BREAKERS = Table(
     "breakers",
-    "task, state, failed=failed_in_row, waiting, opened=opened_at, reason",
-    {"state": _breaker_state},
-    uncut="task, state",
-    empty_message="No task has a circuit breaker, and none is paused.",
+    "task!, state!, failed=failed_in_row, waiting, opened=opened_at, reason",
+    "No task has a circuit breaker, and none is paused.",
+    cells={"state": _breaker_state},
 )
 _NOTE = {"reason": "--note", "strict": CREATE}
 
@@ -130,8 +123,7 @@ def set_breaker(service: RemoteService, *, task: str, strict: bool | None, **fie
     """
     if not any(fields.values()):
         raise click.UsageError("nothing to set; see --help for the options")
-    breaker = service.send("set_breaker", task=task, strict=strict, **fields)
-    print_payload(breaker, _breaker_line(breaker))
+    service.perform("set_breaker", _breaker_line, task=task, strict=strict, **fields)
 
 
 COMMANDS = {"Queues and workers": (limits, breakers)}

@@ -5,17 +5,12 @@ from __future__ import annotations
 from dataloader.app.cli.output import Table
 from dataloader.app.cli.parsing import DURATION
 from dataloader.app.cli.remote import RemoteCommand
-from dataloader.app.wording import format_duration
 
 _SCALING = Table(
     "queues",
-    "queue, wanted=wanted_threads, busy=busy_threads, idle=idle_threads, ready, oldest, p95, due=due_soon, draining",
-    {
-        "oldest": lambda queue: format_duration(queue["oldest_ready_sec"]),
-        "p95": lambda queue: format_duration(queue["wait_p95_sec"]),
-    },
-    uncut="queue, wanted, busy, idle",
-    empty_message="No queues.",
+    "queue!, wanted=wanted_threads!, busy=busy_threads!, idle=idle_threads!, ready, oldest=oldest_ready_sec, "
+    "p95=wait_p95_sec, due=due_soon, draining",
+    "No queues.",
 )
 scaling = RemoteCommand(
     "scaling", operation="get_scaling", prints=_SCALING, options={"target_wait_sec": {"type": DURATION}},

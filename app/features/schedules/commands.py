@@ -27,7 +27,11 @@ def _state(schedule: text.Payload) -> str:
 def _summary(schedule: text.Payload) -> str:
     has_next = schedule["next_at"] and _state(schedule) == "on"
     following = f"; next {text.format_time(schedule['next_at'])}" if has_next else ""
-    return f"{text.one_line(schedule['name'])} is {text.one_line(_state(schedule))}{following}."
+    return f"{schedule['name']} is {_state(schedule)}{following}."
+
+
+def _changed_lines(schedule: text.Payload) -> tuple[str, ...]:
+    return f"{schedule['explanation']}.", _summary(schedule)
 
 
 def _format_local(local_time: str) -> str:
@@ -42,33 +46,29 @@ def _at_offset_of(local_time: str, at: str | None) -> str | None:
 
 _SCHEDULES = Table(
     "schedules",
-    "name, task, when=explanation, next=next_at, state, source",
-    {
+    "name!, task, when=explanation, next=next_at, state, source",
+    "There are no schedules. `dataloader schedules create` makes one.",
+    cells={
         "next": lambda s: None if s["paused_at"] else s["next_at"],
         "state": _state,
         "source": lambda s: f"{s['source']}, changed" if s["differs_from_code"] else s["source"],
     },
-    uncut="name",
-    empty_message="There are no schedules. `dataloader schedules create` makes one.",
 )
 _FIRINGS = Table(
     "firings",
-    "time=fire_at, until, outcome, job=job_id, status=job_status, by=made_by, detail",
-    uncut="time, outcome, job",
-    empty_message="It has not fired yet.",
+    "time=fire_at!, until, outcome!, job=job_id!, status=job_status, by=made_by, detail",
+    "It has not fired yet.",
 )
 _TIMES = Table(
     "times",
-    "time, note, from=interval_start, to=interval_end, args, problem",
-    {
+    "time!, note, from=interval_start, to=interval_end, args, problem",
+    "It has no next time.",
+    cells={
         "time": lambda time: _format_local(time["local_time"]),
         "from": lambda time: _at_offset_of(time["local_time"], time["interval_start"]),
         "to": lambda time: _at_offset_of(time["local_time"], time["interval_end"]),
         "note": lambda time: {"moved": "moved by daylight saving", "repeated": "repeated hour"}.get(time["note"], ""),
-        "args": lambda time: "" if time["args"] is None else json.dumps(time["args"], ensure_ascii=False),
     },
-    uncut="time",
-    empty_message="It has no next time.",
 )
 _BY_HAND = "kind expression args name"  # fields that --cron, --every, --arg and NAME give
 _OPTIONS: Overrides = {
@@ -79,17 +79,17 @@ _OPTIONS: Overrides = {
     "lock_key": {"help": "Jobs with one key run one after the other."},
     "lease_ttl_sec": {"type": DURATION},
 }
+_CRON = option("--cron", metavar="CRON", help="Five cron fields, such as '0 6 * * *', or @daily.")
+_EVERY = option("--every", type=DURATION, help="By elapsed time: 90s, 2h.")
 
 
 def _show_lines(found: text.Payload) -> Iterator[str]:
     yield _summary(found)
-    yield f"  when        {text.one_line(found['explanation'] or found['error'] or '')}"
+    yield f"  when        {found['explanation'] or found['error'] or ''}"
     for field, value in sorted(found["definition"].items()):
-        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        note = ""
-        if field in found["differs_from_code"]:
-            note = f"  (in code: {json.dumps(found['declared'].get(field), ensure_ascii=False)})"
-        yield f"  {field:<11} {text.one_line(shown + note)}"
+        shown = value if isinstance(value, str) else text.json_line(value)
+        in_code = f"  (in code: {text.json_line(found['declared'].get(field))})"
+        yield f"  {field:<11} {shown}{in_code if field in found['differs_from_code'] else ''}"
 
 
 schedules = RemoteGroup("schedules", help="Manage schedules: jobs at certain times, or when datasets are updated.")
@@ -116,8 +116,8 @@ schedules.add("delete", "delete_schedule", "{name} is deleted.")
 @schedules.command("create", operation="create_schedule", omit=_BY_HAND, options=_OPTIONS)
 @click.argument("name")
 @option("--paused", "is_paused", is_flag=True, help="It does not fire before it is resumed.")
-@option("--cron", metavar="CRON", help="Five cron fields, such as '0 6 * * *', or @daily.")
-@option("--every", type=DURATION, help="By elapsed time: 90s, 2h.")
+@_CRON
+@_EVERY
 @args_options
 def create_schedule(service: RemoteService, **options: Any) -> None:
     """Create a schedule NAME.
@@ -131,18 +131,16 @@ def create_schedule(service: RemoteService, **options: Any) -> None:
     fields = _definition(**options)
     if fields["task"] is None or "kind" not in fields:
         raise click.UsageError("give --task, and one of --cron, --every and --after")
-    made = service.send("create_schedule", **fields)
-    print_payload(made, f"{text.one_line(made['explanation'])}.", _summary(made))
+    service.perform("create_schedule", _changed_lines, **fields)
 
 
 @schedules.command("edit", operation="change_schedule", omit=_BY_HAND, options=_OPTIONS)
-@option("--cron", metavar="CRON", help="Five cron fields, such as '0 6 * * *', or @daily.")
-@option("--every", type=DURATION, help="By elapsed time: 90s, 2h.")
+@_CRON
+@_EVERY
 @args_options
 def edit_schedule(service: RemoteService, **options: Any) -> None:
     """Change the given options of a schedule; the others stay. Of a schedule in code they override the code."""
-    changed = service.send("change_schedule", **_definition(**options))
-    print_payload(changed, f"{text.one_line(changed['explanation'])}.", _summary(changed))
+    service.perform("change_schedule", _changed_lines, **_definition(**options))
 
 
 def _definition(
@@ -199,7 +197,7 @@ def apply_schedules(service: RemoteService, *, file: IO[str], dry_run: bool, pru
         changes.append({"schedule": name, "change": "deleted"})
         if not dry_run:
             service.send("delete_schedule", name=name)
-    lines = [f"{'would be ' if dry_run else ''}{c['change']}: {text.one_line(c['schedule'])}" for c in changes]
+    lines = [f"{'would be ' if dry_run else ''}{c['change']}: {c['schedule']}" for c in changes]
     print_payload({"changes": changes}, *(lines or ["Nothing to change."]))
 
 

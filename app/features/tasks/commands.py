@@ -10,17 +10,14 @@ import click
 from dataloader.app.cli.exit_codes import ExitCode
 from dataloader.app.cli.output import Table, is_json
 from dataloader.app.cli.parsing import json_option
-from dataloader.app.cli.service import exit_with, load_settings
-from dataloader.app.queue.labels import format_labels
+from dataloader.app.cli.service import load_settings
 
-_TASKS = Table(
-    "tasks", "task, kind, module, requires, python", {"requires": lambda task: format_labels(task["requires"])}
-)
+_TASKS = Table("tasks", "task, kind, module, requires, python")
 
 
 @click.command(short_help="List the tasks that the settings' packages register.")
 @json_option
-def tasks() -> None:
+def tasks() -> int:
     """List the tasks that the packages in DL_PIPELINES and DL_TASKS register, and what cannot be loaded of them.
 
     It lists the code of this machine, not of a running service.
@@ -44,7 +41,7 @@ def tasks() -> None:
     _TASKS.print({"tasks": items, "failures": failures})
     for module, trace in ({} if is_json() else failures).items():
         click.echo(f"Error: {module} cannot be imported; its tasks are missing.\n{trace}", err=True)
-    exit_with(ExitCode.FAILURE if failures else ExitCode.OK)
+    return ExitCode.FAILURE if failures else ExitCode.OK
 
 
 COMMANDS = {"Tasks, schedules and data": (tasks,)}

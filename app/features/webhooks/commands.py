@@ -15,19 +15,15 @@ from dataloader.app.wording import format_count
 
 _WEBHOOKS = Table(
     "webhooks",
-    "webhook=webhook_id, state, failures, queue, task, events, url",
-    {
+    "webhook=webhook_id!, state, failures, queue, task, events, url",
+    "No webhooks.",
+    cells={
         "state": lambda webhook: "on" if webhook["active"] else f"off: {webhook['disabled_reason']}",
         "events": lambda webhook: " ".join(webhook["events"]),
     },
-    uncut="webhook",
-    empty_message="No webhooks.",
 )
 _DELIVERIES = Table(
-    "deliveries",
-    "delivery=delivery_id, state, attempts, event, job=job_id, error",
-    uncut="delivery, state",
-    empty_message="No deliveries match.",
+    "deliveries", "delivery=delivery_id!, state!, attempts, event, job=job_id, error", "No deliveries match."
 )
 _MAX_ERROR_LENGTH = 60
 _EVENTS = {"names": "--event", "help": "Send this event; by default every end of a job. May be repeated."}
@@ -42,10 +38,10 @@ def _delivery_lines(delivery: text.Payload) -> Iterator[str]:
     yield f"{delivery['event']} to {delivery['url']}: {delivery['state']}"
     for attempt in delivery["attempt_log"]:
         duration = text.format_number(attempt["duration_ms"], ".0f")
-        times = f"{text.format_time(attempt['at'])}  {attempt['status'] or '-'}  {duration} ms"
         is_status_alone = attempt["error"] == f"answered {attempt['status']}"
-        reason = attempt["response"] if is_status_alone else attempt["error"] or attempt["response"]
-        yield f"{times}  {text.one_line(reason)[:_MAX_ERROR_LENGTH]}".rstrip()
+        reason = text.one_line(attempt["response"] if is_status_alone else attempt["error"] or attempt["response"])
+        line = f"{text.format_time(attempt['at'])}  {attempt['status'] or '-'}  {duration} ms"
+        yield f"{line}  {reason[:_MAX_ERROR_LENGTH]}".rstrip()
 
 
 webhooks = RemoteGroup(
@@ -85,9 +81,12 @@ def redeliver(service: RemoteService, *, delivery_id: UUID | None, webhook_id: U
     if delivery_id is not None:
         service.send("redeliver_webhook", delivery_id=delivery_id)
         print_payload({"delivery_id": str(delivery_id)}, "it will be sent")
-        return
-    queued = service.send("redeliver_undelivered", webhook_id=webhook_id)
-    print_payload(queued, f"{format_count(queued['deliveries'], 'delivery', 'deliveries')} will be sent")
+    else:
+        service.perform("redeliver_undelivered", _queued_line, webhook_id=webhook_id)
+
+
+def _queued_line(queued: text.Payload) -> str:
+    return f"{format_count(queued['deliveries'], 'delivery', 'deliveries')} will be sent"
 
 
 COMMANDS = {"Watch": (webhooks,)}

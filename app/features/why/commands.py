@@ -15,8 +15,6 @@ from dataloader.app.cli.remote import RemoteService, remote_command
 from dataloader.app.wording import format_duration
 from dataloader.errors import NotFound
 
-_NO_REASON = "Nothing holds up the {} {}. `dataloader why JOB_ID` explains one job that waits."
-
 
 @remote_command(short_help="Explain why a job waits, or a task or queue does not run.")
 @click.argument("subject", metavar="JOB_ID|TASK|QUEUE")
@@ -32,35 +30,32 @@ def why(service: RemoteService, *, subject: str) -> None:
         job_id = UUID(found[0]["job_id"]) if len(found) == 1 else None
     if job_id is None:
         _explain_name(service, subject)
-        return
-    payload = service.send("explain_job", job_id=job_id)
-    print_payload(payload, *_reason_lines(payload))
+    else:
+        service.perform("explain_job", _reason_lines, job_id=job_id)
 
 
 def _reason_lines(payload: text.Payload) -> Iterator[str]:
-    yield from (text.format_message(reason["message"]) for reason in payload["reasons"])
+    yield from (reason["message"] for reason in payload["reasons"])
     if payload["position"] is not None:
         yield f"Position in queue: {'' if payload['position_exact'] else 'beyond '}{payload['position']}."
     if (estimate := payload["estimate"]) is not None:
-        start_in = format_duration(estimate["start_in_sec"])
-        yield f"It may start in {start_in}: {text.format_message(estimate['basis'])}."
+        yield f"It may start in {format_duration(estimate['start_in_sec'])}: {estimate['basis']}."
 
 
 def _explain_name(service: RemoteService, name: str) -> None:
-    queue = None
+    found = {}
     with suppress(NotFound):
-        queue = service.send("explain_queue", queue=name)
+        found["queue"] = service.send("explain_queue", queue=name)
     task = service.send("explain_task", task=name)
-    if queue is not None and [reason["code"] for reason in task["reasons"]] == ["task_unknown"]:
-        task = None  # only a queue has this name
-    reasons, lines = [], []
-    for kind, part in (("task", task), ("queue", queue)):
-        if part is not None:
-            reasons += part["reasons"]
-            messages = [text.format_message(reason["message"]) for reason in part["reasons"]]
-            lines += messages or [_NO_REASON.format(kind, text.one_line(name))]
-    payload = {**(queue or {}), **(task or {}), "reasons": reasons}
-    print_payload(payload, *dict.fromkeys(lines))
+    is_queue_only = "queue" in found and [reason["code"] for reason in task["reasons"]] == ["task_unknown"]
+    found = found if is_queue_only else {"task": task, **found}
+    lines = []
+    for kind, part in found.items():
+        no_reason = f"Nothing holds up the {kind} {name}. `dataloader why JOB_ID` explains one job that waits."
+        lines += [reason["message"] for reason in part["reasons"]] or [no_reason]
+    reasons = [reason for part in found.values() for reason in part["reasons"]]
+    merged = {field: value for part in reversed(found.values()) for field, value in part.items()}
+    print_payload({**merged, "reasons": reasons}, *dict.fromkeys(lines))
 
 
 COMMANDS = {"Jobs": (why,)}
