@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -14,6 +14,8 @@ from dataloader._job_fields import REQUEST_FIELDS, REQUIRED_FIELDS, Kind
 from dataloader.app.cli.command import cli
 from dataloader.app.db.statements import parse_statements
 from dataloader.app.queue.job import WAIT_STATES
+from dataloader.pipelines.schedule_fields import SCHEDULE_FIELDS
+from dataloader.pipelines.schedule_fields import Kind as ScheduleKind
 
 KIND_TEXTS = {
     Kind.PRIORITY: "0 to 2147483647",
@@ -227,13 +229,41 @@ def folders() -> str:
     return "\n".join(rows) + "\n"
 
 
+def schedule_fields() -> str:
+    """The fields of a schedule, with their options of `@schedule`, values and defaults."""
+    rows = ["| field | option of `@schedule` | | values | default |", "|---|---|---|---|---|"]
+    for name, field in SCHEDULE_FIELDS.items():
+        option = {"kind": "the first, `every=`, `after=`", "expression": "", "after": "`after`"}.get(name)
+        option = option if option is not None else f"`{field.option}`" if field.option else ""
+        values = ", ".join(f"`{value}`" for value in field.choices)
+        if field.kind in (ScheduleKind.NUMBER, ScheduleKind.SECONDS):
+            values = f"{field.minimum:,} to {field.maximum:,}"
+        default = "" if field.default in (None, "", (), {}) else f"`{json.dumps(field.default)}`"
+        text, _, unset = field.text.partition("; null: ")
+        rows.append(f"| `{name}` | {option} | {text} | {values} | {unset or default} |")
+    rows.append("| | `off=True` | Paused until a person resumes it, in a database that does not know it yet | | |")
+    return "\n".join(rows) + "\n"
+
+
 def trigger_options() -> str:
     """The options of `dataloader trigger` that are fields of a job."""
-    trigger = cli.get_command(click.Context(cli), "trigger")
-    options = {parameter.name: parameter for parameter in (trigger.params if trigger else ())}
+    return _options(("trigger",), (name for name in REQUEST_FIELDS if name != "args"))
+
+
+def schedule_options() -> str:
+    """The options of `dataloader schedules create` that are fields of a schedule."""
+    return _options(("schedules", "create"), (name for name in SCHEDULE_FIELDS if name != "args"))
+
+
+def _options(command_path: Sequence[str], names: Iterable[str]) -> str:
+    command: click.Command | None = cli
+    for word in command_path:
+        assert isinstance(command, click.Group)  # noqa: S101 - all but the last are groups
+        command = command.get_command(click.Context(command), word)
+    options = {parameter.name: parameter for parameter in (command.params if command else ())}
     rows = ["| option | |", "|---|---|"]
-    for name in REQUEST_FIELDS:
+    for name in names:
         option = options.get(name)
-        if isinstance(option, click.Option) and name != "args":
+        if isinstance(option, click.Option):
             rows.append(f"| `{option.opts[0]}` | {(option.help or '').replace('  [', ' [')} |")
     return "\n".join(rows) + "\n"

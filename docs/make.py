@@ -92,6 +92,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "advisory-locks": code_tables.advisory_locks,
     "job-fields": code_tables.job_fields,
     "trigger-options": code_tables.trigger_options,
+    "schedule-fields": code_tables.schedule_fields,
+    "schedule-options": code_tables.schedule_options,
     "feature-rights": lambda: rights_table() + "\n",
     "metrics": signals.metrics,
     "log-events": signals.log_events,

@@ -150,12 +150,13 @@ class ScheduleOptions(TypedDict, total=False):
         "A time that a clock change repeats", "A time that comes twice",
         {"first": "fires the first time", "second": "fires the second time", "both": "fires both times"})]
     grace: Annotated[int | timedelta, _field(
-        Kind.SECONDS, "A later time counts as missed", "Late after", "seconds; then a time counts as missed",
-        default=60, maximum=31 * _DAY_SEC, name="grace_sec")]
+        Kind.SECONDS, "A time that is fired more than so many seconds late counts as missed", "Late after",
+        "seconds; then a time counts as missed", default=60, maximum=31 * _DAY_SEC, name="grace_sec")]
     catch_up_max: Annotated[int, _field(
-        Kind.NUMBER, "At most so many, the latest ones", "Missed times at most", default=100, maximum=10_000)]
+        Kind.NUMBER, "Of missed times at most so many, the latest ones", "Missed times at most", default=100,
+        maximum=10_000)]
     catch_up_window: Annotated[int | timedelta, _field(
-        Kind.SECONDS, "None that are older", "None older than", "seconds", default=7 * _DAY_SEC,
+        Kind.SECONDS, "No missed times that are older, in seconds", "None older than", "seconds", default=7 * _DAY_SEC,
         maximum=366 * _DAY_SEC, name="catch_up_window_sec")]
     excluded: Annotated[Iterable[date | str], _field(
         Kind.DAYS, "Days without a job", "Days without a job", "one a line, such as 2026-12-31", default=())]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dataloader.app.db.schema import SCHEMA_VERSION, migrate
-from tests.support.processes import ROOT, clean_environment
 from tests.support.real_service import query_rows
+from tests.support.scratch import Scratch
 
 MAX_PLACES = 5
-FOLDERS = ("app", "dataloader", "pipelines", "workers", "tests", "docs")
 DECLARATION = """
     cost_center: Annotated[str | None, _field(
         Kind.TEXT, "Who pays for the job", "the default one", is_copied=True)]
@@ -63,41 +59,6 @@ with psycopg2.connect(dsn) as connection:
 """
 
 
-class Scratch:
-    """A copy of the checkout, which counts the places that are edited."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.places = folder, 0
-        for name in FOLDERS:
-            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("schema.sql", "pyproject.toml"):
-            shutil.copy(ROOT / name, folder / name)
-
-    def insert_before(self, path: str, line: str, text: str) -> None:
-        content = (self.folder / path).read_text(encoding="utf-8")
-        assert content.count(line) == 1, f"{path} has {line!r} once"
-        (self.folder / path).write_text(content.replace(line, text + line), encoding="utf-8")
-        self.places += 1
-
-    def create(self, path: str, text: str) -> None:
-        (self.folder / path).write_text(text, encoding="utf-8")
-        self.places += 1
-
-    def python(self, *arguments: str) -> str:
-        environment = {**clean_environment(), "PYTHONPATH": str(self.folder)}
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            check=False,
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-
 @pytest.mark.parametrize("is_upgrade", [False, True], ids=["empty database", "upgraded database"])
 def test_a_job_field_needs_at_most_five_places(empty_dsn: str, tmp_path: Path, is_upgrade: bool):
     if is_upgrade:
@@ -109,9 +70,7 @@ def test_a_job_field_needs_at_most_five_places(empty_dsn: str, tmp_path: Path, i
     scratch.insert_before("app/queue/schema.sql", "    CONSTRAINT dl_jobs_chk_positive", "    cost_center text,\n")
     scratch.create(f"app/db/migrations/{version:04}.sql", MIGRATION)
     scratch.python("-m", "dataloader.app.db.make_schema")  # `make schema`
-    document = scratch.python("-m", "dataloader.app.http")
-    (scratch.folder / "docs/openapi.json").write_text(document, encoding="utf-8")
-    scratch.python("-m", "dataloader.app.cli.generate")
+    document = scratch.describe_api()
     scratch.create("field.py", PROGRAM)
     made_to = scratch.python("field.py", empty_dsn)
 

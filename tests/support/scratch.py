@@ -1,0 +1,54 @@
+"""A copy of the checkout to which a test adds something, and in which it runs programs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.processes import ROOT, clean_environment
+
+FOLDERS = ("app", "dataloader", "pipelines", "workers", "tests", "docs")
+
+
+class Scratch:
+    """A copy of the checkout, which counts the places that are edited."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.places = folder, 0
+        for name in FOLDERS:
+            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("schema.sql", "pyproject.toml", "gunicorn.conf.py"):
+            shutil.copy(ROOT / name, folder / name)
+
+    def insert_before(self, path: str, line: str, text: str) -> None:
+        content = (self.folder / path).read_text(encoding="utf-8")
+        assert content.count(line) == 1, f"{path} has {line!r} once"
+        (self.folder / path).write_text(content.replace(line, text + line), encoding="utf-8")
+        self.places += 1
+
+    def create(self, path: str, text: str) -> None:
+        (self.folder / path).write_text(text, encoding="utf-8")
+        self.places += 1
+
+    def python(self, *arguments: str) -> str:
+        environment = {**clean_environment(), "PYTHONPATH": str(self.folder)}
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            check=False,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def describe_api(self) -> str:
+        """Generate what follows from the routes: the document of the API, which is returned, and the commands."""
+        document = self.python("-m", "dataloader.app.http")
+        (self.folder / "docs/openapi.json").write_text(document, encoding="utf-8")
+        self.python("-m", "dataloader.app.cli.generate")
+        return document
