@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from dataloader.app.acts.known_names import NameCheck
 from dataloader.app.db.statements import Executor
+from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.options import WebOptions
 from dataloader.pipelines.contract import Pipelines
 
@@ -61,6 +62,7 @@ class Act:
     body: type[BaseModel] | None
     query: type[BaseModel] | None
     response: Any
+    scope: Scope  # that a caller needs
     problems: Sequence[Any]
     may_name_unknown: bool  # it takes names of queues and tasks that are not known, unless the call is strict
     unaudited: Collection[str]  # fields of the body that the audit file leaves out
@@ -92,9 +94,10 @@ def acts_of(module: ModuleType) -> list[Act]:
 
 def act(
     name: str,
-    method: str,
-    path: str,
+    method: str = "",
+    path: str = "",
     *,
+    scope: Scope = Scope.OPERATE,
     problems: Sequence[Any] = (),
     may_name_unknown: bool = False,
     unaudited: Collection[str] = (),
@@ -102,7 +105,10 @@ def act(
     has_version: bool = False,
     audited_as: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], Act]:
-    """Make an act of a function, whose parameters are the call, those of the path, and `body` and `query` if any."""
+    """Make an act of a function, whose parameters are the call, those of the path, and `body` and `query` if any.
+
+    Without a method and a path it has no route.
+    """
 
     def decorate(function: Callable[..., Any]) -> Act:
         types = get_type_hints(function)
@@ -114,6 +120,7 @@ def act(
             body=types.get("body"),
             query=types.get("query"),
             response=types["return"],
+            scope=scope,
             problems=problems,
             may_name_unknown=may_name_unknown,
             unaudited=unaudited,

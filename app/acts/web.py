@@ -15,7 +15,6 @@ from dataloader.app.acts.act import Act, Call, parameters_of
 from dataloader.app.acts.known_names import NameCheck
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import NameNotFound
-from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.middleware import audit_action
@@ -23,7 +22,7 @@ from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import InvalidRequest, ProblemCode, RequestRejected
 from dataloader.app.http.routing import ApiBlueprint, VersionedResponse, if_match_version
 from dataloader.app.http.schemas import StrictQuery, field_errors
-from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to
+from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice
 from dataloader.app.ui.forms import parse_form, text_fields
 from dataloader.pipelines.contract import Pipelines
 
@@ -68,7 +67,7 @@ def add_routes(blueprint: ApiBlueprint, acts: Iterable[Act], runner: ActRunner) 
         query = StrictQuery if act.may_name_unknown else act.query
         add = blueprint.route(
             act.method, act.path, body=act.body, query=query, response=act.response, problems=problems,
-            scope=Scope.OPERATE, if_match=act.if_match,
+            scope=act.scope, if_match=act.if_match,
         )  # fmt: skip
         add(_handler(act, runner))
 
@@ -91,77 +90,96 @@ def _of_type(model: type[BaseModel] | None, parsed: Iterable[BaseModel]) -> Base
     return None if model is None else next((found for found in parsed if isinstance(found, model)), None)
 
 
-def add_button(
-    pages: PageRenderer,
-    path: str,
-    name: str,
-    act: Act,
-    runner: ActRunner,
-    *,
-    page_url: str,
-    page: Callable[..., Response],
-    next_url: str | None = None,
-    problems: Sequence[ProblemCode] = (),
-) -> None:
-    """Add a form without fields, whose path is that of the act's parameters; then its page is shown, or another."""
-
-    def submit(**path_values: Any) -> Response | None:
-        runner.perform(act, path_values)
-        return None if next_url is None else redirect_to(next_url)
-
-    submit.__name__, submit.__doc__ = name, act.perform.__doc__
-    pages.action(path, page_url=page_url, page=page, problems=problems)(submit)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Choice:
-    """An act that a form can perform, and the fields of its request that the choice itself sets."""
+    """An act that a form can perform, and what the form does otherwise than by the types of the request's fields."""
 
     act: Act
-    preset: Mapping[str, Any] = field(default_factory=dict)
-    next_url: Callable[[Any], str] | None = None  # the page that follows, from the result; None: that of the form
+    preset: Mapping[str, Any] = field(default_factory=dict)  # fields of the request that the choice itself sets
+    boxes: Collection[str] = ()  # lists of which the form has a box for each item
+    parse: Callable[..., Mapping[str, Any]] | None = None  # fields by hand, from the form and the values of its path
+    respond: Callable[[Any], Response] | None = None  # the answer, from the result; None: the page of the form
     confirm: str = ""  # what the form says until its box `confirmed` is ticked
+    is_strict: bool = False  # the form refuses an unknown name, of which a request only warns
+
+    @property
+    def refuses_names(self) -> bool:
+        return self.act.may_name_unknown or self.is_strict
 
     @property
     def models(self) -> list[type[BaseModel]]:
         return [model for model in (self.act.body, self.act.query) if model is not None]
 
+    def parse_requests(self, form: Any, path: Mapping[str, Any], zone: str) -> list[BaseModel | None]:
+        """Make the body and the query of a form. Raises InvalidForm."""
+        values = {**self.preset, **{name: getattr(form, name) or None for name in self.boxes}}
+        values |= {} if self.parse is None else self.parse(form, path)
+        return [parse_form(model, form, values, zone) for model in (self.act.body, self.act.query)]
 
-def add_form(
-    pages: PageRenderer,
-    path: str,
-    name: str,
-    choices: Mapping[str, Choice],
-    runner: ActRunner,
-    *,
-    page_url: str,
-    page: Callable[..., Response],
-    default: str | None = None,
-    problems: Sequence[ProblemCode] = (),
-    summary: str = "",
-) -> None:
-    """Add the form `name`, whose field `action` chooses the act; its other fields are those of the acts.
 
-    `summary` is what it does, by default that of its first act.
-    """
-    first = next(iter(choices.values())).act
-    in_path = parameters_of(path)
+@dataclass(frozen=True, kw_only=True)
+class ActForms:
+    """Adds the forms of a page: after an act the page is shown, after a refusal too, with the form and its errors."""
 
-    def submit(form: Any, **path_values: Any) -> Response | None:
-        choice = choices[parse_choice("action", form.action, tuple(choices))]
+    pages: PageRenderer
+    runner: ActRunner
+    page: Callable[..., Response]
+    page_url: str
+    problems: Sequence[ProblemCode] = ()
+
+    def add_button(self, path: str, name: str, act: Act, *, respond: Callable[[Any], Response] | None = None) -> None:
+        """Add a form without fields, whose path has the act's parameters."""
+
+        def submit(**path_values: Any) -> Response | None:
+            result = self.runner.perform(act, path_values)
+            return None if respond is None else respond(result)
+
+        self._register(path, name, act, submit)
+
+    def add(
+        self,
+        path: str,
+        name: str,
+        choices: Choice | Mapping[str, Choice],
+        *,
+        default: str | None = None,
+        summary: str = "",
+    ) -> None:
+        """Add the form `name` with the fields of its act; of several acts its field `action` chooses one.
+
+        `summary` is what it does, by default that of its first act.
+        """
+        by_action = {"": choices} if isinstance(choices, Choice) else choices
+        in_path = parameters_of(path)
+
+        def submit(form: Any, **path_values: Any) -> Response | None:
+            action = parse_choice("action", getattr(form, "action", ""), tuple(by_action))
+            return self._perform(by_action[action], form, path_values)
+
+        first = next(iter(by_action.values())).act
+        form_model = _form_model(by_action.values(), default, in_path)
+        if {choice.act.scope for choice in by_action.values()} != {first.scope}:
+            raise ValueError(f"the acts of {name} need different scopes")
+        self._register(path, name, first, submit, summary, form=form_model)
+
+    def _register(
+        self, path: str, name: str, act: Act, submit: Callable[..., Any], summary: str = "", **options: Any
+    ) -> None:
+        submit.__name__, submit.__doc__ = name, summary or act.perform.__doc__
+        register = self.pages.action(
+            path, page_url=self.page_url, page=self.page, scope=act.scope, problems=self.problems, **options
+        )
+        register(submit)
+
+    def _perform(self, choice: Choice, form: Any, path: dict[str, Any]) -> Response | None:
         if choice.confirm and form.confirmed != "yes":
             raise InvalidForm.at_field("confirmed", choice.confirm)
-        act = choice.act
-        path_values |= {name: getattr(form, name) for name in act.parameters if name not in in_path}
-        body, query = (parse_form(model, form, choice.preset, pages.formatter.zone) for model in (act.body, act.query))
+        path |= {name: getattr(form, name) for name in choice.act.parameters if name not in path}
+        body, query = choice.parse_requests(form, path, self.pages.formatter.zone)
         with refusing_form():
-            strict = act.may_name_unknown and form.create != "yes"
-            result = runner.perform(act, path_values, body, query=query, strict=strict)
-        return None if choice.next_url is None else redirect_to(choice.next_url(result))
-
-    submit.__name__, submit.__doc__ = name, summary or first.perform.__doc__
-    form_model = _form_model(choices.values(), default, in_path)
-    pages.action(path, form=form_model, page_url=page_url, page=page, problems=problems)(submit)
+            strict = choice.refuses_names and form.create != "yes"
+            result = self.runner.perform(choice.act, path, body, query=query, strict=strict)
+        return None if choice.respond is None else choice.respond(result)
 
 
 @contextmanager
@@ -185,14 +203,16 @@ def _form_model(choices: Collection[Choice], default: str | None, in_path: Seque
     """The texts of a form: the acts' parameters that are not in its path, and the fields of their requests."""
     fields: dict[str, Any] = {}
     for choice in choices:
-        asked = (parameter for parameter in choice.act.parameters if parameter not in in_path)
-        fields |= {parameter: (FormText, Field(min_length=1)) for parameter in asked}
+        parameters = (parameter for parameter in choice.act.parameters if parameter not in in_path)
+        fields |= {parameter: (FormText, Field(min_length=1)) for parameter in parameters}
         for model in choice.models:
             fields |= {name: text for name, text in text_fields(model).items() if name not in choice.preset}
-    fields["action"] = (FormText, Field(... if default is None else default, description="What to do."))
+        fields |= {name: (list[FormText], Field([], description="The ticked boxes.")) for name in choice.boxes}
+    if len(choices) > 1:
+        fields["action"] = (FormText, Field(... if default is None else default, description="What to do."))
     if any(choice.confirm for choice in choices):
         fields["confirmed"] = (FormText, Field("", description="yes: do what cannot be undone."))
-    if any(choice.act.may_name_unknown for choice in choices):
+    if any(choice.refuses_names for choice in choices):
         create = "yes: accept the name of a queue or task that is not known."
         fields["create"] = (FormText, Field("", description=create))
     return create_model("ActForm", __base__=FormModel, **fields)

@@ -10,7 +10,7 @@ from uuid import UUID
 from flask import Response, g
 from pydantic import Field
 
-from dataloader.app.acts.web import Choice, add_form, refusing_form
+from dataloader.app.acts.web import ActForms, Choice, refusing_form
 from dataloader.app.errors import JobNotFound
 from dataloader.app.features.backfills import acts
 from dataloader.app.features.backfills.forms import NewBackfillForm, ended_count, extent
@@ -45,11 +45,11 @@ class BackfillsFields(NewBackfillForm):
 
 
 _CHOICES = {
-    "pause": Choice(acts.pause_backfill),
-    "resume": Choice(acts.resume_backfill),
-    "retry": Choice(acts.retry_backfill),
-    "change": Choice(acts.change_backfill),
-    "cancel": Choice(acts.cancel_backfill),
+    "pause": Choice(act=acts.pause_backfill),
+    "resume": Choice(act=acts.resume_backfill),
+    "retry": Choice(act=acts.retry_backfill),
+    "change": Choice(act=acts.change_backfill),
+    "cancel": Choice(act=acts.cancel_backfill),
 }
 
 
@@ -136,11 +136,12 @@ def create_backfills_page(site: Site) -> ApiBlueprint:
             slices_path=f"/slices/{quote_name(backfill.task)}",
         )
 
-    add_form(
-        pages, "/backfills/<uuid:backfill_id>/act", "act_on_backfill", _CHOICES, runner, page_url=_PAGE_URL,
-        page=lambda backfill_id: render_backfill(backfill_id, GridFields()), problems=(ProblemCode.BACKFILL_NOT_FOUND,),
-        summary="Pause, resume, retry, change or cancel a backfill.",
+    forms = ActForms(
+        pages=pages, runner=runner, page=lambda backfill_id: render_backfill(backfill_id, GridFields()),
+        page_url=_PAGE_URL, problems=(ProblemCode.BACKFILL_NOT_FOUND,),
     )  # fmt: skip
+    summary = "Pause, resume, retry, change or cancel a backfill."
+    forms.add("/backfills/<uuid:backfill_id>/act", "act_on_backfill", _CHOICES, summary=summary)
     return pages.blueprint
 
 

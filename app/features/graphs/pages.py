@@ -13,7 +13,7 @@ from uuid import UUID
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.acts.web import add_button
+from dataloader.app.acts.web import ActForms
 from dataloader.app.features.graphs.acts import cancel_graph, retry_graph
 from dataloader.app.features.graphs.rows import Graph, GraphEdge, GraphJob, Graphs, critical_path, layers
 from dataloader.app.features.jobs.job_history import short_id
@@ -38,7 +38,7 @@ class GraphsQuery(FormModel):
 
 
 def create_graph_page(site: Site) -> ApiBlueprint:
-    source, runner, options = site.executor, site.runner, site.options
+    source, options = site.executor, site.options
     pages = PageRenderer("graph_page", options)
     graphs = Graphs(source)
     unknown = (ProblemCode.GRAPH_NOT_FOUND,)
@@ -89,8 +89,9 @@ def create_graph_page(site: Site) -> ApiBlueprint:
             short_id=short_id,
         )
 
-    for name, act in (("submit_graph_retry", retry_graph), ("submit_graph_cancel", cancel_graph)):
-        add_button(pages, act.path, name, act, runner, page_url=_PAGE_URL, page=show_graph)
+    forms = ActForms(pages=pages, runner=site.runner, page=show_graph, page_url=_PAGE_URL)
+    forms.add_button(retry_graph.path, "submit_graph_retry", retry_graph)
+    forms.add_button(cancel_graph.path, "submit_graph_cancel", cancel_graph)
     return pages.blueprint
 
 

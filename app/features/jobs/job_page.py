@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.acts.web import add_button
+from dataloader.app.acts.web import ActForms
 from dataloader.app.features.graphs.rows import Graphs
 from dataloader.app.features.jobs.acts import JobClone, clone_job, delete_job
 from dataloader.app.features.jobs.edits import JobEditor
@@ -95,7 +95,7 @@ class LogPageQuery(FormModel):
 
 
 def create_job_page(site: Site) -> ApiBlueprint:
-    queue, runner, options = site.queue, site.runner, site.options
+    queue, options = site.queue, site.options
     pages = PageRenderer("job_page", options)
     reader, explainer, editor = JobReader(queue.executor), JobExplainer(queue.executor), JobEditor(queue.executor)
     log_search, graphs = JobLogSearch(queue.executor), Graphs(queue.executor)
@@ -142,15 +142,12 @@ def create_job_page(site: Site) -> ApiBlueprint:
             short_id=short_id,
         )
 
-    for name, act, verb in (
-        ("submit_job_cancel", cancel_job, "cancel"),
-        ("submit_job_retry", retry_job, "retry"),
-        ("submit_job_delete", delete_job, "delete"),
-    ):
-        add_button(
-            pages, f"/jobs/<job:job_id>/{verb}", name, act, runner, page_url=_PAGE_URL, page=show_job,
-            next_url="/jobs" if act is delete_job else None, problems=_NOT_FOUND,
-        )  # fmt: skip
+    forms = ActForms(pages=pages, runner=site.runner, page=show_job, page_url=_PAGE_URL, problems=_NOT_FOUND)
+    forms.add_button("/jobs/<job:job_id>/cancel", "submit_job_cancel", cancel_job)
+    forms.add_button("/jobs/<job:job_id>/retry", "submit_job_retry", retry_job)
+    forms.add_button(
+        "/jobs/<job:job_id>/delete", "submit_job_delete", delete_job, respond=lambda _: redirect_to("/jobs")
+    )
 
     @pages.action("/jobs/<job:job_id>/start", page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
     def submit_job_start(job_id: str) -> None:

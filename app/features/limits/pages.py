@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.acts.web import Choice, add_form
+from dataloader.app.acts.web import ActForms, Choice
 from dataloader.app.features.limits.acts import delete_breaker, delete_limit, set_breaker, set_limit
 from dataloader.app.features.limits.breakers import Breakers, BreakerState, BreakerStatus
 from dataloader.app.features.limits.rows import Limits
@@ -15,12 +17,12 @@ from dataloader.app.ui.base import FormModel, FormText, PageRenderer
 from dataloader.app.ui.forms import format_duration
 
 _MAX_HOLDERS_SHOWN = 4
-_LIMIT_CHOICES = {"set": Choice(set_limit), "delete": Choice(delete_limit)}
+_LIMIT_CHOICES = {"set": Choice(act=set_limit), "delete": Choice(act=delete_limit)}
 _BREAKER_CHOICES = {
-    "set": Choice(set_breaker),
-    "pause": Choice(set_breaker, {"state": "open"}),
-    "resume": Choice(set_breaker, {"state": "closed"}),
-    "delete": Choice(delete_breaker),
+    "set": Choice(act=set_breaker),
+    "pause": Choice(act=set_breaker, preset={"state": "open"}),
+    "resume": Choice(act=set_breaker, preset={"state": "closed"}),
+    "delete": Choice(act=delete_breaker),
 }
 
 
@@ -29,9 +31,8 @@ class LimitsPageQuery(FormModel):
 
 
 def create_limits_page(site: Site) -> ApiBlueprint:
-    source, options = site.executor, site.options
-    pages = PageRenderer("limits_page", options)
-    limits, breakers, runner = Limits(source), Breakers(source), site.runner
+    pages = PageRenderer("limits_page", site.options)
+    limits, breakers = Limits(site.executor), Breakers(site.executor)
 
     @pages.page("/limits", query=LimitsPageQuery)
     def show_limits(query: LimitsPageQuery | None = None) -> Response:
@@ -53,12 +54,9 @@ def create_limits_page(site: Site) -> ApiBlueprint:
             breaker_word=_breaker_word,
         )
 
-    add_form(
-        pages, "/limits", "submit_limit", _LIMIT_CHOICES, runner, page_url="/limits", page=show_limits, default="set"
-    )
-    add_form(
-        pages, "/breakers", "submit_breaker", _BREAKER_CHOICES, runner, page_url="/limits#breakers", page=show_limits
-    )
+    forms = ActForms(pages=pages, runner=site.runner, page=show_limits, page_url="/limits")
+    forms.add("/limits", "submit_limit", _LIMIT_CHOICES, default="set")
+    replace(forms, page_url="/limits#breakers").add("/breakers", "submit_breaker", _BREAKER_CHOICES)
     return pages.blueprint
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from flask import Response, g
 from pydantic import Field
 
-from dataloader.app.acts.web import Choice, add_form, refusing_form
+from dataloader.app.acts.web import ActForms, Choice, refusing_form
 from dataloader.app.features.schedules import acts
 from dataloader.app.features.schedules.clock_changes import AffectedSchedule, affected_schedules
 from dataloader.app.features.schedules.form import ADVANCED_FIELDS, MAIN_FIELDS, ScheduleFields, input_of, texts_of
@@ -43,15 +43,15 @@ class SchedulesQuery(ScheduleFields):
 
 
 _CHOICES = {
-    "pause": Choice(acts.pause_schedule),
-    "resume": Choice(acts.resume_schedule, {"catch_up": False}),
-    "catch_up": Choice(acts.resume_schedule, {"catch_up": True}),
-    "run": Choice(acts.run_schedule, next_url=lambda run: f"/jobs/{run.job_id}"),
-    "reset": Choice(acts.reset_schedule),
-    "adopt": Choice(acts.adopt_schedule),
+    "pause": Choice(act=acts.pause_schedule),
+    "resume": Choice(act=acts.resume_schedule, preset={"catch_up": False}),
+    "catch_up": Choice(act=acts.resume_schedule, preset={"catch_up": True}),
+    "run": Choice(act=acts.run_schedule, respond=lambda run: redirect_to(f"/jobs/{run.job_id}")),
+    "reset": Choice(act=acts.reset_schedule),
+    "adopt": Choice(act=acts.adopt_schedule),
     "delete": Choice(
-        acts.delete_schedule,
-        next_url=lambda _: "/schedules",
+        act=acts.delete_schedule,
+        respond=lambda _: redirect_to("/schedules"),
         confirm="tick the box to delete the schedule with its firings",
     ),
 }
@@ -149,10 +149,9 @@ def create_schedules_page(site: Site) -> ApiBlueprint:
         )
 
     problems = (ProblemCode.SCHEDULE_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS)
-    add_form(
-        pages, "/schedules/<name>/act", "act_on_schedule", _CHOICES, runner, page_url=_PAGE_URL, page=render_schedule,
-        problems=problems, summary="Pause, resume, run, reset, adopt or delete a schedule.",
-    )  # fmt: skip
+    forms = ActForms(pages=pages, runner=runner, page=render_schedule, page_url=_PAGE_URL, problems=problems)
+    summary = "Pause, resume, run, reset, adopt or delete a schedule."
+    forms.add("/schedules/<name>/act", "act_on_schedule", _CHOICES, summary=summary)
 
     @pages.action(
         "/schedules/<name>/change", form=ScheduleFields, page_url=_PAGE_URL, page=render_schedule, problems=problems

@@ -14,7 +14,7 @@ from flask import Response, g, request
 from pydantic import Field
 
 from dataloader.app.acts.known_names import NameCheck
-from dataloader.app.acts.web import Choice, add_form
+from dataloader.app.acts.web import ActForms, Choice
 from dataloader.app.errors import BreakerNotFound
 from dataloader.app.features.backfills.reader import BackfillReader
 from dataloader.app.features.backfills.slices_page import GridFields, make_grid
@@ -75,10 +75,10 @@ class TaskQuery(FormModel):
 
 
 _BREAKER_CHOICES = {
-    "breaker": Choice(set_breaker),
-    "pause": Choice(set_breaker, {"state": "open"}),
-    "resume": Choice(set_breaker, {"state": "closed"}),
-    "delete_breaker": Choice(delete_breaker),
+    "breaker": Choice(act=set_breaker),
+    "pause": Choice(act=set_breaker, preset={"state": "open"}),
+    "resume": Choice(act=set_breaker, preset={"state": "closed"}),
+    "delete_breaker": Choice(act=delete_breaker),
 }
 
 
@@ -267,10 +267,10 @@ def create_tasks_page(site: Site) -> ApiBlueprint:
         )  # fmt: skip
         return redirect_to(f"/jobs/{made.job_id}")
 
-    add_form(
-        pages, "/breakers/<path:task>", "act_on_task", _BREAKER_CHOICES, site.runner,
-        page_url="/tasks/{task}", page=lambda task: render_task(name=task),
-    )  # fmt: skip
+    breaker_forms = ActForms(
+        pages=pages, runner=site.runner, page=lambda task: render_task(name=task), page_url="/tasks/{task}"
+    )
+    breaker_forms.add("/breakers/<path:task>", "act_on_task", _BREAKER_CHOICES)
     return pages.blueprint
 
 
