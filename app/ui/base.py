@@ -76,10 +76,15 @@ class FormState:
     values: Mapping[str, str] = field(default_factory=dict)
     errors: Sequence[FieldError] = ()
     reason: str = ""  # of the whole form
+    ticked: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the boxes of each field
 
     def value(self, name: str, default: Any = "") -> Any:
         """What the user entered, or the default before a refusal."""
         return self.values.get(name, "" if self.is_refused else default)
+
+    def is_ticked(self, name: str, item: str, default: Iterable[str] = ()) -> bool:
+        """Whether the user ticked the box of an item; before a refusal, whether it is one of the default."""
+        return item in (self.ticked.get(name, ()) if self.is_refused else default)
 
     def field_id(self, name: str) -> str:
         return f"{self.action}-{name}"
@@ -197,7 +202,8 @@ class PageRenderer:
         """Render the page of a form that was refused."""
         errors = getattr(error, "errors", ())
         values = {name: value for name, value in request.form.items() if name != CSRF_FIELD}
-        g.refused_form = FormState(action, True, values, errors, "" if errors else str(error))
+        ticked = dict(request.form.lists())
+        g.refused_form = FormState(action, True, values, errors, "" if errors else str(error), ticked)
         g.page_path = path
         response = page(**path_args)
         is_invalid = isinstance(error, InvalidForm | InvalidRequest)

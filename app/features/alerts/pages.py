@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 from flask import Response, request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from dataloader.app.acts.known_names import NameCheck
+from dataloader.app.acts.web import ActForms, Choice
 from dataloader.app.errors import AlertNotFound
-from dataloader.app.features.alerts.routes import AlertMute, AlertRuleEdit, NewAlertRule
+from dataloader.app.features.alerts import acts
 from dataloader.app.features.alerts.rows import AlertRule, Alerts, FiredAlert, RuleKind
 from dataloader.app.features.overview.problems import ALERT_FIELD
 from dataloader.app.features.webhooks.rows import Webhooks
-from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
@@ -22,19 +24,17 @@ from dataloader.app.http.site import Site
 from dataloader.app.queue.webhook_events import WebhookEvent
 from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice, redirect_to, safe_path
 from dataloader.app.ui.formatter import Formatter
-from dataloader.app.ui.forms import (
-    NamingForm,
-    format_duration,
-    parse_duration,
-    parse_number,
-    validate_fields,
-    validate_form,
-)
+from dataloader.app.ui.forms import format_duration, parse_duration, parse_form, parse_number
 
-_Model = TypeVar("_Model", bound=BaseModel)
 _MAX_FIRING = 500
 _RESOLVED_PAGE_SIZE = 20
-_RULE_TEXTS = ("name", "kind", "queue", "task", "dataset", "by_time", "zone")
+_RULE_ACTIONS = {
+    "on": Choice(act=acts.edit_alert_rule, preset={"active": True}),
+    "off": Choice(act=acts.edit_alert_rule, preset={"active": False}),
+    "mute": Choice(act=acts.mute_alert_rule),
+    "unmute": Choice(act=acts.mute_alert_rule, preset={"mute_sec": 0}),
+    "delete": Choice(act=acts.delete_alert_rule),
+}
 _COUNTED_KINDS = (RuleKind.SCHEDULE_BEHIND, RuleKind.CHECK_FAILED)  # their thresholds are numbers, not durations
 _KIND_NAMES = {
     RuleKind.FAILURE_RATE: "failure rate",
@@ -66,35 +66,9 @@ class SelectedAlertsForm(FormModel):
     next: FormText = Field("/alerts", description="The page to return to.")
 
 
-class RuleForm(NamingForm):
-    """A new alert rule."""
-
-    name: FormText = Field(description="For people; unique.")
-    kind: FormText = Field(description="What the rule compares with its threshold.")
-    threshold: FormText = Field(description="A share such as 20 %, a duration such as 15m, or a number.")
-    queue: FormText = Field("", description="Only this queue.")
-    task: FormText = Field("", description="Only this task.")
-    window_sec: FormText = Field("", description="The window of what counts, such as 1h.")
-    min_runs: FormText = Field("", description="The least number of runs in the window.")
-    dataset: FormText = Field("", description="The dataset of a stale_dataset rule.")
-    by_time: FormText = Field("", description="The time of day by which its update is due.")
-    zone: FormText = Field("", description="The time zone of that time.")
-
-
-class RuleActionForm(FormModel):
-    """A change of a rule."""
-
-    action: FormText = Field(description="change, on, off, mute, unmute or delete.")
-    threshold: FormText = Field("", description="The new threshold.")
-    window_sec: FormText = Field("", description="The new window.")
-    min_runs: FormText = Field("", description="The new least number of runs.")
-    mute_sec: FormText = Field("", description="How long it is muted, such as 8h.")
-
-
 def create_alerts_page(site: Site) -> ApiBlueprint:
-    source, pipelines, options = site.executor, site.pipelines, site.options
-    pages = PageRenderer("alerts_page", options)
-    alerts, webhooks, names = Alerts(source), Webhooks(source), NameCheck(source, pipelines)
+    pages = PageRenderer("alerts_page", site.options)
+    alerts, webhooks = Alerts(site.executor), Webhooks(site.executor)
 
     @pages.page("/alerts", query=AlertsPageQuery)
     def show_alerts(query: AlertsPageQuery | None = None) -> Response:
@@ -128,47 +102,35 @@ def create_alerts_page(site: Site) -> ApiBlueprint:
             raise InvalidForm("Select at least one alert.")
         if parse_choice("action", form.action, ("acknowledge", "mute")) == "acknowledge":
             for alert_id in selected:
-                _acknowledge(alerts, alert_id)
+                with suppress(AlertNotFound):  # one that was resolved meanwhile needs none
+                    site.runner.perform(acts.acknowledge_alert, {"alert_id": alert_id})
             return redirect_to(safe_path(form.next))
-        mute = _parse_mute(form.mute_sec)
+        mute = parse_form(acts.AlertMute, form, {}, pages.formatter.zone)
         fired = [alert for alert in alerts.all(limit=_MAX_FIRING) if alert.alert_id in selected]
         for rule_id in {alert.rule_id for alert in fired if alert.rule_id is not None}:
-            alerts.mute(rule_id, mute_sec=mute, muted_by=current_actor().name)
+            site.runner.perform(acts.mute_alert_rule, {"rule_id": rule_id}, mute)
         return redirect_to(safe_path(form.next))
 
-    @pages.action("/alerts/rules", form=RuleForm, page_url="/alerts", page=show_alerts)
-    def submit_alert_rule(form: RuleForm) -> Response:
-        """Create an alert rule."""
-        texts = {name: getattr(form, name).strip() or None for name in _RULE_TEXTS}
-        rule = _parse_rule(NewAlertRule, form, parse_threshold(form.kind, form.threshold), **texts)
-        form.require_known(names, queue=rule.queue, task=rule.task)
-        alerts.add(**vars(rule))
-        return redirect_to("/alerts#rules")
+    def parse_edit(form: Any, path: Mapping[str, Any]) -> Mapping[str, Any]:
+        kind = alerts.rule(path["rule_id"]).kind
+        return {"threshold": parse_threshold(kind, form.threshold) if form.threshold.strip() else None}
 
-    @pages.action(
-        "/alerts/rules/<uuid:rule_id>",
-        form=RuleActionForm,
-        page_url="/alerts",
+    forms = ActForms(pages=pages, runner=site.runner, page=show_alerts, page_url="/alerts#rules")
+    new = Choice(act=acts.create_alert_rule, parse=_parse_new, is_strict=True)
+    forms.add("/alerts/rules", "submit_alert_rule", new)
+    forms = replace(
+        forms,
         page=lambda rule_id: show_alerts(AlertsPageQuery(edit=str(rule_id))),
         problems=(ProblemCode.RULE_NOT_FOUND,),
     )
-    def submit_alert_rule_change(form: RuleActionForm, rule_id: UUID) -> Response:
-        """Change, mute, switch or delete an alert rule."""
-        match parse_choice("action", form.action, ("change", "on", "off", "mute", "unmute", "delete")):
-            case "delete":
-                alerts.remove(rule_id)
-            case "mute" | "unmute" as action:
-                mute = _parse_mute(form.mute_sec) if action == "mute" else 0.0
-                alerts.mute(rule_id, mute_sec=mute, muted_by=current_actor().name)
-            case "change":
-                threshold = form.threshold.strip() and parse_threshold(alerts.rule(rule_id).kind, form.threshold)
-                edit = _parse_rule(AlertRuleEdit, form, None if threshold == "" else threshold)
-                alerts.change(rule_id, **vars(edit))
-            case action:
-                alerts.change(rule_id, active=action == "on")
-        return redirect_to("/alerts#rules")
-
+    choices = {"change": Choice(act=acts.edit_alert_rule, parse=parse_edit), **_RULE_ACTIONS}
+    summary = "Change, mute, switch or delete an alert rule."
+    forms.add("/alerts/rules/<uuid:rule_id>", "submit_alert_rule_change", choices, summary=summary)
     return pages.blueprint
+
+
+def _parse_new(form: Any, _path: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"threshold": parse_threshold(form.kind, form.threshold)}
 
 
 def _selected_ids() -> set[UUID]:
@@ -177,14 +139,6 @@ def _selected_ids() -> set[UUID]:
         return {UUID(name.removeprefix(ALERT_FIELD)) for name in request.form if name.startswith(ALERT_FIELD)}
     except ValueError:
         raise InvalidForm("A selected alert has no valid id; reload the page.") from None
-
-
-def _acknowledge(alerts: Alerts, alert_id: UUID) -> None:
-    """One that was resolved meanwhile needs none."""
-    try:
-        alerts.acknowledge(alert_id, acknowledged_by=current_actor().name)
-    except AlertNotFound:
-        return
 
 
 def _resolved(alerts: Alerts, before: UUID | None) -> list[FiredAlert]:
@@ -201,18 +155,6 @@ def _resolved(alerts: Alerts, before: UUID | None) -> list[FiredAlert]:
 
 def _rule_of(rules: list[AlertRule], rule_id: str) -> AlertRule | None:
     return next((rule for rule in rules if str(rule.rule_id) == rule_id), None)
-
-
-def _parse_mute(raw: str) -> float:
-    seconds = parse_duration("mute_sec", raw)
-    if not seconds:
-        raise InvalidForm.at_field("mute_sec", "is required, such as 8h")
-    return validate_form(AlertMute, {"mute_sec": seconds}).mute_sec
-
-
-def _parse_rule(model: type[_Model], form: RuleForm | RuleActionForm, threshold: float | None, **others: Any) -> _Model:
-    """Raises InvalidForm."""
-    return validate_fields(model, form, numbers=["min_runs"], durations=["window_sec"], threshold=threshold, **others)
 
 
 def parse_threshold(kind: str, raw: str) -> float:

@@ -3,124 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-from dataloader.app.acts.known_names import NameCheck
-from dataloader.app.features.alerts.rows import AlertRule, Alerts, FiredAlert, RuleKind
+from dataloader.app.acts.act import acts_of
+from dataloader.app.acts.web import add_routes
+from dataloader.app.features.alerts import acts
+from dataloader.app.features.alerts.rows import AlertRule, Alerts, FiredAlert
 from dataloader.app.http.auth.api_keys import Scope
-from dataloader.app.http.auth.guard import current_actor
-from dataloader.app.http.middleware import audit_action
 from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
-from dataloader.app.http.schemas import (
-    INT4_MAX,
-    MAX_PAGE_SIZE,
-    BodyModel,
-    Deleted,
-    QueryModel,
-    require_change,
-    require_one_field,
-)
+from dataloader.app.http.schemas import MAX_PAGE_SIZE, QueryModel
 from dataloader.app.http.site import Site
-from dataloader.pipelines.reports import MAX_DATASET_BYTES
-from dataloader.pipelines.zone_clock import find_zone
-
-_MAX_DURATION_SEC = 30 * 86_400.0  # statistics are kept no longer
-_MIN_WINDOW_SEC = 60.0
-
-Name = Annotated[str, Field(min_length=1, max_length=1000)]
-Threshold = Annotated[float, Field(ge=0, le=_MAX_DURATION_SEC, allow_inf_nan=False)]
-Window = Annotated[float, Field(ge=_MIN_WINDOW_SEC, le=_MAX_DURATION_SEC, allow_inf_nan=False)]
-RunCount = Annotated[int, Field(ge=1, le=INT4_MAX)]
-
-
-def _validate_zone(raw: str) -> str:
-    try:
-        find_zone(raw)
-    except ValueError:
-        raise PydanticCustomError("zone", "is not a time zone of the IANA database, such as Europe/Moscow") from None
-    return raw
-
-
-class NewAlertRule(BodyModel):
-    """An alert rule to create."""
-
-    name: Name = Field(description="For people; unique.", examples=["rates fail"])
-    kind: Annotated[RuleKind, Field(strict=False)] = Field(
-        description="failure_rate: the share of failed runs within the window; no_success: seconds since a task last "
-        "succeeded; queue_age: seconds that the oldest ready job has waited; stalled: seconds since a running job's "
-        "progress last changed; dead_worker: seconds since a worker's last heartbeat; breaker_open: seconds since a "
-        "task's circuit breaker opened; limit_starved: seconds that a job has waited for a limit; "
-        "schedule_late: seconds that a schedule is late, also one that was refused, skipped times or stopped; "
-        "schedule_behind: jobs of a schedule that have not ended; check_failed: how often a data check did not pass "
-        "within the window, while its last value does not; stale_dataset: seconds since a dataset was last updated, "
-        "now or at the last time `by_time`."
-    )
-    threshold: Threshold = Field(description="The alert fires above it: a share from 0 to 1, seconds, or jobs.")
-    queue: Name | None = Field(None, description="Only this queue; null: every queue.")
-    task: Name | None = Field(None, description="Only this task; null: every task. Required for no_success.")
-    window_sec: Window = Field(
-        3600.0,
-        description="failure_rate, check_failed: the window of what counts; dead_worker: the age after which a worker "
-        "is forgotten. Ignored for other kinds.",
-    )
-    min_runs: RunCount = Field(1, description="failure_rate: the minimum number of runs in the window.")
-    dataset: Annotated[str, Field(min_length=1, max_length=MAX_DATASET_BYTES)] | None = Field(
-        None, description="The dataset of stale_dataset."
-    )
-    by_time: Annotated[str, Field(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")] | None = Field(
-        None,
-        description="stale_dataset: the time of day by which the update is due; it may be `threshold` seconds older.",
-        examples=["07:00"],
-    )
-    zone: Annotated[str, AfterValidator(_validate_zone)] | None = Field(
-        None, description="The time zone of `by_time`; null: UTC.", examples=["Europe/Moscow"]
-    )
-
-    @model_validator(mode="after")
-    def _check_fields_fit_kind(self) -> Self:
-        if self.kind == "no_success" and self.task is None:
-            raise PydanticCustomError("rule", "is required for no_success", {"field": "task"})
-        if self.kind == "failure_rate" and self.threshold >= 1:
-            raise PydanticCustomError("rule", "must be below 1 for failure_rate, such as 0.2", {"field": "threshold"})
-        if self.kind in ("queue_age", "dead_worker", "limit_starved", "stale_dataset") and self.task is not None:
-            raise PydanticCustomError("rule", "belongs to no rule of kind {kind}", {"field": "task", "kind": self.kind})
-        if (self.kind == "stale_dataset") != (self.dataset is not None):
-            raise PydanticCustomError("rule", "is required for stale_dataset, and only for it", {"field": "dataset"})
-        if self.kind in ("stale_dataset", "check_failed") and self.queue is not None:
-            raise PydanticCustomError(
-                "rule", "belongs to no rule of kind {kind}", {"field": "queue", "kind": self.kind}
-            )
-        if self.by_time is not None and self.dataset is None:
-            raise PydanticCustomError("rule", "belongs to rules of kind stale_dataset", {"field": "by_time"})
-        if self.zone is not None and self.by_time is None:
-            raise PydanticCustomError("rule", "belongs to by_time; send that too", {"field": "zone"})
-        return self
-
-
-class AlertRuleEdit(BodyModel):
-    """Values of an alert rule to change; those left out stay as they are."""
-
-    model_config = ConfigDict(json_schema_extra=require_one_field(null_is_change=False))
-
-    threshold: Threshold | None = Field(None, description="The alert fires above it.")
-    window_sec: Window | None = Field(None, description="The window, in seconds.")
-    min_runs: RunCount | None = Field(None, description="The minimum number of runs in the window.")
-    active: bool | None = Field(None, description="False: the rule is not checked, and its alerts are resolved.")
-
-    _require_change = model_validator(mode="after")(require_change)
-
-
-class AlertMute(BodyModel):
-    """How long no new alert of a rule is delivered."""
-
-    mute_sec: Annotated[float, Field(ge=0, le=_MAX_DURATION_SEC, allow_inf_nan=False)] = Field(
-        description="The time in seconds from now; 0 ends the mute.", examples=[28_800]
-    )
 
 
 class AlertsQuery(QueryModel):
@@ -136,13 +32,6 @@ class AlertsQuery(QueryModel):
 
 
 @dataclass(frozen=True)
-class ChangedAlertRule(AlertRule):
-    """A rule after a change. `warnings`: why its queue or task may be misspelt."""
-
-    warnings: list[str]
-
-
-@dataclass(frozen=True)
 class AlertRuleList:
     rules: list[AlertRule]
 
@@ -153,13 +42,8 @@ class AlertList:
 
 
 def create_alerts_blueprint(site: Site) -> ApiBlueprint:
-    executor, pipelines = site.executor, site.pipelines
     blueprint = ApiBlueprint("alerts", "/api/v1/alerts", problems=DATABASE_PROBLEMS)
-    alerts, names = Alerts(executor), NameCheck(executor, pipelines)
-    rule_problems = (ProblemCode.RULE_NOT_FOUND,)
-
-    def with_warnings(rule: AlertRule) -> ChangedAlertRule:
-        return ChangedAlertRule(**vars(rule), warnings=names.warnings(queue=rule.queue, task=rule.task))
+    alerts = Alerts(site.executor)
 
     @blueprint.get("", query=AlertsQuery, response=AlertList, scope=Scope.READ, standby=True)
     def list_alerts(query: AlertsQuery) -> AlertList:
@@ -171,70 +55,12 @@ def create_alerts_blueprint(site: Site) -> ApiBlueprint:
         """List alert rules by name."""
         return AlertRuleList(alerts.rules())
 
-    @blueprint.post(
-        "/rules",
-        body=NewAlertRule,
-        response=ChangedAlertRule,
-        problems=(ProblemCode.RULE_EXISTS,),
-        scope=Scope.OPERATE,
+    @blueprint.get(
+        "/rules/<uuid:rule_id>", response=AlertRule, problems=(ProblemCode.RULE_NOT_FOUND,), scope=Scope.READ
     )
-    def create_alert_rule(body: NewAlertRule) -> ChangedAlertRule:
-        """Create an alert rule. One worker process checks all rules every few seconds.
-
-        An alert is delivered once when it fires and once when it is resolved, to the webhooks with the events
-        `alert.firing` and `alert.resolved`.
-        """
-        rule = alerts.add(**vars(body))
-        audit_action("alert_rule.created", rule_id=rule.rule_id)
-        return with_warnings(rule)
-
-    @blueprint.get("/rules/<uuid:rule_id>", response=AlertRule, problems=rule_problems, scope=Scope.READ)
     def get_alert_rule(rule_id: UUID) -> AlertRule:
         """Get an alert rule."""
         return alerts.rule(rule_id)
 
-    @blueprint.patch(
-        "/rules/<uuid:rule_id>",
-        body=AlertRuleEdit,
-        response=ChangedAlertRule,
-        problems=rule_problems,
-        scope=Scope.OPERATE,
-    )
-    def edit_alert_rule(body: AlertRuleEdit, rule_id: UUID) -> ChangedAlertRule:
-        """Change the values of an alert rule, or activate or deactivate it."""
-        rule = alerts.change(rule_id, **vars(body))
-        audit_action("alert_rule.changed", rule_id=rule_id)
-        return with_warnings(rule)
-
-    @blueprint.post(
-        "/rules/<uuid:rule_id>/mute", body=AlertMute, response=AlertRule, problems=rule_problems, scope=Scope.OPERATE
-    )
-    def mute_alert_rule(body: AlertMute, rule_id: UUID) -> AlertRule:
-        """Deliver no new alert of a rule for a time.
-
-        It is still checked, and its alerts are listed. One that still fires at the end of the mute is delivered then.
-        """
-        rule = alerts.mute(rule_id, mute_sec=body.mute_sec, muted_by=current_actor().name)
-        audit_action("alert_rule.muted", rule_id=rule_id, mute_sec=body.mute_sec)
-        return rule
-
-    @blueprint.post(
-        "/<uuid:alert_id>/acknowledge",
-        response=FiredAlert,
-        problems=(ProblemCode.ALERT_NOT_FOUND,),
-        scope=Scope.OPERATE,
-    )
-    def acknowledge_alert(alert_id: UUID) -> FiredAlert:
-        """Note that the caller takes care of a firing alert. A second acknowledgement changes nothing."""
-        alert = alerts.acknowledge(alert_id, acknowledged_by=current_actor().name)
-        audit_action("alert.acknowledged", alert_id=alert_id)
-        return alert
-
-    @blueprint.delete("/rules/<uuid:rule_id>", response=Deleted, problems=rule_problems, scope=Scope.OPERATE)
-    def delete_alert_rule(rule_id: UUID) -> Deleted:
-        """Delete an alert rule. Its alerts are resolved by the next check."""
-        alerts.remove(rule_id)
-        audit_action("alert_rule.deleted", rule_id=rule_id)
-        return Deleted()
-
+    add_routes(blueprint, acts_of(acts), site.runner)
     return blueprint

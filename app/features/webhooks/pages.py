@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from flask import Response, request
-from pydantic import ConfigDict, Field
+from flask import Response
+from pydantic import Field
 
-from dataloader.app.acts.known_names import NameCheck
-from dataloader.app.features.webhooks.routes import (
-    NewWebhook,
-    SecretRotation,
-    WebhookEdit,
-    visible_delivery,
-    visible_delivery_detail,
-    visible_webhook,
-    with_url_check,
-)
-from dataloader.app.features.webhooks.rows import DeliveryState, Webhook, Webhooks
+from dataloader.app.acts.web import ActForms, Choice
+from dataloader.app.features.webhooks import acts
+from dataloader.app.features.webhooks.routes import visible_delivery, visible_delivery_detail, visible_webhook
+from dataloader.app.features.webhooks.rows import DeliveryState, Webhooks
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
-from dataloader.app.net import AllowedHosts
 from dataloader.app.queue.webhook_events import SUBSCRIBABLE_EVENTS
-from dataloader.app.ui.base import FormModel, FormText, PageRenderer, parse_choice, redirect_to
-from dataloader.app.ui.forms import NamingForm, parse_duration, validate_form
+from dataloader.app.ui.base import FormModel, PageRenderer, redirect_to
 
 PAGE_SIZE = 50
 _MAX_UNDELIVERED_SHOWN = 20
-_EVENT = "event-"  # what the names of the check boxes begin with, before the event
+_WEBHOOK_PATH = "/webhooks/<uuid:webhook_id>"
 _UNKNOWN_WEBHOOK, _UNKNOWN_DELIVERY = (ProblemCode.WEBHOOK_NOT_FOUND,), (ProblemCode.DELIVERY_NOT_FOUND,)
+_ACTIONS = {
+    "on": Choice(act=acts.edit_webhook, preset={"active": True}),
+    "off": Choice(act=acts.edit_webhook, preset={"active": False}),
+    "delete": Choice(act=acts.delete_webhook, respond=lambda _: redirect_to("/webhooks")),
+}
 
 
 class DeliveriesPageQuery(FormModel):
@@ -40,35 +38,9 @@ class DeliveriesPageQuery(FormModel):
     before: UUID | None = Field(None, description="Only deliveries older than this one.")
 
 
-class WebhookForm(NamingForm):
-    """A webhook: a field `event-NAME` for each event that it delivers."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    url: str = Field(description="The URL to POST to.")
-    queue: FormText = Field("", description="Only jobs of this queue.")
-    task: FormText = Field("", description="Only jobs of this task.")
-    description: FormText = Field("", description="A note.")
-
-
-class WebhookActionForm(FormModel):
-    """A change of a webhook that needs no further value."""
-
-    action: FormText = Field(description="on, off or delete.")
-
-
-class RotationForm(FormModel):
-    """A rotation of the secret."""
-
-    overlap_sec: FormText = Field("1d", description="How long deliveries also carry a signature of the old secret.")
-
-
 def create_webhooks_page(site: Site) -> ApiBlueprint:
-    source, pipelines, options = site.executor, site.pipelines, site.options
-    pages = PageRenderer("webhooks_page", options)
-    webhooks, names = Webhooks(source), NameCheck(source, pipelines)
-    allowed = AllowedHosts.parse(options.webhook_allowed_hosts)
-    new_model, edit_model = with_url_check(NewWebhook, allowed), with_url_check(WebhookEdit, allowed)
+    pages = PageRenderer("webhooks_page", site.options)
+    webhooks = Webhooks(site.executor)
 
     @pages.page("/webhooks")
     def show_webhooks() -> Response:
@@ -86,17 +58,7 @@ def create_webhooks_page(site: Site) -> ApiBlueprint:
             can_admin=can_admin(),
         )
 
-    @pages.action("/webhooks", form=WebhookForm, page_url="/webhooks", page=show_webhooks, scope=Scope.ADMIN)
-    def submit_webhook(form: WebhookForm) -> Response:
-        """Create a webhook, and show its secret once."""
-        values = _parse_webhook(form)
-        texts = {name: values[name] or None for name in ("queue", "task")}
-        events = {"events": values["events"]} if values["events"] else {}
-        new = validate_form(new_model, {"url": values["url"], "description": values["description"], **texts, **events})
-        form.require_known(names, queue=values["queue"], task=values["task"])
-        webhook, secret = webhooks.add(**vars(new))
-        return _show_secret(webhook, secret)
-
+    @pages.page(_WEBHOOK_PATH, query=DeliveriesPageQuery, problems=_UNKNOWN_WEBHOOK)
     def show_webhook(query: DeliveriesPageQuery | None = None, *, webhook_id: UUID) -> Response:
         """Show a webhook with its deliveries."""
         state, before = (None, None) if query is None else (query.state, query.before)
@@ -112,88 +74,51 @@ def create_webhooks_page(site: Site) -> ApiBlueprint:
             can_admin=can_admin(),
         )
 
-    path = "/webhooks/<uuid:webhook_id>"
-    pages.page(path, query=DeliveriesPageQuery, problems=_UNKNOWN_WEBHOOK)(show_webhook)
-    of_webhook: dict[str, Any] = {
-        "page_url": "/webhooks/{webhook_id}",
-        "page": show_webhook,
-        "problems": _UNKNOWN_WEBHOOK,
-    }
+    @pages.page("/deliveries/<uuid:delivery_id>", problems=_UNKNOWN_DELIVERY)
+    def show_delivery(delivery_id: UUID) -> Response:
+        """Show a delivery: its body, and the response to each attempt."""
+        return pages.render("delivery.html", delivery=visible_delivery_detail(webhooks.delivery(delivery_id)))
 
-    @pages.action(f"{path}/edit", form=WebhookForm, scope=Scope.ADMIN, **of_webhook)
-    def submit_webhook_edit(form: WebhookForm, webhook_id: UUID) -> None:
-        """Change the address, events and filters of a webhook."""
-        values = _parse_webhook(form)
-        edit = validate_form(edit_model, values)
-        form.require_known(names, queue=values["queue"], task=values["task"])
-        webhooks.change(webhook_id, **vars(edit))
-
-    @pages.action(f"{path}/act", form=WebhookActionForm, scope=Scope.ADMIN, **of_webhook)
-    def submit_webhook_action(form: WebhookActionForm, webhook_id: UUID) -> Response | None:
-        """Activate, deactivate or delete a webhook."""
-        action = parse_choice("action", form.action, ("on", "off", "delete"))
-        if action == "delete":
-            webhooks.remove(webhook_id)
-            return redirect_to("/webhooks")
-        webhooks.change(webhook_id, active=action == "on")
-        return None
-
-    @pages.action(f"{path}/rotate", form=RotationForm, scope=Scope.ADMIN, **of_webhook)
-    def submit_secret_rotation(form: RotationForm, webhook_id: UUID) -> Response:
-        """Replace the secret of a webhook, and show the new one once."""
-        overlap = parse_duration("overlap_sec", form.overlap_sec) or 0
-        rotation = validate_form(SecretRotation, {"overlap_sec": int(overlap)})
-        webhook, secret = webhooks.rotate(webhook_id, overlap_sec=rotation.overlap_sec)
-        return _show_secret(webhook, secret)
-
-    @pages.action(f"{path}/ping", **of_webhook)
-    def submit_webhook_ping(webhook_id: UUID) -> Response:
-        """Send a test delivery."""
-        return redirect_to(f"/deliveries/{webhooks.ping(webhook_id)}")
-
-    @pages.action(f"{path}/redeliver", **of_webhook)
-    def submit_redeliveries(webhook_id: UUID) -> None:
-        """Send again what was not delivered to a webhook."""
-        webhooks.redeliver_undelivered(webhook_id)
-
-    def _show_secret(webhook: Webhook, secret: str | None) -> Response:
+    def show_secret(webhook: acts.CreatedWebhook | acts.WebhookWithSecret) -> Response:
         return pages.render(
             "secret.html",
             what="Secret of the webhook",
-            name=webhook.description or visible_webhook(webhook).url,
-            secret=secret,
+            name=webhook.description or webhook.url,
+            secret=webhook.secret,
             use="It signs the deliveries: give it to the receiver.",
             next_url=f"/webhooks/{webhook.webhook_id}",
         )
 
-    _add_delivery_pages(pages, webhooks)
+    forms = ActForms(pages=pages, runner=site.runner, page=show_webhooks, page_url="/webhooks")
+    new = Choice(act=acts.create_webhook, boxes=("events",), respond=show_secret, is_strict=True)
+    forms.add("/webhooks", "submit_webhook", new)
+    _add_forms_of_webhook(
+        replace(forms, page=show_webhook, page_url="/webhooks/{webhook_id}", problems=_UNKNOWN_WEBHOOK), show_secret
+    )
+    forms = replace(forms, page=show_delivery, page_url="/deliveries/{delivery_id}", problems=_UNKNOWN_DELIVERY)
+    forms.add_button("/deliveries/<uuid:delivery_id>/retry", "submit_redelivery", acts.redeliver_webhook)
     return pages.blueprint
 
 
-def _add_delivery_pages(pages: PageRenderer, webhooks: Webhooks) -> None:
-    @pages.page("/deliveries/<uuid:delivery_id>", problems=_UNKNOWN_DELIVERY)
-    def show_delivery(delivery_id: UUID) -> Response:
-        """Show a delivery: its body, and the response to each attempt."""
-        detail = visible_delivery_detail(webhooks.delivery(delivery_id))
-        return pages.render("delivery.html", delivery=detail)
+def _add_forms_of_webhook(forms: ActForms, show_secret: Callable[..., Response]) -> None:
+    edit = Choice(act=acts.edit_webhook, boxes=("events",), parse=_parse_filters, is_strict=True)
+    forms.add(f"{_WEBHOOK_PATH}/edit", "submit_webhook_edit", edit)
+    forms.add(f"{_WEBHOOK_PATH}/act", "submit_webhook_action", _ACTIONS, summary="Switch or delete a webhook.")
+    rotation = Choice(act=acts.rotate_webhook_secret, respond=show_secret)
+    forms.add(f"{_WEBHOOK_PATH}/rotate", "submit_secret_rotation", rotation)
+    forms.add_button(f"{_WEBHOOK_PATH}/ping", "submit_webhook_ping", acts.ping_webhook, respond=_to_delivery)
+    forms.add_button(f"{_WEBHOOK_PATH}/redeliver", "submit_redeliveries", acts.redeliver_undelivered)
 
-    @pages.action(
-        "/deliveries/<uuid:delivery_id>/retry",
-        page_url="/deliveries/{delivery_id}",
-        page=show_delivery,
-        problems=_UNKNOWN_DELIVERY,
-    )
-    def submit_redelivery(delivery_id: UUID) -> None:
-        """Send a delivery again, and retry it like a new one."""
-        webhooks.redeliver(delivery_id)
+
+def _parse_filters(form: Any, _path: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an edit clears where the form has nothing; no event is refused."""
+    texts = {name: getattr(form, name).strip() for name in ("queue", "task", "description")}
+    return {**texts, "events": form.events}
+
+
+def _to_delivery(queued: acts.DeliveryQueued) -> Response:
+    return redirect_to(f"/deliveries/{queued.delivery_id}")
 
 
 def can_admin() -> bool:
     return current_actor().has_scope((Scope.ADMIN,))
-
-
-def _parse_webhook(form: WebhookForm) -> dict[str, Any]:
-    """The values of the form; an empty filter is an empty text."""
-    events = [name.removeprefix(_EVENT) for name in request.form if name.startswith(_EVENT)]
-    texts = {name: getattr(form, name).strip() for name in ("url", "queue", "task", "description")}
-    return {**texts, "events": events}

@@ -7,7 +7,7 @@ import pytest
 from tests.support.databases import execute_sql
 
 _RULE = {"name": "rare", "kind": "failure_rate", "threshold": "20 %"}
-_HOOK = {"url": "https://hooks.example.com/x", "event-job.failed": "yes"}
+_HOOK = {"url": "https://hooks.example.com/x", "events": "job.failed"}
 _UNKNOWN = {"task": "nop", "queue": "elt"}
 
 

@@ -18,7 +18,7 @@ def webhooks(dsn: str, pool) -> Webhooks:
 
 
 def test_webhook_is_created_and_its_secret_shown_once(client, webhooks):
-    made = client.post("/webhooks", data={"url": URL, "description": "on call", "event-alert.firing": "yes"})
+    made = client.post("/webhooks", data={"url": URL, "description": "on call", "events": "alert.firing"})
 
     (webhook,) = webhooks.all()
     assert (webhook.url, webhook.events, webhook.description) == (URL, ["alert.firing"], "on call")
@@ -40,7 +40,7 @@ def test_webhook_is_edited_switched_and_deleted(client, webhooks):
     webhook, _ = webhooks.add(URL, queue="etl")
     path = f"/webhooks/{webhook.webhook_id}"
 
-    client.post(f"{path}/edit", data={"url": URL + "/new", "task": "noop", "event-job.failed": "yes"})
+    client.post(f"{path}/edit", data={"url": URL + "/new", "task": "noop", "events": "job.failed"})
     edited = webhooks.get(webhook.webhook_id)
     assert (edited.url, edited.queue, edited.task, edited.events) == (URL + "/new", None, "noop", ["job.failed"])
     assert client.post(f"{path}/edit", data={"url": URL}).status_code == 422  # without an event
