@@ -257,7 +257,6 @@ remote_command = partial(click.command, cls=RemoteCommand)
 # The field `strict` as an option: without --create a name that nothing is known of is refused.
 CREATE: Mapping[str, Any] = {
     "names": "--create",
-    "is_flag": True,
     "callback": lambda _ctx, _param, value: None if value else True,
     "help": "Also if nothing is known of this name yet.",
 }

@@ -340,11 +340,13 @@ def run(*, task: str, args: dict[str, Any], **options: Any) -> int:
 
     Ctrl-C stops it at its next safe point; a second one ends the process at once.
     """
-    from dataloader.app.cli.run import run_task_in_foreground
+    from dataloader.app.cli.terminal import Terminal
+    from dataloader.app.runtime.foreground import run_task
 
     if options["upstream"] is not None and not options["local"]:
         raise click.UsageError("--upstream needs --local: a job reads the results of its own parents")
-    outcome, is_interrupted = run_task_in_foreground(load_settings(), task, args, **options)
+    terminal = Terminal()
+    outcome = run_task(load_settings(), task, args, terminal, **options)
     if outcome.traceback:
         click.echo(outcome.traceback, err=True, nl=False)
     click.echo(f"{outcome.status}{f': {outcome.error}' if outcome.error else ''}", err=True)
@@ -352,7 +354,7 @@ def run(*, task: str, args: dict[str, Any], **options: Any) -> int:
         click.echo(text.json_text(outcome.result))
     if outcome.status.name == "SUCCEEDED":
         return ExitCode.OK
-    return ExitCode.INTERRUPTED if is_interrupted else ExitCode.FAILURE
+    return ExitCode.INTERRUPTED if terminal.is_stop_requested else ExitCode.FAILURE
 
 
 @click.command(

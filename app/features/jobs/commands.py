@@ -15,7 +15,7 @@ from dataloader.app.cli import text, watch
 from dataloader.app.cli.exit_codes import ExitCode
 from dataloader.app.cli.invocation import dataloader_command
 from dataloader.app.cli.output import Table, is_json
-from dataloader.app.cli.parsing import DURATION, option, without_none
+from dataloader.app.cli.parsing import option, without_none
 from dataloader.app.cli.remote import OutageNotice, RemoteCommand, RemoteService, remote_command
 from dataloader.app.features.jobs.trigger_command import trigger
 from dataloader.app.wording import format_attempt, format_count
@@ -77,7 +77,7 @@ def _canceled_line(state: text.Payload) -> str:
 
 
 cancel = RemoteCommand(
-    "cancel", operation="cancel_job", prints=_canceled_line, repeatable=True, short_help="Cancel a job.",
+    "cancel", operation="cancel_job", prints=_canceled_line, repeatable=True,
     help="Cancel a job: at once if it is queued, at its next safe point if it runs. A finished job stays as it is.",
 )  # fmt: skip
 retry = RemoteCommand(
@@ -86,7 +86,7 @@ retry = RemoteCommand(
 )  # fmt: skip
 events = RemoteCommand("events", operation="list_job_events", prints=_EVENTS, only="")
 edit = RemoteCommand(
-    "edit", operation="edit_job", omit="retry partition_key", options={"lease_ttl_sec": {"type": DURATION}},
+    "edit", operation="edit_job", omit="retry partition_key",
     prints=lambda job: f"Job {job['job_id']} is changed: {', '.join(sorted(_changed_fields()))}.",
 )  # fmt: skip
 clone = RemoteCommand(
@@ -219,7 +219,7 @@ def _job_lines(job: text.Payload) -> Iterator[str]:
 
 
 show = RemoteCommand(
-    "show", operation="get_job", prints=_job_lines, short_help="Show everything about a job.",
+    "show", operation="get_job", prints=_job_lines,
     help="Show everything about a job: its fields, args and result, and each attempt with its error and traceback.",
 )  # fmt: skip
 

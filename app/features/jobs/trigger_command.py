@@ -17,7 +17,6 @@ from dataloader.app.cli.invocation import dataloader_command
 from dataloader.app.cli.output import is_json, print_payload
 from dataloader.app.cli.parsing import (
     DEFAULT_QUEUE,
-    DURATION,
     TEXT_FILE,
     args_options,
     option,
@@ -48,7 +47,7 @@ _OUTCOME_LABELS = {
         "queue": {"help": f"The queue.  [default: the task's own, else {DEFAULT_QUEUE}]"},
         "lock_key": {"help": "Jobs with one key never run at once.  [default: the task's, else the task's name]"},
         "lease_ttl_sec": {
-            "type": DURATION, "help": "How long its worker may be without a heartbeat.  [default: the service's]"
+            "help": "How long its worker may be without a heartbeat.  [default: the service's]"
         },
         "idempotency_key": {"help": "A second trigger with this key makes no second job.  [default: a fresh one]"},
         "retry": {"help": 'Delays between attempts: {"kind": "fixed", "seconds": 60}.  [default: the task\'s]'},

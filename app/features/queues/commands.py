@@ -19,7 +19,7 @@ _QUEUES = Table(
     cells={"failed/h": lambda queue: queue["last_hour"]["failed"] + queue["last_hour"]["lost"]},
 )
 queues = RemoteCommand(
-    "queues", operation="list_queues", prints=_QUEUES, only="", short_help="List the queues.",
+    "queues", operation="list_queues", prints=_QUEUES, only="",
     help="List the queues: their jobs by state, how long the oldest ready job waits, and the last hour's outcomes.",
 )  # fmt: skip
 

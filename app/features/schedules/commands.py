@@ -77,7 +77,6 @@ _OPTIONS: Overrides = {
     "starts_at": "--starts",
     "ends_at": "--ends",
     "lock_key": {"help": "Jobs with one key run one after the other."},
-    "lease_ttl_sec": {"type": DURATION},
 }
 _CRON = option("--cron", metavar="CRON", help="Five cron fields, such as '0 6 * * *', or @daily.")
 _EVERY = option("--every", type=DURATION, help="By elapsed time: 90s, 2h.")

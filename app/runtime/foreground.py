@@ -1,25 +1,19 @@
-"""Running a task in the foreground: as a real job that only this process claims, or with a context in memory."""
+"""Runs a task in the foreground: as a real job that only this process claims, or with a context in memory."""
 
 from __future__ import annotations
 
 import logging
-import os
-import queue
-import signal
-import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
-from types import FrameType
-from typing import Any, Self
+from typing import Any, Protocol
 from uuid import UUID, uuid4
 
 from pydantic import ValidationError
 
-from dataloader.app.cli import text
 from dataloader.app.config import Settings
 from dataloader.app.db.connection import Session
 from dataloader.app.db.encoding import validate_json
@@ -39,7 +33,6 @@ from dataloader.workers.attempt import Attempt, AttemptSettings
 from dataloader.workers.connections.task_connections import TaskConnections
 from dataloader.workers.isolation.run import run_isolated
 from dataloader.workers.logs.capture import Capture, is_captured
-from dataloader.workers.logs.writer import sanitize_line
 from dataloader.workers.outcome import Outcome, Released
 from dataloader.workers.pool import WorkerPool
 from dataloader.workers.reports.secrets import SecretStore
@@ -47,77 +40,33 @@ from dataloader.workers.reports.secrets import SecretStore
 _POLL_INTERVAL_SEC = 0.25
 _WAIT_NOTICE_SEC = 2.0  # a job that has not started by then gets a notice
 _UNLIMITED_LEASE_SEC = 10**9
-_EXIT_INTERRUPTED = 130
 _PRODUCER = "dataloader run"
 
 
-class Terminal:
-    """Prints what the task prints to the same stream, and everything else to standard error.
+class Terminal(AbstractContextManager[Any], Protocol):
+    """Where a task in the foreground is shown. Within its block it takes the signals that request a stop."""
 
-    Within its block the first Ctrl-C or SIGTERM requests a stop, the second one ends the process.
-    """
+    is_stop_requested: bool
 
-    def __init__(self) -> None:
-        self._out, self._err = sys.stdout, sys.stderr  # before a capture replaces them
-        self._progress: Mapping[str, Any] = {}
-        self.is_stop_requested = False
-        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def __enter__(self) -> Self:
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        self._former = {number: signal.signal(number, self._record) for number in numbers}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-
-    def _record(self, number: int, _frame: FrameType | None) -> None:
-        self._signals.put(number)
-
-    def wait_for_stop(self, seconds: float) -> bool:
-        """Return whether the first signal arrived within this time."""
-        try:
-            self._signals.get(timeout=seconds)
-        except queue.Empty:
-            return False
-        if self.is_stop_requested:
-            os._exit(_EXIT_INTERRUPTED)  # other workers reap its job when the lease expires
-        self.is_stop_requested = True
-        self.print_notice("Stopping at the next safe point; Ctrl-C again leaves at once.")
-        return True
-
-    def write_log_line(self, job_id: UUID, attempt: int, level: str, stream: str, line: str) -> None:
-        head = "" if stream in ("stdout", "stderr") else f"{level:<8} "
-        self._write(self._out if stream == "stdout" else self._err, head + sanitize_line(line))
-
-    def show_progress(self, progress: Mapping[str, Any]) -> None:
-        if progress and progress != self._progress:
-            self._progress = dict(progress)
-            self.print_notice(f"         {text.format_progress(progress)}")
-
-    def print_notice(self, line: str) -> None:
-        self._write(self._err, line)
-
-    @staticmethod
-    def _write(stream: Any, line: str) -> None:
-        with suppress(OSError, ValueError):  # a terminal that was closed
-            stream.write(f"{line}\n")
-            stream.flush()
+    def wait_for_stop(self, seconds: float) -> bool: ...
+    def write_log_line(self, job_id: UUID, attempt: int, level: str, stream: str, line: str) -> None: ...
+    def show_progress(self, progress: Mapping[str, Any]) -> None: ...
+    def print_notice(self, line: str) -> None: ...
 
 
-def run_task_in_foreground(
+def run_task(
     settings: Settings,
     task_name: str,
     args: dict[str, Any],
+    terminal: Terminal,
     *,
     lock_key: str | None,
     local: bool,
     upstream: Mapping[str, Any] | None = None,
     logical_at: datetime | None = None,
     part: str | None = None,
-) -> tuple[Settlement, bool]:
-    """Run a task to its end; return how it ended, and whether it was interrupted. `upstream` has the results of its
+) -> Settlement:
+    """Run a task to its end; return how it ended. `upstream` has the results of its
     parents by their keys, for a local run. `logical_at` or the slice `part` says what the job is for; its args are a
     template then.
 
@@ -143,16 +92,10 @@ def run_task_in_foreground(
         else:
             times = slice_of_args(task, args, zone=settings.timezone)
         _check_args(task, args)
-        with Terminal() as terminal:
+        with terminal:
             if local:
-                settlement = _run_locally(settings, task, args, upstream or {}, times, terminal)
-            else:
-                try:
-                    key, limits = lock_key or _lock_key(task, args), task.fill_limits(args)
-                except ValueError as error:
-                    raise DataloaderError(str(error)) from error
-                settlement = _run_as_job(service, task, args, key, limits, times, terminal)
-        return settlement, terminal.is_stop_requested
+                return _run_locally(settings, task, args, upstream or {}, times, terminal)
+            return _run_as_job(service, task, args, lock_key, times, terminal)
     finally:
         service.close()
 
@@ -177,10 +120,6 @@ def _first_line(error: ValueError) -> str:
     return str(error)
 
 
-def _lock_key(task: Task, args: dict[str, Any]) -> str:
-    return task.name if task.options.lock_key is None else task.fill_lock_key(args)
-
-
 # ── as a real job ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -188,11 +127,15 @@ def _run_as_job(
     service: Service,
     task: Task,
     args: dict[str, Any],
-    lock_key: str,
-    limits: dict[str, int] | None,
+    lock_key: str | None,
     times: JobTimes | None,
     terminal: Terminal,
 ) -> Settlement:
+    try:
+        made_key = task.name if task.options.lock_key is None else task.fill_lock_key(args)
+        lock_key, limits = lock_key or made_key, task.fill_limits(args)
+    except ValueError as error:
+        raise DataloaderError(str(error)) from error
     service.database.prepare()
     own_queue = f"run.{uuid4()}"  # no other process claims from it
     options = replace(service.pool_options({own_queue: 1}), labels=None)  # it runs here, whatever the task requires
