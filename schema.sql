@@ -29,7 +29,7 @@ CREATE TABLE dl_schema (
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     serves_from int
 );
-INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (9, 'by hand', 9);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (10, 'by hand', 9);
 
 -- ── Types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -94,7 +94,7 @@ CREATE TABLE dl_jobs (
     finished_at      timestamptz,
     -- The fence: drawn by the worker at each claim. Kept when the attempt ends, so that its owner can be identified.
     run_id           uuid,
-    wait_state       dl_wait_state NOT NULL DEFAULT 'scheduled',
+    wait_state       dl_wait_state NOT NULL DEFAULT 'ready',
     unknown_task     bool          NOT NULL DEFAULT false,  -- deferred: no live worker knows the task
     worker           text,
     worker_id        uuid,          -- the process that runs the attempt, while it runs; NULL: the lease alone decides
@@ -417,8 +417,9 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
 END $$;
 
 -- The events' reference to dl_jobs, as a statement trigger: a foreign key would check and lock the job for each row, a
--- seventh of a job's cost. A statement of events whose jobs it has just changed skips the check: dl.events_checked is set
--- before it and reset after it, here by set_config(…, true). An error in between undoes that with the (sub)transaction. A
+-- seventh of a job's cost. A statement of events whose jobs it has just changed skips the check: one within a trigger
+-- (those of dl_jobs), and one for which dl.events_checked is set before it and reset after it, by set_config(…, true). An
+-- error in between undoes that with the (sub)transaction. A
 -- function's own SET of such a setting would reset it too, but only a superuser may declare that.
 --
 -- The queries of these functions are planned once per session, and the plans must serve tables of any size: sequential
@@ -438,7 +439,7 @@ END $$;
 
 CREATE OR REPLACE TRIGGER dl_job_events_check_job AFTER INSERT ON dl_job_events
     REFERENCING NEW TABLE AS inserted
-    FOR EACH STATEMENT WHEN (current_setting('dl.events_checked', true) IS DISTINCT FROM 'yes')
+    FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0 AND current_setting('dl.events_checked', true) IS DISTINCT FROM 'yes')
     EXECUTE FUNCTION dl_job_events_check_job();
 
 -- Deleting a job deletes its events.
@@ -743,57 +744,43 @@ CREATE UNLOGGED TABLE dl_notify_state (
     PRIMARY KEY (queue, worker_id)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
--- Whether some process is certain to look for jobs of the queue after this transaction commits: no live process needs a
--- notification, and either one of them serves the queue, or none does and an older job waits there already, for which
--- the maintenance leader notifies every second.
-CREATE OR REPLACE FUNCTION dl_claim_expected(queue_name text) RETURNS bool
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    awake bool;
-    alive bool;
-BEGIN
-    IF EXISTS (SELECT FROM dl_notify_state w WHERE w.queue = queue_name AND w.needs_notification) THEN
-        RETURN false;
-    END IF;
-    SELECT coalesce(bool_or(queue_name = ANY (w.queues)), false), count(*) > 0
-      INTO awake, alive
-      FROM dl_workers w
-     WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec);
-    IF NOT alive THEN
-        RETURN false;
-    ELSIF awake THEN
-        -- Every live process that serves it must have announced its state: one that has not is new.
-        RETURN NOT EXISTS (SELECT FROM dl_workers w
-                            WHERE queue_name = ANY (w.queues)
-                              AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
-                              AND NOT EXISTS (SELECT FROM dl_notify_state v
-                                               WHERE v.queue = queue_name AND v.worker_id = w.worker_id));
-    END IF;
-    RETURN coalesce((SELECT j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
-                       FROM dl_jobs j
-                      WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready'
-                      ORDER BY j.priority, j.created_at, j.job_id
-                      LIMIT 1), false)
-        OR coalesce((SELECT j.queue = queue_name AND j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
-                       FROM dl_jobs j
-                      WHERE j.status = 'queued' AND j.wait_state = 'scheduled' AND j.available_at <= (SELECT clock_timestamp())
-                      ORDER BY j.available_at
-                      LIMIT 1), false);
-END $$;
-
 -- Notify the workers of a queue, unless a claim is certain to follow this transaction's commit. A notification wakes
 -- every listening session and serializes commits across the WAL flush; decision 15 discusses each interleaving.
+--
+-- A claim is certain if no live process needs a notification, and either one of them serves the queue, or none does and an
+-- older job waits there already, for which the maintenance leader notifies every second.
 --
 -- A transaction that skips the notification holds the queue's shared lock until it ends. A worker that has announced
 -- that it needs notifications claims once more after it has held that lock exclusively.
 CREATE OR REPLACE FUNCTION dl_notify_queue(queue_name text) RETURNS void
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    live record;
 BEGIN
     -- An older snapshot would show an older state.
     IF current_setting('transaction_isolation') = 'read committed'
        AND NOT EXISTS (SELECT FROM dl_notify_state w WHERE w.queue = queue_name AND w.needs_notification) THEN
         PERFORM pg_advisory_xact_lock_shared(1684828530, hashtext(queue_name));
-        IF dl_claim_expected(queue_name) THEN
+        SELECT count(*) AS processes, count(*) FILTER (WHERE serves) AS serving,
+               -- One that has not announced its state is new.
+               count(*) FILTER (WHERE serves AND NOT EXISTS (SELECT FROM dl_notify_state v
+                                                              WHERE v.queue = queue_name AND v.worker_id = w.worker_id)) AS silent,
+               EXISTS (SELECT FROM dl_notify_state v WHERE v.queue = queue_name AND v.needs_notification) AS needed
+          INTO live
+          FROM (SELECT worker_id, queue_name = ANY (queues) AS serves FROM dl_workers
+                 WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)) w;
+        IF live.processes > 0 AND NOT live.needed AND live.silent = 0
+           AND (live.serving > 0
+                OR coalesce((SELECT j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
+                               FROM dl_jobs j
+                              WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready'
+                              ORDER BY j.priority, j.created_at, j.job_id
+                              LIMIT 1), false)
+                OR coalesce((SELECT j.queue = queue_name AND j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
+                               FROM dl_jobs j
+                              WHERE j.status = 'queued' AND j.wait_state = 'scheduled' AND j.available_at <= (SELECT clock_timestamp())
+                              ORDER BY j.available_at
+                              LIMIT 1), false)) THEN
             RETURN;
         END IF;
     END IF;
@@ -897,42 +884,53 @@ CREATE OR REPLACE FUNCTION dl_set_parents(child uuid, after jsonb, need_text tex
 -- INSERT INTO dl_jobs has no right to the other tables. Their conditions are in WHEN, so that claims, heartbeats and
 -- settlements pay no call.
 
--- A job that is due when it is inserted is ready at once: promoting it later would write another row version. One that is
--- inserted as waiting for jobs or a limit has nothing yet that would end its wait. It gets the tenant that its queue's rule gives it. The
--- statements of this project do both themselves.
+-- A job that is inserted for a later time, or as finished, is scheduled. One that is inserted as waiting for jobs or a limit has nothing yet
+-- that would end its wait. The statements of this project set the state themselves.
 CREATE OR REPLACE FUNCTION dl_jobs_set_ready() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    NEW.wait_state := CASE WHEN NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END;
-    NEW.fair_key := coalesce(NEW.fair_key, dl_fair_key(NEW.queue, NEW.partition_key, NEW.producer, NEW.args));
+    NEW.wait_state := CASE WHEN NEW.status = 'queued' AND NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END;
     RETURN NEW;
 END $$;
 
 CREATE OR REPLACE TRIGGER dl_jobs_set_ready BEFORE INSERT ON dl_jobs
     FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND NEW.wait_state IN ('scheduled', 'waiting', 'limited'))
+    WHEN (NEW.wait_state <> 'blocked'
+          AND (NEW.wait_state = 'ready') <> (NEW.status = 'queued' AND NEW.available_at <= clock_timestamp())
+          OR NEW.status = 'queued' AND NEW.wait_state IN ('waiting', 'limited'))
     EXECUTE FUNCTION dl_jobs_set_ready();
 
--- A new job gets its event, and its queue a notification.
+-- A new job gets its event, its tenant if its queue has a rule for them, and its queue a notification.
 CREATE OR REPLACE FUNCTION dl_jobs_inserted() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
+    queued     record;
+    queue_name text;
 BEGIN
-    PERFORM set_config('dl.events_checked', 'yes', true);
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'queued',
            CASE WHEN producer IS NULL THEN jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task)
                 ELSE jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task, 'producer', producer) END
       FROM inserted
      WHERE status = 'queued';
-    PERFORM set_config('dl.events_checked', checked_before, true);
-    IF EXISTS (SELECT FROM inserted WHERE status = 'queued' AND (cancel_requested OR max_attempts < 1)) THEN
+    SELECT array_agg(i.queue ORDER BY i.queue) AS queues, bool_or(q.fair IS NOT NULL) AS has_fair, bool_or(i.has_ending) AS has_ending
+      INTO queued
+      FROM (SELECT queue, bool_or(cancel_requested OR max_attempts < 1) AS has_ending
+              FROM inserted WHERE status = 'queued' GROUP BY queue) i
+           LEFT JOIN dl_queues q ON q.queue = i.queue;
+    IF queued.has_fair THEN
+        UPDATE dl_jobs j SET fair_key = dl_fair_key(f.queue, f.partition_key, f.producer, f.args)
+          FROM inserted f JOIN dl_queues q ON q.queue = f.queue AND q.fair IS NOT NULL
+         WHERE j.job_id = f.job_id AND f.status = 'queued' AND f.fair_key IS NULL;
+    END IF;
+    IF queued.has_ending THEN
         UPDATE dl_jobs j SET cancel_requested = j.cancel_requested  -- fires dl_jobs_queued_ends
           FROM inserted f
          WHERE j.job_id = f.job_id AND f.status = 'queued' AND (f.cancel_requested OR f.max_attempts < 1);
     END IF;
-    PERFORM dl_notify_queue(queue) FROM (SELECT DISTINCT queue FROM inserted WHERE status = 'queued' ORDER BY queue) queues;
+    FOREACH queue_name IN ARRAY coalesce(queued.queues, '{}') LOOP
+        PERFORM dl_notify_queue(queue_name);
+    END LOOP;
     RETURN NULL;
 END $$;
 
@@ -946,8 +944,6 @@ CREATE OR REPLACE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
 -- statements either set the wait state or end the lease.
 CREATE OR REPLACE FUNCTION dl_jobs_on_manual_update() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
     NEW.wait_state := CASE WHEN NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END;
     NEW.waits_on := NULL;
@@ -956,11 +952,9 @@ BEGIN
         NEW.cancel_requested := false;
         NEW.lease_expires_at := NULL;
         NEW.finished_at := NULL;
-        PERFORM set_config('dl.events_checked', 'yes', true);
         INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
         VALUES (NEW.job_id, NEW.queue, clock_timestamp(), 'requeue',
                 jsonb_build_object('status', 'queued', 'attempt', NEW.attempt, 'reason', 'by_hand'));
-        PERFORM set_config('dl.events_checked', checked_before, true);
     END IF;
     RETURN NEW;
 END $$;
@@ -978,7 +972,6 @@ CREATE OR REPLACE TRIGGER dl_jobs_manual_update BEFORE UPDATE ON dl_jobs
 CREATE OR REPLACE FUNCTION dl_jobs_end_queued() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
     ending  dl_status := CASE WHEN NEW.cancel_requested THEN 'canceled' ELSE 'failed' END;
     message text := CASE WHEN NOT NEW.cancel_requested THEN 'max_attempts is 0: the job may have no attempt' END;
 BEGIN
@@ -989,13 +982,11 @@ BEGIN
     NEW.debounce_key := NULL;
     NEW.finished_at := clock_timestamp();
     NEW.error := coalesce(message, NEW.error);
-    PERFORM set_config('dl.ended_job', NEW.job_id::text, true),  -- for dl_jobs_queued_ended
-            set_config('dl.events_checked', 'yes', true);
+    PERFORM set_config('dl.ended_job', NEW.job_id::text, true);  -- for dl_jobs_queued_ended
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     VALUES (NEW.job_id, NEW.queue, clock_timestamp(), ending::text,
             jsonb_strip_nulls(jsonb_build_object('status', ending, 'attempt', NEW.attempt, 'error', message,
                                                  'reason', CASE ending WHEN 'failed' THEN 'no_attempts' ELSE 'sql' END)));
-    PERFORM set_config('dl.events_checked', checked_before, true);
     RETURN NEW;
 END $$;
 
@@ -1035,21 +1026,17 @@ CREATE OR REPLACE TRIGGER dl_jobs_queued_ended AFTER UPDATE OF status, cancel_re
 -- A job that is queued again, or at another time, notifies its queue; the cancel of a running job, by HTTP or by SQL, its worker.
 CREATE OR REPLACE FUNCTION dl_jobs_notify() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
     IF NEW.status = 'queued' THEN
         PERFORM dl_notify_queue(NEW.queue);
         RETURN NULL;
     END IF;
-    PERFORM set_config('dl.events_checked', 'yes', true);
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT NEW.job_id, NEW.queue, clock_timestamp(), 'cancel_requested',
            jsonb_build_object('status', 'running', 'attempt', NEW.attempt)
      WHERE NOT EXISTS (SELECT FROM dl_job_events e
                         WHERE e.job_id = NEW.job_id AND e.kind = 'cancel_requested'
                           AND e.xmin = pg_current_xact_id()::xid);
-    PERFORM set_config('dl.events_checked', checked_before, true);
     IF NEW.run_id IS NOT NULL THEN
         PERFORM pg_notify('dl_control', 'cancel ' || NEW.run_id);
     END IF;
@@ -1552,7 +1539,7 @@ SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_adv
 -- same. PUBLIC keeps two: a plain INSERT draws an id and checks tags with the rights of its sender.
 REVOKE EXECUTE ON FUNCTION
     dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
-    dl_claim_expected, dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_notify,
+    dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_notify,
     dl_jobs_on_manual_update, dl_jobs_end_queued, dl_jobs_queued_ended,
     dl_parse_requests, dl_enqueue_many, dl_enqueue
   FROM PUBLIC;
