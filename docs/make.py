@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dataloader.app.features.roles.rights import rights_table
+from dataloader.app.db.rights import rights_table
 from dataloader.app.queue.job import TRANSITIONS, ReleaseReason, Status, Transition
 from docs import code_tables, signals
 

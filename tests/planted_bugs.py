@@ -77,7 +77,7 @@ BUGS = (
     PlantedBug(
         "an account that may only enqueue reads results", "schema.sql",
         "ELSIF NOT is_reader OR NOT EXISTS", "ELSIF NOT EXISTS",
-        "tests/app/features/roles/test_roles.py::test_enqueuer_waits_for_no_job_that_it_may_not_read",
+        "tests/app/db/test_roles.py::test_enqueuer_waits_for_no_job_that_it_may_not_read",
     ),
     PlantedBug(
         "a long error is masked as a whole", "workers/outcome.py",

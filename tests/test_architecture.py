@@ -63,16 +63,10 @@ WIRING = (
     f"{_FEATURES}.doctor.__main__", f"{_D}.wsgi", f"{_D}.gunicorn_conf",
 )  # fmt: skip
 # The core imports no feature; the registry, in these, adds them.
-USES_THE_REGISTRY = (f"{_APP}.http.app", f"{_WORKERS}.maintenance", f"{_WORKERS}.pool")
-# What the core still imports of features: a list that gets shorter.
-CORE_IMPORTS = {
-    f"{_APP}.http.standby_reads": {f"{_FEATURES}.standby.rows"},
-    f"{_WORKERS}.connections.task_connections": {f"{_FEATURES}.graphs.rows"},
-    f"{_WORKERS}.context": {f"{_FEATURES}.graphs.rows", f"{_FEATURES}.limits.rows"},
-    f"{_WORKERS}.maintenance": {f"{_FEATURES}.offload.rows"},
-    f"{_WORKERS}.pool": {f"{_FEATURES}.offload.rows"},
-    f"{_WORKERS}.testing": {f"{_FEATURES}.schedules.duty", f"{_FEATURES}.schedules.rows"},
-}
+USES_THE_REGISTRY = (
+    f"{_APP}.http.app",
+    *(f"{_WORKERS}.{name}" for name in ("context", "isolation.child_main", "maintenance", "pool", "testing")),
+)
 # By the name of a file in a feature's folder: what it never imports, itself or by another module.
 WITHOUT_FLASK = ("rows", "duty", "checks", "sender", "declare", "feature")
 WITHOUT_WORKERS = ("rows", "acts", "pages", "routes", "feature")
@@ -81,7 +75,6 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
     "alerts": {"overview.problems"},
     "backfills": {"why.explain"},
     "bulk": {"jobs.commands", "jobs.job_search", "jobs.list_routes"},
-    "doctor": {"roles.rights"},
     "graphs": {"jobs.job_history"},
     "jobs": {"why.explain", "why.reasons"},
     "metrics": {"limits.breakers"},
@@ -119,7 +112,7 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "psycopg2": (
         *(f"{_APP}.db", _CORE, _PIPELINES, f"{_WORKERS}.connections"),
-        *(f"{_FEATURES}.{name}" for name in ("doctor.facts", "embedding", "uninstall")),
+        *(f"{_FEATURES}.{name}" for name in ("doctor.facts",)),
     ),
     "psycopg2_pool": (f"{_APP}.db",),
     "flask": (f"{_APP}.http", f"{_APP}.ui", f"{_APP}.acts.web", _FEATURES),
@@ -139,7 +132,7 @@ _SQL = re.compile(
 )
 SPEAKS_SQL = (
     *(f"{_APP}.db", _CORE, _PIPELINES, f"{_WORKERS}.connections"),
-    *(f"{_FEATURES}.{name}" for name in ("doctor", "uninstall", "embedding")),
+    f"{_FEATURES}.doctor",
 )
 SPEAKS_OF_ITS_CONNECTION = ("dataloader.workers.listener",)  # the echo that proves a LISTEN
 
@@ -250,7 +243,6 @@ def test_a_room_imports_only_what_the_table_allows():
         and not (imported in SOURCES and room_of(imported) == room)
         and not within(imported, ROOMS[room])
         and not (within(module, USES_THE_REGISTRY) and imported == f"{_FEATURES}.registry")
-        and imported not in CORE_IMPORTS.get(module, set())
     ]
 
     assert wrong == []

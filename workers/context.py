@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from uuid import UUID
 
 from dataloader.app import log
-from dataloader.app.db.encoding import from_row
+from dataloader.app.acts.feature import Feature, load_task_call
 from dataloader.app.errors import AttemptLost, SessionsRefused
-from dataloader.app.features.graphs.rows import ParentJob
-from dataloader.app.features.limits.rows import seconds_to_wait
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
 from dataloader.app.queue.job import ClaimedJob, Reports, Settlement, Status
 from dataloader.app.queue.parameters import settle_parameters
@@ -30,7 +29,6 @@ from dataloader.pipelines.context import (
 )
 from dataloader.pipelines.json_values import MAX_CHECKPOINT_BYTES
 from dataloader.pipelines.reported_state import ReportedState
-from dataloader.pipelines.retry import Fail
 from dataloader.workers.connections.own_sessions import OwnSession, owned_by
 from dataloader.workers.connections.task_connections import TaskConnections
 from dataloader.workers.follow_ups import FollowUps
@@ -56,6 +54,7 @@ class ContextSettings:
     task_unique_by: Mapping[str, Sequence[str]] = field(default_factory=dict)  # likewise
     task_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the args of these tasks
     offloads: OffloadService | None = None  # None: one with the process engine alone
+    features: Sequence[Feature] = FEATURES
 
 
 class JobContext(StoppableContext):
@@ -89,12 +88,7 @@ class JobContext(StoppableContext):
         if self.parents is None:
             connections = self._require_connections()
             with self._owner_only():
-                rows = connections.execute_owned("job_parents", {"job_id": str(self.job_id)})
-                deleted = connections.execute_owned("deleted_parents", {"job_id": str(self.job_id)})
-            if deleted:
-                raise Fail(f"it waited for job {deleted[0][0]}, which was deleted with its result")
-            parents = [from_row(ParentJob, row) for row in rows]
-            self.parents = {p.key: Upstream(p.job_id, p.status.value, p.result, p.error) for p in parents}
+                self.parents = self._call_of_feature("upstream")(connections.execute_owned, self.job_id)
         return self.parents
 
     def write_log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
@@ -108,8 +102,12 @@ class JobContext(StoppableContext):
         return self.redactor.redact_value(value)
 
     def check_history(self, name: str, count: int) -> Sequence[float]:
+        connections = self._require_connections()
+        if not connections.has_queue:
+            return []
         with nullcontext() if self.reported.in_transaction else self._owner_only():
-            return self._require_connections().check_history(self.task, name, count)
+            read = self._call_of_feature("check_history")
+            return connections.call_fenced(lambda executor: list(read(executor, self.job_id, self.task, name, count)))
 
     def raise_stop(self) -> None:
         if self.stop_reason is None and not self._is_lease_trusted():
@@ -132,15 +130,21 @@ class JobContext(StoppableContext):
         with nullcontext() if self.reported.in_transaction else self._owner_only():
             children = [self._follow_ups.make(job.task, job.args, **job.options) for job in jobs]
             last = self._follow_ups.make(then.task, then.args, **then.options)
-            return connections.fan_out(children, last, on=on, need=need)
+            enqueue = self._call_of_feature("enqueue_group")
+            ids, last_id = connections.call_fenced(lambda executor: enqueue(executor, children, last, on=on, need=need))
+            return ids, last_id
 
     def count_calls(self, limit: str, n: int) -> float:
         connections = self._require_connections()
         with self._owner_only():
-            wait_sec = seconds_to_wait(connections.execute_owned("acquire_limit", {"name": limit, "weight": n}), n)
+            wait_sec = float(self._call_of_feature("count_calls")(connections.execute_owned, limit, n))
         if wait_sec > _MAX_IDLE_SESSION_SEC:
             connections.close_unused()
         return wait_sec
+
+    def _call_of_feature(self, name: str) -> Callable[..., Any]:
+        call: Callable[..., Any] = load_task_call(self.settings.features, name)
+        return call
 
     def offload(
         self, engine: str, call: Callable[..., Any] | None = None, /, *args: Any, **options: Unpack[OffloadOptions]
@@ -148,18 +152,9 @@ class JobContext(StoppableContext):
         self.check()
         self._check_no_transaction()
         with self._lock:
+            calls = self._offload_calls = self._offload_calls or self._call_of_feature("offload")(self)
             self.has_offloads = True
-            if self._offload_calls is None:
-                self._offload_calls = self._make_offload_calls()
-            calls = self._offload_calls
         return calls.start(engine, call, args, options)
-
-    def _make_offload_calls(self) -> OffloadCalls:
-        # Not at the top: few isolated processes need it.
-        from dataloader.workers.offloads.calls import OffloadCalls  # noqa: PLC0415
-        from dataloader.workers.offloads.service import local_service  # noqa: PLC0415
-
-        return OffloadCalls(self, self.settings.offloads or local_service())
 
     def execute_for_offload(self, name: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """Execute a statement of offloads while the attempt owns its job; the connection is not kept meanwhile."""

@@ -13,14 +13,12 @@ from dataloader.app.acts.feature import Feature, load_all
 from dataloader.app.db.connection import Session
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DatabaseUnavailable, DataloaderError
-from dataloader.app.features.offload.rows import Offloads
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import HeartbeatResult, notify_waiting_queues
 from dataloader.pipelines.portable import clock
-from dataloader.workers.duties import HOURLY_SEC, LATE_SEC, Duty, DutyContext
-from dataloader.workers.offloads.pruning import prune_offloads
+from dataloader.workers.duties import LATE_SEC, Duty, DutyContext
 from dataloader.workers.threads import BackgroundThread, Backoff
 
 _log = log.get(__name__)
@@ -149,7 +147,6 @@ def duties(context: DutyContext, features: Sequence[Feature] = FEATURES) -> list
         Duty("notify-waiting", _NOTIFY_INTERVAL_SEC, lambda: notify_waiting_queues(session)),
         Duty("blocked", _REPAIR_INTERVAL_SEC, BlockedJobsDuty(queue).run),
         Duty("expiry", _EXPIRY_INTERVAL_SEC, lambda: _expire(queue)),
-        Duty("offloads-prune", HOURLY_SEC, lambda: prune_offloads(Offloads(session.execute), context.engines)),
     ]
     return [*of_queue, *(duty for create in load_all(features, "duties") for duty in create(context))]
 

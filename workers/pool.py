@@ -13,9 +13,8 @@ from functools import partial
 from uuid import uuid4
 
 from dataloader.app import log
-from dataloader.app.acts.feature import Feature
+from dataloader.app.acts.feature import Feature, has_task_call
 from dataloader.app.db.connection import Session
-from dataloader.app.features.offload.rows import Offloads
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import QueueControl
@@ -103,7 +102,7 @@ class WorkerPool:
         )
         self._offloads = OffloadService(
             options.engines,
-            offloads=Offloads(self._sessions.settle.execute),
+            execute=self._sessions.settle.execute if has_task_call(self._features, "offload") else None,
             logs=self._logs,
             secret_store=options.attempts.secret_store,
             record_pending=partial(JobQueue.record_stop_pending, queue["renew"]),
@@ -141,6 +140,7 @@ class WorkerPool:
             log=self._logs.write,
             keep_log_positions=self._logs.keep_positions,
             offloads=self._offloads,
+            features=self._features,
         )
         self._listener = self._make_listener(sessions["listen"])
         store = NotifyStateTable(sessions["claim"], self.id)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from uuid import UUID
 
+from dataloader.app.acts.feature import load_all
 from dataloader.app.db.connection import Session
-from dataloader.app.errors import DatabaseUnavailable, WaitRefused
-from dataloader.app.features.schedules.duty import SchedulesDuty
-from dataloader.app.features.schedules.rows import Schedule, Schedules, Times, Updates
+from dataloader.app.errors import WaitRefused
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
 from dataloader.app.queue.job import ClaimedJob, Job, ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
@@ -21,7 +20,6 @@ from dataloader.workers.isolation.run import run_isolated
 from dataloader.workers.outcome import Released
 
 _MAX_JOBS = 1_000
-_MAX_FIRED = 100  # schedules at a time
 
 
 @renamed_keywords(most="max_jobs")
@@ -56,7 +54,7 @@ def drain(
             run_isolated=run_isolated,
             isolation_enabled=False,
         )
-        clock = None if now is None else _ScheduleClock(session, pipelines)
+        clocks = [] if now is None else [make(session, pipelines) for make in load_all(FEATURES, "test_clock")]
         jobs: list[Job] = []
         while True:
             while (claimed := _claim(queue, pipelines, queues)) is not None:
@@ -66,50 +64,10 @@ def drain(
                 _run(queue, claimed, pipelines, settings)
                 job = queue.get(claimed.id)
                 jobs += [] if job is None else [job]
-            if clock is None or now is None or not clock.advance(now):
+            if not any(clock.advance(now) for clock in clocks):
                 return jobs
     finally:
         session.close()
-
-
-class _ScheduleClock:
-    """Fires schedules up to a time of one's own, one time after the other."""
-
-    def __init__(self, session: Session, tasks: Pipelines) -> None:
-        self._schedules = Schedules(session)
-        self._duty = SchedulesDuty(session, tasks, zone="UTC", default_lease_sec=60, record_firing=lambda *_: None)
-        known = {schedule.name for schedule in self._schedules.list_by_name()}
-        begin = self._schedules.now()
-        for declared in tasks.declared_schedules():
-            if declared["name"] in known:
-                continue
-            definition = dict(declared["definition"])
-            is_off = definition.pop("off", False)
-            times = Times(begin, None if definition["kind"] == "dataset" else begin)
-            self._schedules.create(declared["name"], declared["task"], definition, times, is_paused=is_off)
-
-    def advance(self, until: datetime) -> bool:
-        """Fire the schedules of the next time that is not later; False: there is none."""
-        due = self._schedules.due(limit=_MAX_FIRED)
-        if due.updates:
-            self._fire(
-                [schedule for schedule in due.schedules if schedule.schedule_id in due.updates], due.now, due.updates
-            )
-            return True
-        live = [s for s in self._schedules.list_by_name() if s.paused_at is None and s.orphaned_at is None]
-        times = [schedule.next_at for schedule in live if schedule.next_at is not None]
-        if not times or min(times) > until:
-            return False
-        self._fire([schedule for schedule in live if schedule.next_at == min(times)], min(times), {})
-        return True
-
-    def _fire(self, schedules: list[Schedule], now: datetime, updates: Mapping[UUID, Updates]) -> None:
-        items = [self._duty.plan(schedule, now, updates.get(schedule.schedule_id)) for schedule in schedules]
-        for firing in (firing for item in items for firing in item["firings"]):
-            firing.get("job", {}).pop("available_at", None)
-        _, errors = self._duty.fire(items)
-        if errors:
-            raise DatabaseUnavailable(next(iter(errors.values())))
 
 
 def _claim(queue: JobQueue, pipelines: Pipelines, queues: Sequence[str]) -> ClaimedJob | None:

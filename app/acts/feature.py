@@ -38,6 +38,8 @@ class Feature:
     declare: str | None = None  # a function of a Declaration: what a worker process writes of its tasks when it starts
     options: str | None = None  # a function of the settings and their secrets: the options of its duties and threads
     follower_duties: str | None = None  # likewise: what each worker process does while another one leads
+    task_calls: dict[str, str] = field(default_factory=dict)  # functions that the contexts of tasks call, by name
+    test_clock: str | None = None  # a function of a session and tasks: what starts jobs by time, for tests of tasks
 
     def load(self, name: str) -> Any:
         """Import `module.attribute` of this feature's folder."""
@@ -45,8 +47,21 @@ class Feature:
         return getattr(import_module(f"dataloader.app.features.{self.name}.{module}"), attribute)
 
 
+def has_task_call(features: Iterable[Feature], name: str) -> bool:
+    return any(name in feature.task_calls for feature in features)
+
+
+def load_task_call(features: Iterable[Feature], name: str) -> Any:
+    """Load the function that a task's context calls. Raises RuntimeError if no feature has it."""
+    for feature in features:
+        if name in feature.task_calls:
+            return feature.load(feature.task_calls[name])
+    raise RuntimeError(f"this service has no feature that offers {name!r} to tasks")
+
+
 def load_all(features: Iterable[Feature], part: str) -> Iterator[Any]:
     """Load what all features have of a part, such as `blueprints`."""
     for feature in features:
         named = getattr(feature, part)
-        yield from map(feature.load, (named,) if isinstance(named, str) else named or ())
+        names = (named,) if isinstance(named, str) else named.values() if isinstance(named, dict) else named or ()
+        yield from map(feature.load, names)

@@ -23,3 +23,10 @@ SELECT version, fingerprint, (to_jsonb(recorded) ->> 'serves_from')::int AS serv
   FROM dl_schema AS recorded
  ORDER BY version DESC, applied_at DESC
  LIMIT 1;
+
+-- name: replication_position
+-- Return the position in the log of what a statement sees here, in bytes; on a standby also the commit time of the last
+-- transaction that it has replayed; and the server's clock.
+SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END - '0/0')::bigint,
+       extract(epoch FROM pg_last_xact_replay_timestamp())::float8,
+       extract(epoch FROM clock_timestamp())::float8;

@@ -31,6 +31,7 @@ NAMES = (
     "undo",
     "scaling",
     "metrics",
+    "offload",
     "lineage",
     "retention",
     "doctor",

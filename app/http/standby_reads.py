@@ -20,9 +20,9 @@ from prometheus_client.registry import Collector
 
 from dataloader.app import log
 from dataloader.app.db.pool import Pool
+from dataloader.app.db.standby_age import StandbyAge
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.features.standby.rows import StandbyAge
 from dataloader.app.http.caches import RefreshingValue
 
 DATA_AGE_HEADER = "X-Data-Age"

@@ -16,8 +16,11 @@ from dataclasses import dataclass, replace
 from dataloader.app.config import Settings, load_settings
 from dataloader.app.config.dsn import parse_dsn
 from dataloader.app.config.loading import inherited_environment
+from dataloader.app.db import uninstall
+from dataloader.app.db.roles import roles_sql
 from dataloader.app.db.schema import SCHEMA_VERSION, Migration
 from dataloader.app.db.statements import AuditContext, acting_as
+from dataloader.app.db.uninstall import Installation, require_unused
 from dataloader.app.errors import DatabaseUnavailable, ProgramMissing
 from dataloader.app.features.doctor.examine import run_checks
 from dataloader.app.features.doctor.facts import DatabaseFacts
@@ -25,9 +28,6 @@ from dataloader.app.features.doctor.findings import UNREACHABLE, Finding, error
 from dataloader.app.features.doctor.schema import expected_schema, find_repairs
 from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.retention.rows import Retention
-from dataloader.app.features.roles.roles import roles_sql
-from dataloader.app.features.uninstall import rows as uninstall
-from dataloader.app.features.uninstall.rows import Installation, require_unused
 from dataloader.app.http.auth.api_keys import ApiKeys, NewApiKey, Scope
 from dataloader.app.log import redact_text
 from dataloader.app.postgres.binaries import find_program

@@ -10,7 +10,7 @@ from typing import Any
 
 from dataloader.app import log
 from dataloader.app.config import load_settings
-from dataloader.app.features.embedding.callers_pool import CallersPool
+from dataloader.app.db.callers_pool import CallersPool
 from dataloader.app.runtime.service import Service
 
 _log = log.get(__name__)

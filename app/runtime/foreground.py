@@ -214,9 +214,6 @@ class LocalTaskConnections(TaskConnections):
     def _fence_before_commit(self, connection: Any, checkpoint: Any, final: Any) -> None:
         return None
 
-    def check_history(self, task: str, name: str, count: int) -> list[float]:
-        return super().check_history(task, name, count) if self._has_database else []
-
     def _open_queue_connection(self) -> Any:
         if not self._has_database:
             raise Fail(

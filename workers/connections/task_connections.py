@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg2
@@ -21,8 +21,8 @@ from psycopg2 import extensions as ext
 from dataloader.app.db.connection import READ_WRITE_SESSION, connect, connect_any_host
 from dataloader.app.db.encoding import array
 from dataloader.app.db.pool import BorrowedConnection
+from dataloader.app.db.statements import Executor
 from dataloader.app.errors import AttemptLost, DataloaderError, SessionsRefused, UnknownTarget
-from dataloader.app.features.graphs.rows import Graphs
 from dataloader.app.queue.attempt_sessions import (
     QUEUE_DATABASE,
     ConnectionSettings,
@@ -35,6 +35,7 @@ from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.json_values import MAX_CHECKPOINT_BYTES, sanitize_json
 from dataloader.workers.connections.own_sessions import OwnSession
 
+T = TypeVar("T")
 _SIGNAL_TIMEOUT_SEC = 5.0  # to connect, and again for the statement
 _LOSSES = {(driver, name) for driver in ("psycopg2", "psycopg") for name in ("OperationalError", "InterfaceError")}
 _CANCEL_BACKENDS = "SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) FROM unnest(%(pids)s::int[]) AS p (pid)"
@@ -124,6 +125,11 @@ class TaskConnections:
 
     # Called by the pipeline
 
+    @property
+    def has_queue(self) -> bool:
+        """Whether there is a database of the queue: a local run may have none."""
+        return bool(self._connection_settings.dsn)
+
     def connect(self, name: str) -> Any:
         """Connect to a target of the settings: its own DSN, else that of `default`, else the queue's database."""
         targets = self._connection_settings.targets
@@ -197,26 +203,16 @@ class TaskConnections:
         return False
 
     def enqueue(self, new: NewJob) -> Enqueued:
-        """Enqueue in the open transaction, else in one of its own: a run that lost its job enqueues nothing."""
-        if not self._in_transaction:
-            with self._fenced():
-                return self.enqueue(new)
-        return JobQueue(self._borrowed(self._queue_connection)).enqueue(new)
+        """Enqueue: a run that lost its job enqueues nothing."""
+        return self.call_fenced(lambda executor: JobQueue(executor).enqueue(new))
 
-    def fan_out(self, jobs: Sequence[NewJob], then: NewJob, *, on: str, need: str) -> tuple[list[UUID], UUID]:
-        """As `enqueue`, jobs and a successor of them."""
-        if not self._in_transaction:
-            with self._fenced():
-                return self.fan_out(jobs, then, on=on, need=need)
-        return Graphs(self._borrowed(self._queue_connection)).fan_out(jobs, then, on=on, need=need)
-
-    def check_history(self, task: str, name: str, count: int) -> list[float]:
-        """The last values of a check that did not fail, other than this job's; newest first."""
-        if not self._in_transaction:
-            with self._fenced():
-                return self.check_history(task, name, count)
-        parameters = {"task": task, "name": name, "job_id": str(self._job_id), "count": count}
-        return [row[0] for row in self._borrowed(self._queue_connection).execute("check_history", parameters)]
+    def call_fenced(self, call: Callable[[Executor], T]) -> T:
+        """Call with an executor of the open transaction, else of one of its own: it commits only if the run still owns
+        its job."""
+        if self._in_transaction:
+            return call(self._borrowed(self._queue_connection))
+        with self._fenced() as connection:
+            return call(self._borrowed(connection))
 
     def execute_owned(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
         """Execute a named statement in a transaction of its own: a run that lost its job changes nothing."""

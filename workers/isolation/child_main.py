@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
 from dataloader.app.queue.job import ClaimedJob
 from dataloader.pipelines import contract, targets
@@ -67,6 +68,7 @@ class IsolatedProgram(ChildProgram):
             task_limits=spec["task_limits"],
             task_unique_by=spec["task_unique_by"],
             task_defaults=spec["task_defaults"],
+            features=tuple(feature for feature in FEATURES if feature.name in spec["features"]),
             offloads=OffloadService(Engines(spec["executors"])) if spec["executors"] else None,
         )
         context = IsolatedContext(parent, ClaimedJob.from_json(spec["job"]), settings)

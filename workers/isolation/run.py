@@ -92,6 +92,7 @@ def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, A
     )  # fmt: skip
     return {
         **{name: getattr(settings, name) for name in passed_on},
+        "features": [feature.name for feature in settings.features],
         "executors": settings.offloads.engines.resolved_settings() if settings.offloads is not None else {},
         "secrets": attempt.redactor.secrets,
         "results": attempt.results,

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Protocol
 
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.features.offload.rows import Offloads
+from dataloader.app.features.offload.rows import Execute, Offloads
 from dataloader.app.queue.job import ClaimedJob
 from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.offload import Executor
@@ -34,14 +34,17 @@ class OffloadService:
         self,
         engines: Engines,
         *,
-        offloads: Offloads | None = None,  # the process's own access to the rows; None: attempts use theirs
+        execute: Execute | None = None,  # the process's own access to the rows; None: attempts use theirs
         logs: JobLogWriter | None = None,  # of the jobs that wait without a thread
         secret_store: SecretStore | None = None,  # of these jobs
         record_pending: RecordPending = _record_nothing,
         on_crash: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self.engines, self.offloads, self.record_pending = engines, offloads, record_pending
-        self.poller = OffloadPoller(engines, offloads=offloads, logs=logs, secret_store=secret_store, on_crash=on_crash)
+        self.offloads = None if execute is None else Offloads(execute)
+        self.engines, self.record_pending = engines, record_pending
+        self.poller = OffloadPoller(
+            engines, offloads=self.offloads, logs=logs, secret_store=secret_store, on_crash=on_crash
+        )
         self.threads = (self.poller.thread, self.poller.logs.thread)
 
     def ensure_started(self) -> None:

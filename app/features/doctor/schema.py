@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 
+from dataloader.app.db.rights import SERVICE_RIGHTS
 from dataloader.app.db.schema import SCHEMA_VERSION, SchemaVersion, schema_text
 from dataloader.app.db.schema_statements import Repair, quote_identifier
 from dataloader.app.features.doctor.facts import SchemaObject
@@ -17,7 +18,6 @@ from dataloader.app.features.doctor.repair import (
     plan_repairs,
     with_search_path,
 )
-from dataloader.app.features.roles.rights import SERVICE_RIGHTS
 from dataloader.app.wording import format_count
 
 EXPECTED_SCHEMA_FILE = "catalogue.json"

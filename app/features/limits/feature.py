@@ -11,4 +11,5 @@ FEATURE = Feature(
     navigation=(NavLink("Capacity", "Limits", "/limits"),),
     duties="duty.create_duties",
     declare="declare.declare",
+    task_calls={"count_calls": "task_calls.count_calls"},
 )

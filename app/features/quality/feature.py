@@ -10,4 +10,5 @@ FEATURE = Feature(
     navigation=(NavLink("Definitions", "Datasets", "/datasets"),),
     converters={"dataset": "routes.DatasetConverter"},
     duties="duty.create_duties",
+    task_calls={"check_history": "task_calls.check_history"},
 )

@@ -15,4 +15,5 @@ FEATURE = Feature(
     duties="duty.create_duties",
     declare="declare.declare",
     follower_duties="duty.create_follower_duties",
+    test_clock="drain_clock.ScheduleClock",
 )

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from dataloader.app.cli.command import cli
 from dataloader.app.db.schema import migrate
+from dataloader.app.db.uninstall import find_installation, uninstall
 from dataloader.app.errors import SchemaBlocked, SchemaMissing
-from dataloader.app.features.uninstall.rows import find_installation, uninstall
 from dataloader.app.runtime import commands
 from tests.support.queue_fixture import QueueFixture
 

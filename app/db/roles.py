@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from dataloader.app.features.roles.rights import rights_comment, service_rights_sql
+from dataloader.app.db.rights import rights_comment, service_rights_sql
 
 ROLE_NAMES = ("service", "reader", "enqueuer")
 

@@ -12,10 +12,10 @@ import pytest
 from psycopg2.extensions import make_dsn
 from psycopg2.pool import ThreadedConnectionPool
 
+from dataloader.app.db.callers_pool import CallersPool
 from dataloader.app.db.pool import Pool
 from dataloader.app.db.statements import open_transaction
 from dataloader.app.errors import DatabaseUnavailable, InvalidJob, PoolExhausted
-from dataloader.app.features.embedding.callers_pool import CallersPool
 from dataloader.app.queue.job import NewJob
 from dataloader.app.queue.jobs import JobQueue
 from tests.support import eventually

@@ -1,1 +1,0 @@
-"""Workers and the queue inside another program, over its connections."""

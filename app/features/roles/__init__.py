@@ -1,1 +1,0 @@
-"""Database roles: what each part of the service may do."""

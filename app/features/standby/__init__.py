@@ -1,1 +1,0 @@
-"""Reads from a standby server."""

@@ -1,1 +1,0 @@
-"""Removes the tables of the queue from a database."""
