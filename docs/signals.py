@@ -108,7 +108,7 @@ def _events(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _log_levels(function: ast.expr, tree: ast.Module) -> Iterator[str]:
-    """The levels of a call: of a logger's method, of `audit_action`, or of a variable that holds a method."""
+    """The levels of a call: of a logger's method, of `audit_action`, or of a variable that holds such a function."""
     if isinstance(function, ast.IfExp):
         yield from _log_levels(function.body, tree)
         yield from _log_levels(function.orelse, tree)
@@ -116,6 +116,8 @@ def _log_levels(function: ast.expr, tree: ast.Module) -> Iterator[str]:
         yield _LEVELS[function.attr]
     elif isinstance(function, ast.Name) and function.id in ("audit_action", "act"):
         yield "audit"
+    elif isinstance(function, ast.Call) and isinstance(function.func, ast.Name) and function.func.id == "partial":
+        yield from _log_levels(function.args[0], tree)
     elif isinstance(function, ast.Name) and (value := _assigned_before(function, tree)) is not None:
         yield from _log_levels(value, tree)
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, Unpack
 from dataloader.pipelines.limits import check_limits
 from dataloader.pipelines.retry import policy_from_json, policy_to_json
 from dataloader.pipelines.schedule_fields import (
+    INT4_MAX,
     MAX_DATASET_BYTES,
     MAX_DATASETS,
     MAX_EXCLUDED,
@@ -126,22 +127,17 @@ def _parse_times(cron: object, every: object, after: object) -> dict[str, Any]:
     return {"kind": kind, "expression": cron}
 
 
-def _seconds(name: str, value: object, minimum: int = 1) -> int:
+def _seconds(name: str, value: object, minimum: int = 1, maximum: int = INT4_MAX) -> int:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise TypeError(f"{name} is a number of seconds or a timedelta, not {value!r}")
-    if seconds != seconds // 1 or seconds < minimum:  # NaN too
-        raise ValueError(f"{name} is a whole number of seconds from {minimum:,}, not {value!r}")
+    if seconds != seconds // 1 or not minimum <= seconds <= maximum:  # NaN too
+        raise ValueError(f"{name} is a whole number of seconds from {minimum:,} to {maximum:,}, not {value!r}")
     return int(seconds)
 
 
 def _parse_seconds(field: ScheduleField, value: object) -> int:
-    seconds = _seconds(field.option, value, field.minimum)
-    if seconds > field.maximum:
-        raise ValueError(
-            f"{field.option} is a whole number of seconds from {field.minimum:,} to {field.maximum:,}, not {value!r}"
-        )
-    return seconds
+    return _seconds(field.option, value, field.minimum, field.maximum)
 
 
 def _parse_choice(field: ScheduleField, value: object) -> object:
@@ -196,20 +192,21 @@ def _parse_args(field: ScheduleField, args: object) -> dict[str, Any]:
 
 
 def _parse_limits(field: ScheduleField, limits: Mapping[str, int]) -> dict[str, int]:
-    try:
-        check_limits(limits)
-    except ValueError as error:
-        raise ValueError(f"{field.option}: {error}") from None
+    _check(field, check_limits, limits)
     return {**limits}
 
 
 def _parse_retry(field: ScheduleField, policy: Any) -> dict[str, Any]:
+    values = policy_to_json(policy)
+    _check(field, policy_from_json, values)
+    return values
+
+
+def _check(field: ScheduleField, check: Callable[[Any], object], value: object) -> None:
     try:
-        values = policy_to_json(policy)
-        policy_from_json(values)
+        check(value)
     except ValueError as error:
         raise ValueError(f"{field.option}: {error}") from None
-    return values
 
 
 def _parse_text(field: ScheduleField, value: object) -> object:

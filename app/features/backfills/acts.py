@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from dataloader.app.queue.jobs import JobQueue
 MAX_SLICES_RUN = 5_000
 _CANCEL_BATCH = 10_000
 _NOT_FOUND = (ProblemCode.BACKFILL_NOT_FOUND,)
+_OUTSIDE = ProblemCode.OUTSIDE_KEY_LIMITS
 _ENDED = (ProblemCode.BACKFILL_NOT_FOUND, ProblemCode.BACKFILL_ENDED)
 
 SliceKeys = Annotated[list[str], Field(min_length=1, max_length=MAX_SLICES_RUN)]
@@ -67,16 +69,21 @@ class CanceledSlices:
     slices: int
 
 
+# The line of each has what the act says.
+_act = partial(
+    act,
+    unaudited={
+        name
+        for model in (NewBackfill, BackfillChange, CancelQuery, SlicesToRun, SlicesToCancel)
+        for name in model.model_fields
+    },
+)
+
+
 # ── backfills ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@act(
-    "backfill.created",
-    "POST",
-    "/backfills",
-    problems=(ProblemCode.OUTSIDE_KEY_LIMITS, ProblemCode.IDEMPOTENCY_CONFLICT),
-    unaudited=set(NewBackfill.model_fields),
-)
+@_act("backfill.created", "POST", "/backfills", problems=(_OUTSIDE, ProblemCode.IDEMPOTENCY_CONFLICT))
 def create_backfill(call: Call, body: NewBackfill) -> CreatedBackfill:
     """Load slices of a task for the first time or again, a few at a time.
 
@@ -102,13 +109,7 @@ def create_backfill(call: Call, body: NewBackfill) -> CreatedBackfill:
     return CreatedBackfill(planned.plan, visible_backfill(backfill), created=is_new)
 
 
-@act(
-    "backfill.changed",
-    "PATCH",
-    "/backfills/<uuid:backfill_id>",
-    problems=_ENDED,
-    unaudited=set(BackfillChange.model_fields),
-)
+@_act("backfill.changed", "PATCH", "/backfills/<uuid:backfill_id>", problems=_ENDED)
 def change_backfill(call: Call, backfill_id: UUID, body: BackfillChange) -> Backfill:
     """Change the concurrency or the note of a backfill that has not ended. The concurrency holds at once."""
     changes = {name: value for name, value in vars(body).items() if value is not None}
@@ -116,25 +117,19 @@ def change_backfill(call: Call, backfill_id: UUID, body: BackfillChange) -> Back
     return _change(call, backfill_id, **changes)
 
 
-@act("backfill.paused", "POST", "/backfills/<uuid:backfill_id>/pause", problems=_ENDED)
+@_act("backfill.paused", "POST", "/backfills/<uuid:backfill_id>/pause", problems=_ENDED)
 def pause_backfill(call: Call, backfill_id: UUID) -> Backfill:
     """Pause a backfill: none of its jobs starts. Running ones continue."""
     return _change(call, backfill_id, state=BackfillState.PAUSED)
 
 
-@act("backfill.resumed", "POST", "/backfills/<uuid:backfill_id>/resume", problems=_ENDED)
+@_act("backfill.resumed", "POST", "/backfills/<uuid:backfill_id>/resume", problems=_ENDED)
 def resume_backfill(call: Call, backfill_id: UUID) -> Backfill:
     """Resume a paused backfill: its jobs start again."""
     return _change(call, backfill_id, state=BackfillState.OPEN)
 
 
-@act(
-    "backfill.canceled",
-    "POST",
-    "/backfills/<uuid:backfill_id>/cancel",
-    problems=_ENDED,
-    unaudited=set(CancelQuery.model_fields),
-)
+@_act("backfill.canceled", "POST", "/backfills/<uuid:backfill_id>/cancel", problems=_ENDED)
 def cancel_backfill(call: Call, backfill_id: UUID, query: CancelQuery) -> Backfill:
     """End a backfill: no further job is made, and its queued ones are canceled."""
     _change(call, backfill_id, state=BackfillState.CANCELED)
@@ -145,7 +140,7 @@ def cancel_backfill(call: Call, backfill_id: UUID, query: CancelQuery) -> Backfi
     return visible_backfill(backfills.get(backfill_id))
 
 
-@act("backfill.retried", "POST", "/backfills/<uuid:backfill_id>/retry", problems=_NOT_FOUND)
+@_act("backfill.retried", "POST", "/backfills/<uuid:backfill_id>/retry", problems=_NOT_FOUND)
 def retry_backfill(call: Call, backfill_id: UUID) -> Backfill:
     """Load again the slices of a backfill whose last job ended badly."""
     _require_visible(call, backfill_id)
@@ -165,13 +160,7 @@ def _require_visible(call: Call, backfill_id: UUID) -> None:
 # ── slices ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@act(
-    "backfill.created",
-    "POST",
-    "/tasks/<path:task>/slices/run",
-    problems=(ProblemCode.OUTSIDE_KEY_LIMITS,),
-    unaudited=set(SlicesToRun.model_fields),
-)
+@_act("backfill.created", "POST", "/tasks/<path:task>/slices/run", problems=(_OUTSIDE,))
 def run_task_slices(call: Call, task: str, body: SlicesToRun) -> Backfill:
     """Load slices again, or for the first time, by a backfill of their own."""
     values = {"task": task, "slices": {"list": body.keys}, "mode": "all", **body.model_dump(exclude={"keys"})}
@@ -181,7 +170,7 @@ def run_task_slices(call: Call, task: str, body: SlicesToRun) -> Backfill:
 
 
 # A form alone performs it: no route has this address.
-@act("slices.canceled", "POST", "/tasks/<path:task>/slices/cancel", unaudited=set(SlicesToCancel.model_fields))
+@_act("slices.canceled", "POST", "/tasks/<path:task>/slices/cancel")
 def cancel_slices(call: Call, task: str, body: SlicesToCancel) -> CanceledSlices:
     """Cancel the jobs of these slices that have not started."""
     queue = JobQueue(call.executor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -27,7 +28,7 @@ from dataloader.pipelines.task import DEFAULT_QUEUE
 _NOT_FOUND = (ProblemCode.SCHEDULE_NOT_FOUND,)
 _CHANGED = (ProblemCode.SCHEDULE_NOT_FOUND, ProblemCode.CHANGED)
 _OUTSIDE = ProblemCode.OUTSIDE_KEY_LIMITS
-_AUDITED_AS = {"name": "schedule"}
+_RUN_PROBLEMS = (*_NOT_FOUND, ProblemCode.TIME_HAS_FIRED, _OUTSIDE)
 
 
 class NewSchedule(ScheduleDefinition):
@@ -90,18 +91,19 @@ class ScheduleRun:
     created: bool
 
 
+# The line of each names the schedule; the act says what else it has.
+_act = partial(
+    act,
+    audited_as={"name": "schedule"},
+    unaudited={*NewSchedule.model_fields, *PauseRequest.model_fields, *RunRequest.model_fields},
+    has_version=True,
+)
+
+
 # ── what a schedule is ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@act(
-    "schedule.created",
-    "POST",
-    "/schedules",
-    problems=(ProblemCode.SCHEDULE_EXISTS, _OUTSIDE),
-    unaudited=set(NewSchedule.model_fields),
-    has_version=True,
-    audited_as=_AUDITED_AS,
-)
+@_act("schedule.created", "POST", "/schedules", problems=(ProblemCode.SCHEDULE_EXISTS, _OUTSIDE))
 def create_schedule(call: Call, body: NewSchedule) -> ChangedSchedule:
     """Create a schedule: a cron expression in a time zone, an interval, or the datasets whose updates make jobs.
 
@@ -112,16 +114,7 @@ def create_schedule(call: Call, body: NewSchedule) -> ChangedSchedule:
     return _changed(call, _create(call, body.name, body.definition, is_paused=body.is_paused), warnings)
 
 
-@act(
-    "schedule.changed",
-    "PATCH",
-    "/schedules/<name>",
-    problems=(*_CHANGED, _OUTSIDE),
-    unaudited=set(ScheduleDefinition.model_fields),
-    if_match=True,
-    has_version=True,
-    audited_as=_AUDITED_AS,
-)
+@_act("schedule.changed", "PATCH", "/schedules/<name>", problems=(*_CHANGED, _OUTSIDE), if_match=True)
 def change_schedule(call: Call, name: str, body: ScheduleChange) -> ChangedSchedule:
     """Change fields of a schedule; times after the change follow it.
 
@@ -143,15 +136,7 @@ def change_schedule(call: Call, name: str, body: ScheduleChange) -> ChangedSched
     return _changed(call, _save(call, schedule, {**schedule.overrides, **stored}, task=task), warnings)
 
 
-@act(
-    "schedule.replaced",
-    "PUT",
-    "/schedules/<name>",
-    problems=(ProblemCode.CHANGED, _OUTSIDE),
-    unaudited=set(ScheduleDefinition.model_fields),
-    has_version=True,
-    audited_as=_AUDITED_AS,
-)
+@_act("schedule.replaced", "PUT", "/schedules/<name>", problems=(ProblemCode.CHANGED, _OUTSIDE))
 def put_schedule(call: Call, name: str, body: WholeSchedule) -> ChangedSchedule:
     """Create a schedule, or replace all fields of one that people made. Whether it is paused does not change."""
     values = {field: getattr(body, field) for field in body.model_fields_set}
@@ -172,7 +157,7 @@ def put_schedule(call: Call, name: str, body: WholeSchedule) -> ChangedSchedule:
     return _changed(call, schedule, warnings)
 
 
-@act("schedule.reset", "POST", "/schedules/<name>/reset", problems=_CHANGED, has_version=True, audited_as=_AUDITED_AS)
+@_act("schedule.reset", "POST", "/schedules/<name>/reset", problems=_CHANGED)
 def reset_schedule(call: Call, name: str, body: ResetRequest) -> ScheduleDetail:
     """Undo what people changed of a schedule in code."""
     schedule = _reader(call).get(name)
@@ -185,14 +170,7 @@ def reset_schedule(call: Call, name: str, body: ResetRequest) -> ScheduleDetail:
     return _detail(call, _save(call, schedule, kept, task=schedule.task))
 
 
-@act(
-    "schedule.adopted",
-    "POST",
-    "/schedules/<name>/adopt",
-    problems=(*_CHANGED, ProblemCode.NOT_ORPHANED),
-    has_version=True,
-    audited_as=_AUDITED_AS,
-)
+@_act("schedule.adopted", "POST", "/schedules/<name>/adopt", problems=(*_CHANGED, ProblemCode.NOT_ORPHANED))
 def adopt_schedule(call: Call, name: str) -> ScheduleDetail:
     """Keep a schedule that no code declares any more: it becomes one of people and fires again."""
     schedule = _reader(call).get(name)
@@ -202,7 +180,7 @@ def adopt_schedule(call: Call, name: str) -> ScheduleDetail:
     return _detail(call, _save(call, schedule, definition, task=task, source=ScheduleSource.PEOPLE))
 
 
-@act("schedule.deleted", "DELETE", "/schedules/<name>", problems=_NOT_FOUND, audited_as=_AUDITED_AS)
+@_act("schedule.deleted", "DELETE", "/schedules/<name>", problems=_NOT_FOUND, has_version=False)
 def delete_schedule(call: Call, name: str) -> Deleted:
     """Delete a schedule and its firings; its jobs stay. A worker that starts makes it again if its code has it."""
     _reader(call).get(name)
@@ -213,24 +191,14 @@ def delete_schedule(call: Call, name: str) -> Deleted:
 # ── whether it fires ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@act(
-    "schedule.paused",
-    "POST",
-    "/schedules/<name>/pause",
-    problems=_NOT_FOUND,
-    unaudited={"reason"},
-    has_version=True,
-    audited_as=_AUDITED_AS,
-)
+@_act("schedule.paused", "POST", "/schedules/<name>/pause", problems=_NOT_FOUND)
 def pause_schedule(call: Call, name: str, body: PauseRequest) -> ScheduleDetail:
     """Pause a schedule: it makes no jobs. Those it has made are not affected."""
     _reader(call).get(name)
     return _detail(call, Schedules(call.executor).pause(name, reason=body.reason, changed_by=call.actor))
 
 
-@act(
-    "schedule.resumed", "POST", "/schedules/<name>/resume", problems=_CHANGED, has_version=True, audited_as=_AUDITED_AS
-)
+@_act("schedule.resumed", "POST", "/schedules/<name>/resume", problems=_CHANGED)
 def resume_schedule(call: Call, name: str, query: ResumeQuery) -> ScheduleDetail:
     """Resume a paused schedule from now on; with `catch_up` its rule applies to the times of the pause."""
     reader, schedules = _reader(call), Schedules(call.executor)
@@ -238,6 +206,7 @@ def resume_schedule(call: Call, name: str, query: ResumeQuery) -> ScheduleDetail
     if schedule.paused_at is None:
         call.event = None
         return reader.detail(schedule)
+    call.audit(catch_up=query.catch_up)
     definition, now = reader.definition(schedule), schedules.now()
     last_at, skipped = schedule.last_at or now, None
     if not query.catch_up and definition.timing is not None:
@@ -255,14 +224,7 @@ def resume_schedule(call: Call, name: str, query: ResumeQuery) -> ScheduleDetail
     return reader.detail(resumed)
 
 
-@act(
-    "schedule.run",
-    "POST",
-    "/schedules/<name>/run",
-    problems=(*_NOT_FOUND, ProblemCode.TIME_HAS_FIRED, _OUTSIDE),
-    unaudited=set(RunRequest.model_fields),
-    audited_as=_AUDITED_AS,
-)
+@_act("schedule.run", "POST", "/schedules/<name>/run", problems=_RUN_PROBLEMS, has_version=False)
 def run_schedule(call: Call, name: str, body: RunRequest) -> ScheduleRun:
     """Make a job of a schedule now, for the present or for another time. Also while it is paused."""
     reader, schedules = _reader(call), Schedules(call.executor)
