@@ -18,6 +18,7 @@ from tests.app.cli.test_watch import ON_A_TERMINAL
 from tests.support import Process, eventually
 from tests.support.databases import query_value
 from tests.support.processes import ROOT, clean_environment
+from tests.support.warm_commands import warm_commands
 
 TASKS = """
 import logging, time
@@ -113,16 +114,18 @@ def interrupted(home):
     return started
 
 
+@pytest.fixture(scope="module")
+def commands():
+    with warm_commands() as commands:
+        yield commands
+
+
 @pytest.fixture
-def ran(home):
+def ran(home, commands):
     """Run a command to its end: its output, its errors, and its exit code."""
 
     def done(*args, **env):
-        output = subprocess.run(
-            [sys.executable, "-m", "app", "run", *args],
-            cwd=home, env=environment(env), capture_output=True, text=True, timeout=100, check=False,
-        )  # fmt: skip
-        return output.stdout, output.stderr, output.returncode
+        return commands.run("run", *args, cwd=home, env=environment(env))
 
     return done
 
