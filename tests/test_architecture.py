@@ -76,7 +76,7 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
     "backfills": {"why.explain"},
     "bulk": {"jobs.commands", "jobs.job_search", "jobs.list_routes"},
     "graphs": {"jobs.job_history"},
-    "jobs": {"why.explain", "why.reasons"},
+    "jobs": {"bulk.acts", "why.explain", "why.reasons"},
     "metrics": {"limits.breakers"},
     "overview": {
         "doctor.facts",

@@ -12,15 +12,10 @@ from uuid import UUID
 from flask import Response
 from pydantic import Field
 
+from dataloader.app.acts.web import ActForms, ActRunner, refusing_form
 from dataloader.app.errors import BulkMismatch
-from dataloader.app.features.bulk.rows import (
-    MAX_PER_MINUTE,
-    BulkAction,
-    BulkOperation,
-    BulkOperations,
-    BulkState,
-    Redrive,
-)
+from dataloader.app.features.bulk.acts import BulkRequest, cancel_bulk_operation, start_bulk_operation
+from dataloader.app.features.bulk.rows import BulkAction, BulkOperation, BulkOperations, BulkState
 from dataloader.app.features.jobs.job_rows import STATES, JobRows
 from dataloader.app.features.jobs.job_search import (
     MAX_JOB_IDS,
@@ -31,26 +26,25 @@ from dataloader.app.features.jobs.job_search import (
     NotSortable,
     Sort,
 )
-from dataloader.app.features.jobs.list_routes import decode_cursor, encode_cursor
+from dataloader.app.features.jobs.list_routes import JobFilter, decode_cursor, encode_cursor
 from dataloader.app.features.jobs.state_counts import StateCounter
 from dataloader.app.features.queues.rows import Queues
-from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.jobs.acts import cancel_job, retry_job
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.log import mask_secret_fields
 from dataloader.app.queue.job import WAIT_STATES, Status
-from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.ui.base import (
     FormModel,
     FormText,
     InvalidForm,
     PageRenderer,
     parse_choice,
-    parse_priority,
     parse_time,
     redirect_to,
 )
+from dataloader.app.ui.forms import parse_number
 
 PAGE_SIZE = 50
 _SEARCH_BUDGET_SEC = 0.02  # of a page, which also counts
@@ -154,7 +148,7 @@ def create_jobs_page(site: Site) -> ApiBlueprint:
         """Preview a bulk action on the checked or all matching jobs, and start it when the preview is confirmed."""
         back_url = f"/jobs?{urlencode(_query_pairs(form.filter))}".rstrip("?")
         if form.row:
-            _act_on_row(queue, form.row)
+            _act_on_row(site.runner, form.row)
             counter.forget()
             return redirect_to(back_url)
         try:
@@ -167,7 +161,7 @@ def create_jobs_page(site: Site) -> ApiBlueprint:
         problem = None
         if form.expected:
             try:
-                operation = _start(bulk, action, job_filter, form)
+                operation = _start(site.runner, action, job_filter, form)
                 counter.forget()
                 return redirect_to(f"/bulk/{operation.bulk_id}")
             except InvalidForm as error:
@@ -202,11 +196,11 @@ def create_jobs_page(site: Site) -> ApiBlueprint:
             others=bulk.list(limit=10),
         )
 
-    @pages.action("/bulk/<uuid:bulk_id>/cancel", page_url="/bulk/{bulk_id}", problems=(ProblemCode.BULK_NOT_FOUND,))
-    def cancel_bulk(bulk_id: UUID) -> None:
-        """Stop a bulk operation; jobs that it has changed stay changed."""
-        bulk.cancel(bulk_id)
-
+    forms = ActForms(
+        pages=pages, runner=site.runner, page=show_bulk_operation, page_url="/bulk/{bulk_id}",
+        problems=(ProblemCode.BULK_NOT_FOUND,),
+    )  # fmt: skip
+    forms.add_button(cancel_bulk_operation.path, "cancel_bulk", cancel_bulk_operation)
     return pages.blueprint
 
 
@@ -318,36 +312,30 @@ def _selection(form: BulkForm) -> str:
     return urlencode({"job_id": ",".join(map(str, form.job_id))})
 
 
-def _start(bulk: BulkOperations, action: BulkAction, job_filter: Filter, form: BulkForm) -> BulkOperation:
-    priority = parse_priority(form.priority) if action is BulkAction.REPRIORITISE else None
-    if action is BulkAction.REPRIORITISE and priority is None:
-        raise InvalidForm.at_field("priority", "is required to change the priority")
-    return bulk.start(
-        action,
-        job_filter,
-        expected=int(form.expected),
-        priority=priority,
-        redrive=_parse_redrive(form.per_minute) if action is BulkAction.REDRIVE else None,
-        requested_by=current_actor().name,
-    )
+def _start(runner: ActRunner, action: BulkAction, job_filter: Filter, form: BulkForm) -> BulkOperation:
+    """Raises InvalidForm."""
+    fields = {
+        BulkAction.REPRIORITISE: {"priority": parse_number(form.priority)},
+        BulkAction.REDRIVE: {"per_minute": parse_number(form.per_minute)},
+    }
+    with refusing_form():
+        filter_fields = JobFilter.from_filter(job_filter)
+        values = {"action": action, "filter": filter_fields, "expected": int(form.expected), **fields.get(action, {})}
+        operation: BulkOperation = runner.perform(start_bulk_operation, {}, BulkRequest.model_validate(values))
+    return operation
 
 
-def _act_on_row(queue: JobQueue, raw: str) -> None:
+def _act_on_row(runner: ActRunner, raw: str) -> None:
     """Cancel or retry one job. Raises InvalidForm."""
     action, _, job_id = raw.partition(" ")
-    act = {"cancel": queue.cancel, "retry": queue.retry}.get(action)
+    act = {"cancel": cancel_job, "retry": retry_job}.get(action)
     try:
         if act is None:
             raise ValueError(action)
-        act(UUID(job_id))
+        UUID(job_id)
     except ValueError:
         raise InvalidForm(f"Unknown action {raw[:100]!r}; expected cancel or retry, and the id of a job.") from None
-
-
-def _parse_redrive(raw: str) -> Redrive:
-    if not raw.strip().isdecimal() or not 1 <= int(raw) <= MAX_PER_MINUTE:
-        raise InvalidForm.at_field("per_minute", f"{raw!r} is not a whole number from 1 to {MAX_PER_MINUTE}")
-    return Redrive(per_minute=int(raw))
+    runner.perform(act, {"job_id": job_id})
 
 
 def _undo_filter(operation: BulkOperation) -> str | None:

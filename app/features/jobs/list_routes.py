@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 from uuid import UUID
 
 from pydantic import AfterValidator, Field, create_model
@@ -109,6 +109,16 @@ class JobFilter(QueryModel):
             min_length=1, max_length=_MAX_SEARCH_LENGTH, description="Only jobs with this text in their args or error."
         ),
     ] = None
+
+    @classmethod
+    def from_filter(cls, job_filter: Filter) -> Self:
+        """Raises ValidationError."""
+        fields = {
+            name: ",".join(map(str, value)) if isinstance(value, list)
+            else value.isoformat() if isinstance(value, datetime) else value
+            for name, value in job_filter.to_dict().items()
+        }  # fmt: skip
+        return cls.model_validate(fields)
 
     def to_filter(self) -> Filter:
         fields = {name: getattr(self, name) for name in JobFilter.model_fields if name not in ("status", "job_id")}

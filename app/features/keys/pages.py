@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from flask import Response, request
-from pydantic import ConfigDict, Field
+from flask import Response
 
-from dataloader.app.errors import InvalidApiKey, NoOperatorKey
-from dataloader.app.http.auth.api_keys import ApiKey, ApiKeys, NewApiKey, Scope
+from dataloader.app.acts.web import ActForms, Choice
+from dataloader.app.features.keys.acts import CreatedKey, create_key, revoke_key
+from dataloader.app.http.auth.api_keys import ApiKeys, Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
-from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer
-from dataloader.app.ui.forms import parse_duration
+from dataloader.app.ui.base import PageRenderer
 
-_SCOPE = "scope-"  # what the names of the check boxes begin with, before the scope
 _SCOPE_MEANINGS = {
     Scope.READ: "read jobs, args, logs and statistics",
     Scope.TRIGGER: "trigger jobs and read their status",
     Scope.OPERATE: "cancel, retry, edit, read the audit; includes read and trigger",
     Scope.ADMIN: "everything, also keys, webhooks and settings",
 }
-
-
-class KeyForm(FormModel):
-    """A new key: a field `scope-NAME` for each scope."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: FormText = Field(description="The team or program that will use it.")
-    tasks: FormText = Field("", description="The tasks that it may trigger, separated by commas; empty: all.")
-    queues: FormText = Field("", description="The queues that it may use, separated by commas; empty: all.")
-    expires: FormText = Field("", description="How long it is valid, such as 90d; empty: until it is revoked.")
-
-
-class RevokeForm(FormModel):
-    """The key to revoke."""
-
-    key_id: FormText = Field(min_length=1, description="The id of the key.")
 
 
 def create_keys_page(site: Site) -> ApiBlueprint:
@@ -58,51 +39,17 @@ def create_keys_page(site: Site) -> ApiBlueprint:
             can_change=keys.can_change(),
         )
 
-    @pages.action("/keys", form=KeyForm, page_url="/keys", page=show_keys, scope=Scope.ADMIN)
-    def submit_key(form: KeyForm) -> Response:
-        """Create a key, and show it once."""
-        try:
-            created, token = keys.create(_parse_key(form), allow_lockout=False)
-        except NoOperatorKey as error:
-            raise InvalidForm(
-                f"{error}, and this one would have none. As soon as there is a key, every caller needs one. Create one "
-                "with operate or admin first."
-            ) from None
-        except InvalidApiKey as error:
-            raise InvalidForm(str(error)) from None
-        return _show_token(created, token)
-
-    @pages.action("/keys/revoke", form=RevokeForm, page_url="/keys", page=show_keys, scope=Scope.ADMIN)
-    def submit_key_revocation(form: RevokeForm) -> None:
-        """Revoke a key; its sessions end with it."""
-        try:
-            keys.revoke(form.key_id, allow_lockout=False)
-        except NoOperatorKey as error:
-            raise InvalidForm(f"{error}. Create another one first, or use `dataloader keys revoke`.") from None
-
-    def _show_token(key: ApiKey, token: str) -> Response:
+    def show_token(created: CreatedKey) -> Response:
         return pages.render(
             "secret.html",
             what="API key",
-            name=f"{key.name}, {', '.join(key.scopes)}",
-            secret=token,
+            name=f"{created.key.name}, {', '.join(created.key.scopes)}",
+            secret=created.token,
             use="Callers send it as Authorization: Bearer KEY. From now on every caller needs a key.",
             next_url="/keys",
         )
 
+    forms = ActForms(pages=pages, runner=site.runner, page=show_keys, page_url="/keys")
+    forms.add("/keys", "submit_key", Choice(act=create_key, boxes=("scopes",), respond=show_token))
+    forms.add("/keys/revoke", "submit_key_revocation", Choice(act=revoke_key))
     return pages.blueprint
-
-
-def _parse_key(form: KeyForm) -> NewApiKey:
-    return NewApiKey(
-        name=form.name.strip(),
-        scopes=frozenset(scope for scope in Scope if f"{_SCOPE}{scope}" in request.form),
-        created_by=current_actor().name,
-        tasks=_parse_names(form.tasks),
-        queues=_parse_names(form.queues),
-        ttl_sec=parse_duration("expires", form.expires),
-    )
-
-
-def _parse_names(raw: str) -> frozenset[str] | None:
-    return frozenset(filter(None, (name.strip() for name in raw.split(",")))) or None

@@ -39,7 +39,7 @@ def test_key_is_created_shown_once_listed_and_revoked(client, keys):
     keys.create(NewApiKey(name="boss", scopes=frozenset({Scope.ADMIN}), created_by="test"))
 
     made = client.post(
-        "/keys", data={"name": "billing", "scope-trigger": "yes", "tasks": "load.sales, load.rates", "expires": "90d"}
+        "/keys", data={"name": "billing", "scopes": "trigger", "tasks": "load.sales, load.rates", "ttl_sec": "90d"}
     )
 
     assert made.status_code == 200
@@ -57,10 +57,10 @@ def test_key_is_created_shown_once_listed_and_revoked(client, keys):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": "first", "scope-read": "yes"}, "would have none"),
+        ({"name": "first", "scopes": "read"}, "would have none"),
         ({"name": "none"}, "needs a scope"),
-        ({"name": "", "scope-admin": "yes"}, "printable text"),
-        ({"name": "odd", "scope-admin": "yes", "tasks": "t"}, "limit what a key may trigger"),
+        ({"name": "", "scopes": "admin"}, "printable text"),
+        ({"name": "odd", "scopes": "admin", "tasks": "t"}, "limit what a key may trigger"),
     ],
 )
 def test_refused_key_is_explained_and_not_created(client, keys, values, message):
@@ -71,9 +71,9 @@ def test_refused_key_is_explained_and_not_created(client, keys, values, message)
 
 
 def test_refused_lifetime_is_marked_at_its_field(client, keys):
-    refused = client.post("/keys", data={"name": "a", "scope-admin": "yes", "expires": "long"})
+    refused = client.post("/keys", data={"name": "a", "scopes": "admin", "ttl_sec": "long"})
 
-    assert (refused.status_code, 'id="submit_key-expires-error"' in refused.text) == (422, True)
+    assert (refused.status_code, 'id="submit_key-ttl_sec-error"' in refused.text) == (422, True)
 
 
 def test_last_operator_key_is_not_revoked_by_the_page(client, keys):
@@ -90,6 +90,6 @@ def test_pages_of_administrators_need_the_scope_admin(guarded):
     operator = guarded(Scope.OPERATE)
 
     assert operator.get("/keys").status_code == 403
-    assert operator.post("/keys", data={"name": "a", "scope-admin": "yes"}).status_code == 403
+    assert operator.post("/keys", data={"name": "a", "scopes": "admin"}).status_code == 403
     assert operator.post("/webhooks", data={"url": "https://hooks.example.com/x"}).status_code == 403
     assert guarded(Scope.ADMIN).get("/keys").status_code == 200
