@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
@@ -98,16 +98,6 @@ def completion(*, shell: str) -> None:
 
 
 COMMANDS = {"Settings and access": (completion,)}
-
-
-def iter_options(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Option]]:
-    """Yield every option of a command and of its subcommands, with their path."""
-    yield from ((path, parameter) for parameter in command.params if isinstance(parameter, click.Option))
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            if (below := command.get_command(context, name)) is not None:
-                yield from iter_options(below, (*path, name))
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -110,19 +110,17 @@ def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-class Seconds(Parsed[float]):
-    """Seconds as a number, or a text with units such as 90s, 5m or 1h 30m."""
+def seconds(min_sec: float = 0.0, *, min_open: bool = False) -> Parsed[float]:
+    """The type of seconds as a number, or a text with units such as 90s, 5m or 1h 30m."""
 
-    def __init__(self, min_sec: float = 0.0, *, min_open: bool = False) -> None:
-        super().__init__("duration", self._seconds)
-        self._min_sec, self._min_open = min_sec, min_open
-
-    def _seconds(self, raw: str) -> float:
-        seconds = parse_duration(raw)
-        if seconds < self._min_sec or (self._min_open and seconds == self._min_sec):
-            bound = f"more than {self._min_sec:g}" if self._min_open else f"{self._min_sec:g} or more"
+    def parse(raw: str) -> float:
+        value = parse_duration(raw)
+        if value < min_sec or (min_open and value == min_sec):
+            bound = f"more than {min_sec:g}" if min_open else f"{min_sec:g} or more"
             raise ValueError(f"{raw!r} is not {bound} seconds")
-        return int(seconds) if seconds.is_integer() else seconds
+        return int(value) if value.is_integer() else value
+
+    return Parsed("duration", parse)
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ def _required_job_id(raw: str) -> UUID | PartOfId:
 NUMBER, POSITIVE, ID = click.IntRange(min=0), click.IntRange(min=1), click.UUID
 TEXT_FILE = click.File("r", encoding="utf-8")
 TIME, OBJECT, JOB_ID = Parsed("time", parse_time), Parsed("json", parse_object), Parsed("id", _required_job_id)
-SECONDS, DURATION = Seconds(), Seconds(1)
+SECONDS, DURATION = seconds(), seconds(1)
 _METAVARS = {
     click.IntRange: "NUMBER",
     click.FloatRange: "NUMBER",

@@ -36,9 +36,9 @@ from dataloader.app.cli.parsing import (
     Option,
     Parsed,
     PartOfId,
-    Seconds,
     json_option,
     option,
+    seconds,
 )
 from dataloader.errors import NotFound, ServiceFault, ServiceUnavailable
 
@@ -142,7 +142,7 @@ def _reject_key_argument(ctx: click.Context, param: click.Parameter, value: str 
 @click.command()
 @option("--url", "service_url", envvar="DL_URL", default=DEFAULT_URL, type=Parsed("url", parse_url),
         show_default=True, show_envvar=True, help="The address of the service.")  # fmt: skip
-@option("--timeout", type=Seconds(min_open=True), default=10, show_default=True,
+@option("--timeout", type=seconds(min_open=True), default=10, show_default=True,
         help="How long to wait for one answer.")  # fmt: skip
 @option("--retry-timeout", type=SECONDS, default=RETRY_TIMEOUT_SEC, show_default=True,
         help="How long to repeat a request that gets no answer, where that is safe; 0: once.")  # fmt: skip

@@ -18,64 +18,7 @@ _SHIPPED_FOLDER = "pipelines"  # of a checkout of dataloader itself
 _SHIPPED_PACKAGE = "dataloader.pipelines"
 _DEFAULT_PACKAGE = "my_pipelines"  # of any other project
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*")
-
-_MODULE_TEMPLATE = '''"""{task}: write here what it loads, from where, and into what."""
-
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
-from dataloader import Args, Context, Progress, register
-
-
-@register("{task}")
-def {function}(args: Args, ctx: Context) -> Iterator[Any]:
-    days = args.get("days", [])
-    for done, day in enumerate(days, 1):
-        ctx.log.info("day loaded", day=day, rows=_load(day))
-        yield Progress(done, len(days), "days")
-    return {{"days": len(days)}}
-
-
-def _load(day: str) -> int:
-    """Load one day so that loading it twice changes nothing; returns how many rows there were."""
-    return len(day)  # … yours …
-'''
-
-_TEST_TEMPLATE = '''"""Run it with `python -m unittest {path}`; pytest runs it too."""
-
-from __future__ import annotations
-
-import unittest
-
-from {module} import {function}
-
-from dataloader import Stop
-from dataloader.testing import FakeContext, run
-
-DAYS = {{"days": ["2030-01-30", "2030-01-31"]}}
-
-
-class {case}(unittest.TestCase):
-    def test_loads_each_day_and_reports_progress(self) -> None:
-        ctx = FakeContext()
-
-        self.assertEqual(run({function}, DAYS, ctx), {{"days": 2}})
-        self.assertEqual(ctx.progresses[-1], {{"processed": 2, "total": 2, "unit": "days"}})
-        self.assertEqual([line.fields["day"] for line in ctx.logs], DAYS["days"])
-
-    def test_stop_ends_it_between_two_days(self) -> None:
-        ctx = FakeContext(stop_after=0)
-
-        with self.assertRaises(Stop):
-            run({function}, DAYS, ctx)
-        self.assertEqual(len(ctx.logs), 1)
-
-
-if __name__ == "__main__":
-    unittest.main()
-'''
+_TEMPLATES = Path(__file__).with_name("templates")
 
 
 def parse_name(raw: str) -> str:
@@ -116,9 +59,10 @@ def new_pipeline(*, name: str, folder: Path | None) -> None:
         exist = "exist" if len(existing) > 1 else "exists"
         raise click.UsageError(f"{' and '.join(existing)} {exist} already; choose another name, or remove it first")
     case = "".join(part.title() for part in function.split("_")) + "Test"
+    names = {"task": name, "function": function, "module": f"{package}.{function}", "path": test, "case": case}
+    templates = {module: "pipeline.py.txt", test: "test_pipeline.py.txt"}
     contents = {
-        module: _MODULE_TEMPLATE.format(task=name, function=function),
-        test: _TEST_TEMPLATE.format(path=test, module=f"{package}.{function}", function=function, case=case),
+        path: (_TEMPLATES / file).read_text(encoding="utf-8").format(**names) for path, file in templates.items()
     }
     if not os.path.exists(folder / "__init__.py"):
         contents = {folder / "__init__.py": '"""Pipelines of our own."""\n', **contents}

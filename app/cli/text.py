@@ -11,7 +11,6 @@ from dataloader.app.wording import format_outside_calendar, is_outside_calendar,
 
 Payload = Mapping[str, Any]
 
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _MAX_ERROR_LENGTH = 300
 _MAX_AMOUNT = 1e15  # a larger float is no longer exact; such a progress is shown as it came
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 
 import click
@@ -10,7 +11,7 @@ import pytest
 
 from dataloader import NotFound
 from dataloader.app.cli import generate
-from dataloader.app.cli.command import GROUPS, INDEX_FILE, cli, iter_options, main
+from dataloader.app.cli.command import GROUPS, INDEX_FILE, cli, main
 from dataloader.app.cli.exit_codes import ExitCode, error_report
 from dataloader.app.cli.operations import OPERATIONS_FILE
 from dataloader.app.errors import DatabaseUnavailable, DataloaderError, EmbeddedServerError, PortTaken, SchemaMissing
@@ -154,6 +155,16 @@ def test_what_a_service_says_does_not_act_on_the_terminal(run, service):
     for refused in (run("jobs"), run("jobs", "--json")):
         assert refused.exit_code == 4
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(refused.stderr)
+
+
+def iter_options(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Option]]:
+    """Yield every option of a command and of its subcommands, with their path."""
+    yield from ((path, parameter) for parameter in command.params if isinstance(parameter, click.Option))
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            if (below := command.get_command(context, name)) is not None:
+                yield from iter_options(below, (*path, name))
 
 
 OPTIONS = [(" ".join((*path, option.opts[-1])), option) for path, option in iter_options(cli) if not option.hidden]
