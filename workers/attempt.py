@@ -247,8 +247,11 @@ class Attempt(JobContext):
     def _run_task(self, task: Task, args: dict[str, Any]) -> Outcome:
         try:
             self.owns_connections = task.options.connection_check
-            with _command_line(task, args), self.owning_connections():
-                result = run_task(task, args, self)
+            if task.options.argv is None:
+                result = self.run_owning_connections(lambda: run_task(task, args, self))
+            else:
+                with _command_line(task, args):
+                    result = self.run_owning_connections(lambda: run_task(task, args, self))
         except BaseException as error:
             return self._outcome_of_error(error, task)
         return success(result)
@@ -343,9 +346,6 @@ def _load_json(name: str, text: str) -> Any:
 @contextmanager
 def _command_line(task: Task, args: dict[str, Any]) -> Iterator[None]:
     """Set sys.argv for a `main()` that runs without a process of its own: on a terminal or in a test."""
-    if task.options.argv is None:
-        yield
-        return
     before = sys.argv
     sys.argv = [task.name, *task.command_line(args)]
     try:

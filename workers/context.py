@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 from uuid import UUID
 
@@ -29,7 +30,7 @@ from dataloader.pipelines.context import (
 )
 from dataloader.pipelines.json_values import MAX_CHECKPOINT_BYTES
 from dataloader.pipelines.reported_state import ReportedState
-from dataloader.workers.connections.own_sessions import OwnSession, owned_by
+from dataloader.workers.connections.own_sessions import OwnSession, reset_owner, set_owner
 from dataloader.workers.connections.task_connections import TaskConnections
 from dataloader.workers.follow_ups import FollowUps
 from dataloader.workers.reports.secrets import NO_REDACTION, Redactor
@@ -78,8 +79,12 @@ class JobContext(StoppableContext):
         self.reported, self.stop_signal = ReportedState(), StopSignal()
         self._lock = threading.Lock()
         self._offload_lock = threading.Lock()  # held while one of the pipeline's threads uses the connection for them
-        self._follow_ups = FollowUps(self)  # the pipeline's thread alone, as the next
-        self.parents: Mapping[str, Upstream] | None = None  # None: not read yet
+        self.parents: Mapping[str, Upstream] | None = None  # None: not read yet; the pipeline's thread alone
+
+    @cached_property
+    def _follow_ups(self) -> FollowUps:
+        """Used by the pipeline's thread alone."""
+        return FollowUps(self)
 
     # ── the contract ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -217,13 +222,14 @@ class JobContext(StoppableContext):
 
     # ── of the connections that the task opens by itself ────────────────────────────────────────────────────────
 
-    @contextmanager
-    def owning_connections(self) -> Iterator[None]:
+    def run_owning_connections(self, function: Callable[[], Any]) -> Any:
+        """Call the function; the connections that it opens are the attempt's."""
         is_owner = self.owns_connections and self.settings.connection_settings is not None
+        token = set_owner(self if is_owner else None)
         try:
-            with owned_by(self if is_owner else None):
-                yield
+            return function()
         finally:
+            reset_owner(token)
             self.has_task_ended = True
 
     def own_application_name(self) -> str:
@@ -277,7 +283,8 @@ class JobContext(StoppableContext):
     @property
     def reports(self) -> Reports | None:
         """The checks and datasets that were reported, if any."""
-        return Reports(self.reported.checks, self.reported.datasets) or None
+        checks, datasets = self.reported.checks, self.reported.datasets
+        return Reports(checks, datasets) if checks or datasets else None
 
 
 _logged_targets: set[str] = set()  # added to by any attempt's thread

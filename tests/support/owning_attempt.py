@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -10,7 +11,7 @@ import psycopg
 import psycopg2
 
 from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
-from dataloader.workers.connections.own_sessions import OwnSession
+from dataloader.workers.connections.own_sessions import Owner, OwnSession, reset_owner, set_owner
 from dataloader.workers.connections.task_connections import TaskConnections
 from tests.support.real_service import query_rows
 from tests.support.waiting import eventually
@@ -40,6 +41,16 @@ class OwningAttempt:
 
     def report_unchecked(self, target: str, error: str) -> None:
         self.unchecked.append(error)
+
+
+@contextmanager
+def owned_by(owner: Owner | None) -> Iterator[None]:
+    """What this thread opens in the block is the owner's."""
+    token = set_owner(owner)
+    try:
+        yield
+    finally:
+        reset_owner(token)
 
 
 def error_code(call: Callable[[], Any]) -> str:

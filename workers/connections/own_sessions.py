@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, Protocol
@@ -84,14 +83,13 @@ _LIBRARY_POOL = _LibraryPool()
 _POOL_ORIGIN = _Origin(_LIBRARY_POOL)
 
 
-@contextmanager
-def owned_by(owner: Owner | None) -> Iterator[None]:
-    """Give the connections that this thread opens in the block, and the threads that it starts, to the owner."""
-    token = _CURRENT.set(None if owner is None else _Origin(owner))
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
+def set_owner(owner: Owner | None) -> Token[_Origin | None]:
+    """Give the connections that this thread opens from now on, and the threads that it starts, to the owner."""
+    return _CURRENT.set(None if owner is None else _Origin(owner))
+
+
+def reset_owner(token: Token[_Origin | None]) -> None:
+    _CURRENT.reset(token)
 
 
 def _current_origin() -> _Origin | None:

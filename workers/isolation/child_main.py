@@ -79,8 +79,7 @@ class IsolatedProgram(ChildProgram):
         super().__init__(parent, spec, context)
 
     def run(self) -> dict[str, Any]:
-        with self.context.owning_connections():
-            message = super().run()
+        message: dict[str, Any] = self.context.run_owning_connections(super().run)
         is_settled = self.context.connections is not None and self.context.connections.settled
         return {"kind": "settled"} if is_settled else message
 

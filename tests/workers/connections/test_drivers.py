@@ -21,10 +21,9 @@ from psycopg2.pool import ThreadedConnectionPool
 from dataloader.app.errors import SessionsRefused
 from dataloader.workers.connections import own_connections
 from dataloader.workers.connections.own_connections import wrap_drivers
-from dataloader.workers.connections.own_sessions import owned_by
 from dataloader.workers.connections.task_connections import is_connection_loss
 from tests.support import eventually
-from tests.support.owning_attempt import QUERY_CANCELED, SLEEP, SLEEPING, OwningAttempt, cancel, error_code
+from tests.support.owning_attempt import QUERY_CANCELED, SLEEP, SLEEPING, OwningAttempt, cancel, error_code, owned_by
 from tests.support.real_service import query_rows
 
 SHOW = "SELECT current_setting('application_name'), current_setting('client_connection_check_interval')"

@@ -23,9 +23,8 @@ from psycopg2.extensions import parse_dsn
 
 from dataloader.app.errors import SessionsRefused
 from dataloader.workers.connections.own_connections import wrap_drivers
-from dataloader.workers.connections.own_sessions import owned_by
 from tests.support import eventually
-from tests.support.owning_attempt import QUERY_CANCELED, SLEEP, SLEEPING, OwningAttempt, cancel, error_code
+from tests.support.owning_attempt import QUERY_CANCELED, SLEEP, SLEEPING, OwningAttempt, cancel, error_code, owned_by
 from tests.support.real_service import query_rows
 
 NAME = "SELECT current_setting('application_name')"
