@@ -52,6 +52,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Self
 from uuid import UUID
 
 
@@ -343,6 +344,10 @@ class InvalidJob(DataloaderError):
     def __init__(self, message: str, *, field: str = "") -> None:
         super().__init__(message)
         self.field = field  # of the request, if the database names it
+
+    @classmethod
+    def at_field(cls, field: str | None, problem: str | None) -> Self:
+        return cls(f"{field}: {problem}" if field else problem or "", field=field or "")
 
 
 class WaitRefused(InvalidJob):

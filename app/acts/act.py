@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import BaseModel
 
@@ -24,6 +24,9 @@ from dataloader.app.db.statements import Executor
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.options import WebOptions
 from dataloader.pipelines.contract import Pipelines
+
+if TYPE_CHECKING:
+    from dataloader.app.http.jobs.job_maker import JobMaker
 
 _PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 
@@ -37,6 +40,7 @@ class Call:
     names: NameCheck
     pipelines: Pipelines
     options: WebOptions
+    jobs: JobMaker
     event: str | None  # of the audit line, by default the act's name; None: nothing was changed, so there is no line
     strict: bool = False  # refuse the name of a queue or task that is not known
     if_version: str | None = None  # change what has this version, and nothing else

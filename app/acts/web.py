@@ -14,8 +14,9 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from dataloader.app.acts.act import Act, Call, parameters_of
 from dataloader.app.acts.known_names import NameCheck
 from dataloader.app.db.statements import Executor
-from dataloader.app.errors import NameNotFound
+from dataloader.app.errors import NameNotFound, QueueDraining
 from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.jobs.job_maker import JobMaker
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.middleware import audit_action
 from dataloader.app.http.options import WebOptions
@@ -30,8 +31,8 @@ from dataloader.pipelines.contract import Pipelines
 class ActRunner:
     """Performs acts in the request that is being handled."""
 
-    def __init__(self, executor: Executor, pipelines: Pipelines, options: WebOptions) -> None:
-        self._executor, self._pipelines, self._options = executor, pipelines, options
+    def __init__(self, executor: Executor, pipelines: Pipelines, options: WebOptions, jobs: JobMaker) -> None:
+        self._executor, self._pipelines, self._options, self._jobs = executor, pipelines, options, jobs
         self._names = NameCheck(executor, pipelines)
 
     def perform(
@@ -50,6 +51,7 @@ class ActRunner:
             names=self._names,
             pipelines=self._pipelines,
             options=self._options,
+            jobs=self._jobs,
             event=act.name,
             strict=strict,
             if_version=if_version,
@@ -178,7 +180,8 @@ class ActForms:
         body, query = choice.parse_requests(form, path, self.pages.formatter.zone)
         with refusing_form():
             strict = choice.refuses_names and form.create != "yes"
-            result = self.runner.perform(choice.act, path, body, query=query, strict=strict)
+            version = (form.version or None) if choice.act.if_match else None
+            result = self.runner.perform(choice.act, path, body, query=query, strict=strict, if_version=version)
         return None if choice.respond is None else choice.respond(result)
 
 
@@ -195,6 +198,8 @@ def refusing_form(form_field: Callable[[str], str] = str) -> Iterator[None]:
     except (InvalidRequest, ValidationError) as error:
         errors = error.errors if isinstance(error, InvalidRequest) else field_errors(error)
         raise InvalidForm.from_errors(FieldError(form_field(each.field), each.message) for each in errors) from None
+    except QueueDraining as error:
+        raise InvalidForm.at_field("queue", str(error)) from None
     except RequestRejected as error:
         raise InvalidForm(str(error) or error.code.description) from None
 
@@ -210,6 +215,8 @@ def _form_model(choices: Collection[Choice], default: str | None, in_path: Seque
         fields |= {name: (list[FormText], Field([], description="The ticked boxes.")) for name in choice.boxes}
     if len(choices) > 1:
         fields["action"] = (FormText, Field(... if default is None else default, description="What to do."))
+    if any(choice.act.if_match for choice in choices):
+        fields["version"] = (FormText, Field("", description="The version that the form shows."))
     if any(choice.confirm for choice in choices):
         fields["confirmed"] = (FormText, Field("", description="yes: do what cannot be undone."))
     if any(choice.refuses_names for choice in choices):

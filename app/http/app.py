@@ -24,6 +24,7 @@ from dataloader.app.http.caches import KeyCache, QueueSettingsCache
 from dataloader.app.http.docs import create_docs_blueprint
 from dataloader.app.http.feedback import create_feedback_blueprint
 from dataloader.app.http.health import Probe, create_health_blueprint
+from dataloader.app.http.jobs.job_maker import JobMaker
 from dataloader.app.http.jobs.routes import JobIdConverter, create_jobs_blueprint
 from dataloader.app.http.jobs.watcher import JobWatcher
 from dataloader.app.http.links import LazyRule, NameConverter, quote_in_template
@@ -67,18 +68,19 @@ def create_app(
     """
     closing = closing or threading.Event()
     own_worker = None if probe is None else _own_worker(options, pipelines)
+    queue_settings = QueueSettingsCache(QueueControl(queue.executor), own_worker)
+    maker = JobMaker(queue, pipelines, queue_settings, tracer)
     site = Site(
         queue=queue,
         pipelines=pipelines,
         options=options,
         features=features,
-        queue_settings=QueueSettingsCache(QueueControl(queue.executor), own_worker),
+        jobs=maker,
         watcher=JobWatcher(options.max_waiters, closing),
-        runner=ActRunner(queue.executor, pipelines, options),
+        runner=ActRunner(queue.executor, pipelines, options, maker),
         closing=closing,
         pool=pool,
         probe=probe,
-        tracer=tracer,
     )
     app = _create_flask(site)
     request_metrics, authenticator = RequestMetrics(site.registry), _make_authenticator(keys, options)

@@ -306,7 +306,7 @@ def problem_response(error: Exception, request_id: str, *, is_read: bool = False
             headers = error.headers
             problem.update(error.fields)
         case errors.InvalidJob() if error.field:
-            message = str(error).removeprefix("PostgreSQL refused a value: ").removeprefix(f"{error.field} ")
+            message = str(error).removeprefix("PostgreSQL refused a value: ").removeprefix(error.field).lstrip(": ")
             problem["errors"] = [FieldError(error.field, message)]
         case errors.IdempotencyConflict() if error.job_id is not None:
             problem |= {"instance": f"/api/v1/jobs/{error.job_id}", "job_id": str(error.job_id)}

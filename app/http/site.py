@@ -13,11 +13,10 @@ from dataloader.app.acts.feature import Feature, NavLink
 from dataloader.app.acts.web import ActRunner
 from dataloader.app.db.pool import Pool
 from dataloader.app.db.statements import Executor
-from dataloader.app.http.caches import QueueSettingsCache
+from dataloader.app.http.jobs.job_maker import JobMaker
 from dataloader.app.http.jobs.watcher import JobWatcher
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.tracing import Tracer
 from dataloader.pipelines.contract import Pipelines
 
 T = TypeVar("T")
@@ -31,14 +30,13 @@ class Site:
     pipelines: Pipelines
     options: WebOptions
     features: Sequence[Feature]
-    queue_settings: QueueSettingsCache
+    jobs: JobMaker
     watcher: JobWatcher
     runner: ActRunner
     closing: threading.Event  # ends waiting requests and streams
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     pool: Pool | None = None
     probe: Callable[[], Mapping[str, Any]] | None = None
-    tracer: Tracer | None = None
     _shared: dict[Callable[..., Any], Any] = field(default_factory=dict, repr=False)
 
     @property

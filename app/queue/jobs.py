@@ -77,7 +77,7 @@ class JobQueue(JobRecords, Upkeep):
         """Create a job that waits for others, or that may change a queued one."""
         (outcome,) = enqueue_batch(self.executor, [job])
         if outcome.outcome is Outcome.INVALID:
-            raise InvalidJob(f"PostgreSQL refused a value: {outcome.field} {outcome.detail}", field=outcome.field or "")
+            raise InvalidJob.at_field(outcome.field, outcome.detail)
         if outcome.job_id is None or outcome.status is None:
             raise ValueError(f"the database answered {outcome.outcome} without a job")
         if outcome.outcome is Outcome.CONFLICT:

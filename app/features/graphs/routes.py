@@ -18,7 +18,6 @@ from dataloader.app.http.jobs.trigger_request import (
     JobRequest,
     ParentEnd,
     trigger_request_model,
-    validate_args,
 )
 from dataloader.app.http.json_io import MAX_JSON_DEPTH, FieldError
 from dataloader.app.http.middleware import audit_action
@@ -97,9 +96,9 @@ class GraphResponse:
 
 
 def create_graphs_blueprint(site: Site) -> ApiBlueprint:
-    queue, pipelines, options, queue_settings = site.queue, site.pipelines, site.options, site.queue_settings
+    queue, options = site.queue, site.options
     blueprint = ApiBlueprint("graphs", "/api/v1", MAX_JSON_DEPTH + 2, problems=DATABASE_PROBLEMS)
-    model, graphs = trigger_request_model(options, pipelines, has_live_keys=False), Graphs(queue.executor)
+    model, graphs = trigger_request_model(options, site.pipelines, has_live_keys=False), Graphs(queue.executor)
 
     @blueprint.post(
         "/graphs",
@@ -148,11 +147,11 @@ def create_graphs_blueprint(site: Site) -> ApiBlueprint:
             found += field_errors(error)
         try:
             request: JobRequest = model.model_validate(fields)
-            current_actor().require_trigger(request.task, request.queue)
-            queue_settings.reject_if_draining(request.queue)
-            found += validate_args(pipelines.get(request.task), request.args, parents=keys)
+            site.jobs.check(task=request.task, queue=request.queue, args=request.args, parent_keys=keys)
         except ValidationError as error:
             found += field_errors(error)
+        except InvalidRequest as error:
+            found += error.errors
         errors += [FieldError(f"{path}.{error.field}", error.message) for error in found]
         if found:
             return None

@@ -178,9 +178,9 @@ class Graphs:
         rows = self._execute("fan_out", {"jobs": encode_requests(requests), "on": on, "need": need})
         for job, (outcome, job_id, field, detail) in zip(requests, rows, strict=True):
             if outcome == Outcome.INVALID:
-                raise InvalidJob(f"{field} {detail}", field=field or "")
+                raise InvalidJob.at_field(field, detail)
             if outcome == Outcome.CONFLICT:
-                raise IdempotencyConflict(job.idempotency_key or "", as_uuid(job_id))
+                raise IdempotencyConflict(job.unique_key, as_uuid(job_id))
         ids = [as_uuid(row[1]) for row in rows]
         return ids[:-1], ids[-1]
 

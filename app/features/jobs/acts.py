@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from dataloader.app.acts.act import Call, act
-from dataloader.app.errors import QueueDraining
 from dataloader.app.features.jobs.edits import JobEditor
-from dataloader.app.features.jobs.job_detail import JobReader
-from dataloader.app.features.queues.rows import Queues
-from dataloader.app.http.auth.guard import current_actor
-from dataloader.app.http.jobs.trigger_request import TriggerResponse, validate_args
-from dataloader.app.http.jobs.visible_jobs import enqueue_visible
+from dataloader.app.features.jobs.job_detail import JobDetail, JobReader, masked_detail
+from dataloader.app.http.jobs.trigger_request import TriggerResponse, short_lease_message, validate_args
+from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.problems import InvalidRequest, ProblemCode
-from dataloader.app.http.schemas import BodyModel, Name, PositiveInt, Priority, Timestamp, parse_job_id
+from dataloader.app.http.schemas import (
+    BodyModel,
+    IndexedText,
+    Name,
+    PositiveInt,
+    Priority,
+    RetryPolicy,
+    Timestamp,
+    parse_job_id,
+    require_one_field,
+)
 from dataloader.app.log.masking import unmask
 from dataloader.app.queue.job import NewJob
-from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.queues import QueueState
 
 
 @dataclass(frozen=True)
@@ -68,18 +74,68 @@ def clone_job(call: Call, job_id: str, body: JobClone) -> TriggerResponse:
     if "args" in changes:
         changes["args"] = unmask(changes["args"], original.args)
     values = JobEditor(call.executor).copied_fields(original.id) | changes
-    actor = current_actor()
-    actor.require_trigger(values["task"], values["queue"])
+    call.jobs.check(task=values["task"], queue=values["queue"], args=values["args"])
     task = call.pipelines.get(values["task"])
-    if errors := validate_args(task, dict(values["args"])):
-        raise InvalidRequest(errors)
-    setting = Queues(call.executor).settings().get(values["queue"])
-    if setting is not None and setting.state is QueueState.DRAINING:
-        raise QueueDraining(setting.queue, setting.note)
     new_job = NewJob(**values, live_key=None if task is None else task.unique_live_key(values["args"]))
-    clone = enqueue_visible(JobQueue(call.executor), actor, new_job)
+    clone = call.jobs.enqueue(new_job)
     call.audit(job_id=clone.job_id, cloned_from=original.id, queue=new_job.queue, task=new_job.task)
     return TriggerResponse(clone.job_id, clone.status)
+
+
+class JobEditRequest(BodyModel):
+    """Fields of a queued job to change; those left out stay as they are. Null in `time_limit_sec` and `retry` selects
+    the task's default."""
+
+    model_config = ConfigDict(json_schema_extra=require_one_field(null_is_change=True))
+
+    priority: Priority | None = Field(None, description="Smaller runs first.")
+    available_at: Timestamp = Field(None, description="The earliest start (RFC 3339 with a zone).")
+    args: dict[str, Any] | None = Field(None, description="All arguments of the pipeline.")
+    max_attempts: PositiveInt | None = Field(None, description="The maximum number of attempts, including past ones.")
+    lease_ttl_sec: PositiveInt | None = Field(None, description="How long the lease lasts without a heartbeat.")
+    time_limit_sec: PositiveInt | None = Field(None, description="The time limit of an attempt.")
+    retry: RetryPolicy | None = Field(None, description="The delay between attempts.")
+    partition_key: IndexedText | None = Field(None, description="The part of the work, such as a day.")
+
+    @model_validator(mode="after")
+    def _require_change(self) -> Self:
+        if not self.model_fields_set:
+            raise PydanticCustomError("change", "there is no change; send at least one field")
+        return self
+
+
+@act(
+    "job.edited",
+    "PATCH",
+    "/jobs/<job:job_id>",
+    problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.NOT_EDITABLE, ProblemCode.CHANGED),
+    unaudited=set(JobEditRequest.model_fields),
+    if_match=True,
+    has_version=True,
+)
+def edit_job(call: Call, job_id: str, body: JobEditRequest) -> JobDetail:
+    """Edit a queued job.
+
+    With `If-Match`, the job's `ETag`, nothing is changed if the job has changed since. An `edited` event records
+    the values before and after. A repeated trigger with the job's idempotency key still finds it. A value of `args`
+    that is sent masked, as it was shown, keeps what the job has.
+    """
+    reader = JobReader(call.executor)
+    job = reader.get_with_version(parse_job_id(job_id)).job
+    changes = {name: vars(body)[name] for name in body.model_fields_set}
+    errors = []
+    if changes.get("args") is not None:
+        changes["args"] = unmask(changes["args"], job.args)
+        parents = () if job.graph_id is None else None
+        errors += validate_args(call.pipelines.get(job.task), changes["args"], parents=parents)
+    min_lease_sec = call.options.min_lease_ttl_sec
+    if body.lease_ttl_sec is not None and body.lease_ttl_sec < min_lease_sec:
+        errors.append(FieldError("lease_ttl_sec", short_lease_message(body.lease_ttl_sec, min_lease_sec)))
+    if errors:
+        raise InvalidRequest(errors)
+    JobEditor(call.executor).edit(job.id, changes, if_version=call.if_version)
+    call.audit(job_id=job.id, fields=sorted(changes))
+    return masked_detail(reader.detail(job.id))
 
 
 @act(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -162,14 +162,9 @@ class ArgsForm:
 _LEFT_OUT = object()
 
 
-def at_inputs(errors: Iterable[FieldError]) -> list[FieldError]:
-    """The errors of args as errors of their inputs: `args.day` as `arg_day`."""
-    return [
-        FieldError(ARG_PREFIX + error.field.removeprefix("args."), error.message)
-        if error.field.startswith("args.")
-        else error
-        for error in errors
-    ]
+def input_of(field: str) -> str:
+    """The input of a field of a request: `arg_day` of `args.day`."""
+    return ARG_PREFIX + field.removeprefix("args.") if field.startswith("args.") else field
 
 
 def _kind(schema: Mapping[str, Any], root: Mapping[str, Any], *, is_nullable: bool) -> dict[str, Any]:

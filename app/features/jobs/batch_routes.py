@@ -12,9 +12,7 @@ from pydantic import Field, ValidationError
 
 from dataloader.app.errors import DataloaderError, IdempotencyConflict
 from dataloader.app.http.auth.api_keys import Scope
-from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.jobs.trigger_request import JobRequest, trigger_request_model
-from dataloader.app.http.jobs.visible_jobs import hide_foreign, parent_problem
 from dataloader.app.http.json_io import MAX_JSON_DEPTH, FieldError
 from dataloader.app.http.middleware import audit_action
 from dataloader.app.http.problems import (
@@ -28,7 +26,7 @@ from dataloader.app.http.problems import (
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import BodyModel, field_errors
 from dataloader.app.http.site import Site
-from dataloader.app.queue.batch import BatchOutcome, Outcome, enqueue_batch
+from dataloader.app.queue.batch import BatchOutcome, Outcome
 from dataloader.app.queue.job import NewJob, Status
 
 MAX_JOBS = 10_000
@@ -77,9 +75,9 @@ class BatchResponse:
 
 
 def create_batch_blueprint(site: Site) -> ApiBlueprint:
-    source, pipelines, options, queue_settings = site.executor, site.pipelines, site.options, site.queue_settings
+    jobs, options = site.jobs, site.options
     blueprint = ApiBlueprint("batch", "/api/v1", MAX_JSON_DEPTH + 2, problems=DATABASE_PROBLEMS)
-    model = trigger_request_model(options, pipelines)
+    model = trigger_request_model(options, site.pipelines)
 
     @blueprint.post(
         "/jobs/batch",
@@ -105,10 +103,10 @@ def create_batch_blueprint(site: Site) -> ApiBlueprint:
         if all_or_none and len(valid_jobs) < len(checked):
             outcomes = iter([BatchOutcome(Outcome.SKIPPED, None, None)] * len(valid_jobs))
         else:
-            made = enqueue_batch(source, valid_jobs, all_or_none=all_or_none)
-            outcomes = iter(hide_foreign(source, current_actor(), made))
+            outcomes = iter(jobs.enqueue_batch(valid_jobs, all_or_none=all_or_none))
         items = [
-            _batch_item(n, job if isinstance(job, ItemProblem) else next(outcomes)) for n, job in enumerate(checked)
+            _invalid_item(n, job) if isinstance(job, ItemProblem) else _item_of_outcome(n, job, next(outcomes))
+            for n, job in enumerate(checked)
         ]
         counts = Counter(item.outcome for item in items)
         by_outcome = {outcome.value: counts[outcome] for outcome in Outcome}
@@ -126,12 +124,7 @@ def create_batch_blueprint(site: Site) -> ApiBlueprint:
     def _validate_item(item: Any) -> NewJob | ItemProblem:
         try:
             valid: JobRequest = model.model_validate(item)
-            current_actor().require_trigger(valid.task, valid.queue)
-            if errors := valid.args_errors(pipelines.get(valid.task)):
-                raise InvalidRequest(errors)
-            if problem := parent_problem(source, current_actor(), valid.after):
-                raise InvalidRequest([FieldError("after", problem)])
-            queue_settings.reject_if_draining(valid.queue)
+            jobs.check_request(valid)
         except ValidationError as error:
             return _item_problem(InvalidRequest(field_errors(error)))
         except (InvalidRequest, RequestRejected, DataloaderError) as error:
@@ -140,12 +133,8 @@ def create_batch_blueprint(site: Site) -> ApiBlueprint:
 
     def _batch_warnings(new_jobs: Sequence[NewJob]) -> list[str]:
         found: dict[str, None] = {}
-        actor = current_actor()
         for queue, task in dict.fromkeys((job.queue, job.task) for job in new_jobs):
-            warnings = queue_settings.run_warnings(
-                queue, task, can_see_queue=actor.can_see_queue, can_see_task=actor.can_see_task
-            )
-            found.update(dict.fromkeys(warnings))
+            found.update(dict.fromkeys(jobs.warnings(queue, task)))
             if len(found) >= _MAX_WARNINGS:
                 break
         return [*found][:_MAX_WARNINGS]
@@ -153,12 +142,14 @@ def create_batch_blueprint(site: Site) -> ApiBlueprint:
     return blueprint
 
 
-def _batch_item(index: int, outcome: BatchOutcome | ItemProblem) -> BatchItem:
-    if isinstance(outcome, ItemProblem):
-        return BatchItem(index, Outcome.INVALID, None, None, outcome)
+def _invalid_item(index: int, problem: ItemProblem) -> BatchItem:
+    return BatchItem(index, Outcome.INVALID, None, None, problem)
+
+
+def _item_of_outcome(index: int, job: NewJob, outcome: BatchOutcome) -> BatchItem:
     problem = None
     if outcome.outcome is Outcome.CONFLICT and (outcome.job_id or outcome.detail):
-        problem = _item_problem(IdempotencyConflict("", outcome.job_id, outcome.detail or ""))
+        problem = _item_problem(IdempotencyConflict(job.unique_key, outcome.job_id, outcome.detail or ""))
     elif outcome.outcome is Outcome.INVALID:
         problem = _item_problem(InvalidRequest([FieldError(outcome.field or "body", outcome.detail or "")]))
     return BatchItem(index, outcome.outcome, outcome.job_id, outcome.status, problem)

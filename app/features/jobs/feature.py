@@ -6,7 +6,6 @@ FEATURE = Feature(
     blueprints=(
         "batch_routes.create_batch_blueprint",
         "list_routes.create_job_list_blueprint",
-        "edit_routes.create_edits_blueprint",
         "event_routes.create_events_blueprint",
         "log_routes.create_job_logs_blueprint",
         "jobs_page.create_jobs_page",

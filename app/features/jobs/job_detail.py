@@ -15,6 +15,7 @@ from dataloader.app.db.statements import Executor
 from dataloader.app.errors import JobNotFound
 from dataloader.app.features.jobs.job_search import JobSummary
 from dataloader.app.features.quality.rows import CheckResult, DataQuality, JobDataset
+from dataloader.app.log.masking import mask_secret_fields
 from dataloader.app.queue.job import Job, Status
 from dataloader.app.queue.job_records import JobEvent
 from dataloader.app.queue.jobs import JobQueue
@@ -22,6 +23,7 @@ from dataloader.app.wording import format_attempt
 
 MAX_ATTEMPTS_SHOWN = 200
 _MAX_FOLLOW_UPS_SHOWN = 100
+_MASKED_FIELDS = ("args", "progress", "result", "checkpoint")  # values under the names of secrets are masked
 _ATTEMPT_EVENT_FIELDS = {
     "status", "attempt", "run_id", "error", "reason", "pause_sec", "traceback", "error_fingerprint",
 }  # fmt: skip
@@ -175,6 +177,15 @@ class JobReader:
         """The job's last events, oldest first."""
         rows = self._execute("last_events", {"job_id": str(job_id), "limit": limit})
         return [from_row(JobEvent, row) for row in rows]
+
+
+def masked_detail(job: JobDetail) -> JobDetail:
+    return replace(job, **masked_values(job, _MASKED_FIELDS))
+
+
+def masked_values(job: JobSummary, names: Iterable[str]) -> dict[str, Any]:
+    values = vars(job)
+    return {name: mask_secret_fields(values[name]) if name in _MASKED_FIELDS else values[name] for name in names}
 
 
 def _duration_ms(attempts: Sequence[AttemptRecord]) -> int | None:

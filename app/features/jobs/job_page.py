@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlencode
 
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.acts.web import ActForms
+from dataloader.app.acts.web import ActForms, Choice
 from dataloader.app.features.graphs.rows import Graphs
-from dataloader.app.features.jobs.acts import JobClone, clone_job, delete_job
-from dataloader.app.features.jobs.edits import JobEditor
+from dataloader.app.features.jobs.acts import JobEditRequest, clone_job, delete_job, edit_job
 from dataloader.app.features.jobs.job_attempts import attempt_cards
 from dataloader.app.features.jobs.job_detail import AttemptRecord, JobDetail, JobReader, run_at
 from dataloader.app.features.jobs.job_history import describe_event, link_job_ids, reason_links, short_id
@@ -25,29 +24,20 @@ from dataloader.app.features.why.reasons import ExplanationReason, ReasonCode
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.jobs.acts import cancel_job, retry_job
-from dataloader.app.http.json_io import MAX_JSON_DEPTH
-from dataloader.app.http.middleware import audit_action
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import parse_job_id
 from dataloader.app.http.site import Site
-from dataloader.app.log.masking import mask_secret_fields, unmask
+from dataloader.app.log.masking import mask_secret_fields
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.job_records import JobLogLine
 from dataloader.app.ui.base import (
     FormModel,
-    FormText,
-    InvalidForm,
     PageRenderer,
     can_operate,
-    parse_fields,
-    parse_json_object,
-    parse_priority,
-    parse_time,
     progress_summary,
     redirect_to,
 )
-from dataloader.app.ui.forms import validate_form
 from dataloader.app.wording import format_attempt
 
 MAX_LOG_LINES = 200
@@ -62,24 +52,6 @@ _ERROR_REASONS = frozenset({ReasonCode.NO_WORKER, ReasonCode.TASK_UNKNOWN, Reaso
 _LOG_SEARCH_BUDGET_SEC = 0.02
 _NOT_FOUND = (ProblemCode.JOB_NOT_FOUND,)
 _LineId = Annotated[int | None, Field(ge=0, le=2**63 - 1)]
-
-
-class CloneForm(FormModel):
-    """The fields of a clone that differ from the original job; an empty field is copied."""
-
-    args: str = Field("", description="The args, as a JSON object.")
-    queue: FormText = Field("", description="Another queue.")
-    lock_key: FormText = Field("", description="Another lock_key.")
-    priority: FormText = Field("", description="Another priority.")
-
-
-class EditForm(FormModel):
-    """The new values of a queued job; an empty field stays as it is."""
-
-    version: FormText = Field(description="The version of the job that the form shows.")
-    priority: FormText = Field("", description="The priority.")
-    available_at: FormText = Field("", description="When the job may start, in the zone of the pages.")
-    args: str = Field("", description="The args, as a JSON object.")
 
 
 class LogPageQuery(FormModel):
@@ -97,7 +69,7 @@ class LogPageQuery(FormModel):
 def create_job_page(site: Site) -> ApiBlueprint:
     queue, options = site.queue, site.options
     pages = PageRenderer("job_page", options)
-    reader, explainer, editor = JobReader(queue.executor), JobExplainer(queue.executor), JobEditor(queue.executor)
+    reader, explainer = JobReader(queue.executor), JobExplainer(queue.executor)
     log_search, graphs = JobLogSearch(queue.executor), Graphs(queue.executor)
 
     @pages.page("/jobs/<job:job_id>", standby=False, problems=_NOT_FOUND)
@@ -152,16 +124,16 @@ def create_job_page(site: Site) -> ApiBlueprint:
     @pages.action("/jobs/<job:job_id>/start", page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
     def submit_job_start(job_id: str) -> None:
         """Let this scheduled job start at once."""
-        editor.edit(parse_job_id(job_id), {"available_at": datetime.now(UTC)})
-        audit_action("job.edited", job_id=job_id, fields=["available_at"])
+        now = JobEditRequest.model_validate({"available_at": datetime.now(UTC).isoformat()})
+        site.runner.perform(edit_job, {"job_id": job_id}, now)
 
     return pages.blueprint
 
 
 def create_job_forms(site: Site) -> ApiBlueprint:
-    queue, runner, options = site.queue, site.runner, site.options
+    queue, options = site.queue, site.options
     pages = PageRenderer("job_forms", options)
-    reader, editor = JobReader(queue.executor), JobEditor(queue.executor)
+    reader = JobReader(queue.executor)
 
     @pages.page("/jobs/<job:job_id>/edit", standby=False, problems=_NOT_FOUND, scope=Scope.OPERATE)
     def show_edit_form(job_id: str) -> Response:
@@ -175,42 +147,13 @@ def create_job_forms(site: Site) -> ApiBlueprint:
         job = reader.detail(parse_job_id(job_id))
         return pages.render("job_clone.html", job=job, args=mask_secret_fields(job.args))
 
-    @pages.action(
-        "/jobs/<job:job_id>/edit", form=EditForm, page_url=_PAGE_URL, page=show_edit_form, problems=_NOT_FOUND
-    )
-    def submit_job_edit(form: EditForm, job_id: str) -> None:
-        """Change this queued job."""
-        parsed_id = parse_job_id(job_id)
-        original = reader.get_with_version(parsed_id).job
-        changes = parse_fields(
-            {
-                "priority": lambda: parse_priority(form.priority),
-                "available_at": lambda: parse_time("available_at", form.available_at, pages.formatter.zone),
-                "args": lambda: _parse_args(form.args, original.args) if form.args.strip() else None,
-            }
-        )
-        editor.edit(parsed_id, changes, if_version=form.version)
-        changed = sorted(name for name, value in changes.items() if value is not None)
-        audit_action("job.edited", job_id=parsed_id, fields=changed)
-
     problems = (*_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS)
-
-    @pages.action(
-        "/jobs/<job:job_id>/clone", form=CloneForm, page_url=_PAGE_URL, page=show_clone_form, problems=problems
-    )
-    def submit_job_clone(form: CloneForm, job_id: str) -> Response:
-        """Create a job like this one, with other args."""
-        original = reader.get_with_version(parse_job_id(job_id)).job
-        changes = {"queue": form.queue or None, "lock_key": form.lock_key or None}
-        changes |= parse_fields(
-            {
-                "priority": lambda: parse_priority(form.priority),
-                "args": lambda: _parse_args(form.args, original.args) if form.args.strip() else None,
-            }
-        )
-        clone = runner.perform(clone_job, {"job_id": job_id}, validate_form(JobClone, changes))
-        return redirect_to(f"/jobs/{clone.job_id}")
-
+    for name, page, choice in (
+        ("edit", show_edit_form, Choice(act=edit_job)),
+        ("clone", show_clone_form, Choice(act=clone_job, respond=lambda made: redirect_to(f"/jobs/{made.job_id}"))),
+    ):
+        forms = ActForms(pages=pages, runner=site.runner, page=page, page_url=_PAGE_URL, problems=problems)
+        forms.add(f"/jobs/<job:job_id>/{name}", f"submit_job_{name}", choice)
     return pages.blueprint
 
 
@@ -295,11 +238,3 @@ def _stalled_sec(explanation: JobExplanation) -> float | None:
         if reason.code == "progress_old":
             return float(reason.details["progress_age_sec"])
     return None
-
-
-def _parse_args(raw: str, original: dict[str, Any]) -> dict[str, Any]:
-    """Parse edited args; masked secrets keep their original values."""
-    args, errors = parse_json_object("args", raw, MAX_JSON_DEPTH)
-    if errors:
-        raise InvalidForm.from_errors(errors)
-    return dict(unmask(args, original))

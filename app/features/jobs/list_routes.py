@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
@@ -13,7 +12,9 @@ from uuid import UUID
 from pydantic import AfterValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
-from dataloader.app.features.jobs.job_detail import JobDetail, JobReader, RelatedJob
+from dataloader.app.acts.web import add_routes
+from dataloader.app.features.jobs.acts import clone_job, delete_job, edit_job
+from dataloader.app.features.jobs.job_detail import JobDetail, JobReader, RelatedJob, masked_detail, masked_values
 from dataloader.app.features.jobs.job_lookup import JobLookup
 from dataloader.app.features.jobs.job_rows import JobRows
 from dataloader.app.features.jobs.job_search import (
@@ -42,7 +43,6 @@ from dataloader.pipelines.task import DEFAULT_QUEUE
 
 _MAX_SEARCH_LENGTH = 200
 _STATUS_PATTERN = "|".join(Status)
-_MASKED_FIELDS = ("args", "progress", "result", "checkpoint")  # values under the names of secrets are masked
 
 
 def _validate_statuses(raw: str) -> str:
@@ -215,7 +215,7 @@ def create_job_list_blueprint(site: Site) -> ApiBlueprint:
         names = SUMMARY_FIELDS if query.fields is None else query.fields.split(",")
         jobs = rows.with_durations(page.jobs) if "duration_ms" in names else page.jobs
         return JobList(
-            [_masked_values(job, names) for job in jobs],
+            [masked_values(job, names) for job in jobs],
             None if page.next is None else encode_cursor(page.next, query.sort),
             page.scanned_to,
             (page.matching or search.count(query.to_filter())) if query.count else None,
@@ -229,7 +229,8 @@ def create_job_list_blueprint(site: Site) -> ApiBlueprint:
     @blueprint.get("/jobs/<job:job_id>", response=JobDetail, problems=job_problems, scope=Scope.READ)
     def get_job(job_id: str) -> VersionedResponse:
         """Get a job with its attempts and related jobs. Its `ETag` is what `If-Match` takes when the job is edited."""
-        return detail_response(reader, parse_job_id(job_id))
+        detail = masked_detail(reader.detail(parse_job_id(job_id)))
+        return VersionedResponse(detail, detail.version)
 
     @blueprint.get(
         "/jobs/<job:job_id>/events", query=EventsQuery, response=JobEvents, problems=job_problems, scope=Scope.READ
@@ -260,17 +261,8 @@ def create_job_list_blueprint(site: Site) -> ApiBlueprint:
             task, queue=None if known is None else known.options.queue, default_queue=DEFAULT_QUEUE
         )
 
+    add_routes(blueprint, (edit_job, clone_job, delete_job), site.runner)
     return blueprint
-
-
-def detail_response(reader: JobReader, job_id: UUID) -> VersionedResponse:
-    detail = reader.detail(job_id)
-    return VersionedResponse(replace(detail, **_masked_values(detail, _MASKED_FIELDS)), detail.version)
-
-
-def _masked_values(job: JobSummary, names: Iterable[str]) -> dict[str, Any]:
-    values = vars(job)
-    return {name: mask_secret_fields(values[name]) if name in _MASKED_FIELDS else values[name] for name in names}
 
 
 def _find_page(search: JobSearch, query: JobsQuery) -> JobPage:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from dataloader.app.features.jobs.args_form import ArgInput, ArgsForm, at_inputs
+from dataloader.app.features.jobs.args_form import ArgInput, ArgsForm
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.jobs.trigger_request import (
     JobRequest,
@@ -20,6 +20,7 @@ from dataloader.app.http.jobs.trigger_request import (
 )
 from dataloader.app.http.json_io import MAX_JSON_DEPTH, FieldError
 from dataloader.app.http.options import WebOptions
+from dataloader.app.http.problems import InvalidRequest
 from dataloader.app.http.schemas import field_errors
 from dataloader.app.log.masking import mask_secret_fields, unmask
 from dataloader.app.queue.job import Job
@@ -99,7 +100,7 @@ class StartForms:
         self, name: str, values: Mapping[str, str], original: Mapping[str, Any] | None, *, zone: str
     ) -> JobRequest:
         """The request for a job, with times of the form in the zone. `original` holds the secrets that the form masked.
-        Raises InvalidForm."""
+        Raises InvalidRequest, with the fields of the request."""
         task = self._pipelines.get(name)
         args, errors = self._args_form(name, zone).parse(values)
         fields: dict[str, Any] = {"task": name, "args": args if original is None else unmask(args, original)}
@@ -113,10 +114,8 @@ class StartForms:
             errors += validate_args(task, fields["args"], parents=None) if not errors else []
             known = {found.field for found in errors}
             errors += [found for found in field_errors(error) if found.field not in known]
-        else:
-            errors = errors or trigger.args_errors(task)
         if errors:
-            raise InvalidForm.from_errors(errors if "args" in values else at_inputs(errors))
+            raise InvalidRequest(errors)
         return trigger
 
     def _args_form(self, name: str, zone: str) -> ArgsForm:

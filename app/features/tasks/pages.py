@@ -14,10 +14,11 @@ from flask import Response, g, request
 from pydantic import Field
 
 from dataloader.app.acts.known_names import NameCheck
-from dataloader.app.acts.web import ActForms, Choice
+from dataloader.app.acts.web import ActForms, Choice, refusing_form
 from dataloader.app.errors import BreakerNotFound
 from dataloader.app.features.backfills.reader import BackfillReader
 from dataloader.app.features.backfills.slices_page import GridFields, make_grid
+from dataloader.app.features.jobs.args_form import input_of
 from dataloader.app.features.jobs.start_form import StartForm, StartForms
 from dataloader.app.features.limits.acts import delete_breaker, set_breaker
 from dataloader.app.features.limits.breakers import Breakers, BreakerStatus
@@ -41,10 +42,8 @@ from dataloader.app.features.tasks.routes import TaskInfo
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import CSRF_FIELD, current_actor
 from dataloader.app.http.caches import RefreshingValue
-from dataloader.app.http.jobs.trigger_request import JobRequest
-from dataloader.app.http.jobs.visible_jobs import enqueue_visible, require_visible_parents
+from dataloader.app.http.jobs.acts import TriggerQuery, trigger_job
 from dataloader.app.http.links import quote_name
-from dataloader.app.http.middleware import audit_action
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
@@ -53,8 +52,8 @@ from dataloader.app.http.site import Site
 from dataloader.app.http.standby_reads import allowing_standby
 from dataloader.app.queue.job import Job
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.queues import LiveWorker, QueueState
-from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, redirect_to
+from dataloader.app.queue.queues import LiveWorker
+from dataloader.app.ui.base import FormModel, FormText, PageRenderer, redirect_to
 from dataloader.pipelines.contract import Pipelines
 
 _CHECK_RESULTS = 60  # of each data check
@@ -255,16 +254,10 @@ def create_tasks_page(site: Site) -> ApiBlueprint:
         """Start a task with the args of the form."""
         values = {field: value for field, value in request.form.items() if field != CSRF_FIELD}
         original = _visible_job(queue, name, form.from_job)
-        trigger = forms.parse(name, values, None if original is None else original.args, zone=pages.formatter.zone)
-        _require_start(queue, trigger)
-        setting = reader.queues.settings().get(trigger.queue)
-        if setting is not None and setting.state is QueueState.DRAINING:
-            raise InvalidForm.at_field("queue", "is draining and takes no new jobs")
-        made = enqueue_visible(queue, current_actor(), trigger.to_new_job())
-        audit_action(
-            "job.triggered", job_id=made.job_id, queue=trigger.queue, task=name, created=made.created,
-            producer=trigger.producer,
-        )  # fmt: skip
+        original_args = None if original is None else original.args
+        with refusing_form(str if "args" in values else input_of):
+            trigger = forms.parse(name, values, original_args, zone=pages.formatter.zone)
+            made = site.runner.perform(trigger_job, {}, trigger, query=TriggerQuery())
         return redirect_to(f"/jobs/{made.job_id}")
 
     breaker_forms = ActForms(
@@ -272,13 +265,6 @@ def create_tasks_page(site: Site) -> ApiBlueprint:
     )
     breaker_forms.add("/breakers/<path:task>", "act_on_task", _BREAKER_CHOICES)
     return pages.blueprint
-
-
-def _require_start(queue: JobQueue, trigger: JobRequest) -> None:
-    """Raises RequestRejected and InvalidJob."""
-    actor = current_actor()
-    actor.require_trigger(trigger.task, trigger.queue)
-    require_visible_parents(queue.executor, actor, trigger.after)
 
 
 def _visible_job(queue: JobQueue, task: str, raw_id: str) -> Job | None:

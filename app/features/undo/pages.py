@@ -29,12 +29,14 @@ from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.schedules.acts import PauseRequest, ResumeQuery, pause_schedule, resume_schedule
 from dataloader.app.features.schedules.reader import ScheduleReader
 from dataloader.app.http.auth.guard import ACTOR, current_actor
+from dataloader.app.http.caches import QueueSettingsCache
+from dataloader.app.http.jobs.job_maker import JobMaker
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.queue.job import Job, Status
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.queue.queues import QueueState
+from dataloader.app.queue.queues import QueueControl, QueueState
 from dataloader.app.ui.base import (
     ACT_COOKIE,
     UNAVAILABLE_ERRORS,
@@ -134,7 +136,8 @@ class _Undo:
         )  # fmt: skip
         self._breakers, self._jobs, self._queue = Breakers(executor), JobReader(executor), JobQueue(executor)
         self._editor, self._schedules = JobEditor(executor), ScheduleReader(executor, pipelines, options)
-        self._runner = ActRunner(executor, pipelines, options)
+        maker = JobMaker(self._queue, pipelines, QueueSettingsCache(QueueControl(executor)))
+        self._runner = ActRunner(executor, pipelines, options, maker)
         self._job_versions: dict[str, str] = {}  # of the jobs that were compared
 
     def run(self, entries: list[AuditEntry]) -> None:

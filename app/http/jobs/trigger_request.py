@@ -266,10 +266,6 @@ class JobRequest(BodyModel):
                         )
         return self
 
-    def args_errors(self, task: Task | None) -> list[FieldError]:
-        """The field errors of the args."""
-        return validate_args(task, self.checked_args, parents=None if self.after else ())
-
     @property
     def checked_args(self) -> dict[str, Any]:
         """The args as the job will have them."""

@@ -7,23 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from dataloader.app.acts.act import acts_of
-from dataloader.app.features.graphs import acts as graph_acts
-from dataloader.app.features.jobs import acts as job_acts
 from dataloader.app.features.limits import acts as limit_acts
 from dataloader.app.features.queues import acts as queue_acts
-from dataloader.app.http.jobs import acts as core_acts
 from tests.support.api_server import serving
 from tests.support.every_way import Case, check_every_way
 
-ACTS = (core_acts, graph_acts, job_acts, limit_acts, queue_acts)
+ACTS = (limit_acts, queue_acts)
 LIMIT = "INSERT INTO dl_limits (name, concurrency) VALUES ('api', 1);"
 BREAKER = "INSERT INTO dl_breakers (task, failures) VALUES ('load', 3);"
-JOB, GRAPH, WORKER = (f"01900000-0000-7000-8000-00000000000{n}" for n in (1, 2, 3))
-QUEUED = f"INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES ('{JOB}', 'etl', 'load', 'k');"
-FAILED = QUEUED.replace("lock_key)", "lock_key, status, finished_at)").replace("'k')", "'k', 'failed', now())")
-OF_GRAPH = f"INSERT INTO dl_graphs (graph_id, name) VALUES ('{GRAPH}', 'g');" + QUEUED.replace(
-    "lock_key)", "lock_key, graph_id, graph_key)"
-).replace("'k')", f"'k', '{GRAPH}', 'a')")
+WORKER = "01900000-0000-7000-8000-000000000003"
 KNOWN = (
     "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)"
     f" VALUES ('{WORKER}', 'w', '1', '{{etl}}', '{{load}}', 1, 10);"
@@ -91,50 +83,6 @@ CASES = {
         "breaker.deleted", ("DELETE", "/tasks/load/breaker", None),
         ("/breakers", {"task": "load", "action": "delete"}), ["breakers", "delete", "load"], "dl_breakers",
         refused="'load'",
-    ),
-    "job canceled": Case(
-        "job.canceled", ("POST", f"/jobs/{JOB}/cancel", None), (f"/jobs/{JOB}/cancel", {}), ["cancel", JOB], "dl_jobs",
-        before=QUEUED, audit={"queue": "etl", "task": "load", "status": "canceled"},
-    ),
-    "job that is none canceled": Case(
-        "job.canceled", ("POST", f"/jobs/{JOB}/cancel", None), (f"/jobs/{JOB}/cancel", {}), ["cancel", JOB], "dl_jobs",
-        refused="job",
-    ),
-    "job cloned": Case(
-        "job.cloned", ("POST", f"/jobs/{JOB}/clone", {"priority": 7}), (f"/jobs/{JOB}/clone", {"priority": "7"}),
-        ["clone", JOB, "--priority", "7"], "dl_jobs", before=FAILED,
-        audit={"cloned_from": JOB, "queue": "etl", "task": "load"},
-    ),
-    "job cloned into a queue that is drained": Case(
-        "job.cloned", ("POST", f"/jobs/{JOB}/clone", {}), (f"/jobs/{JOB}/clone", {"queue": ""}), ["clone", JOB],
-        "dl_jobs", before=FAILED + "INSERT INTO dl_queues (queue, state) VALUES ('etl', 'draining');",
-        refused="is being drained and takes no new jobs",
-    ),
-    "job retried": Case(
-        "job.retried", ("POST", f"/jobs/{JOB}/retry", None), (f"/jobs/{JOB}/retry", {}), ["retry", JOB], "dl_jobs",
-        before=FAILED, audit={"queue": "etl", "task": "load"},
-    ),
-    "job that is queued retried": Case(
-        "job.retried", ("POST", f"/jobs/{JOB}/retry", None), (f"/jobs/{JOB}/retry", {}), ["retry", JOB], "dl_jobs",
-        before=QUEUED, refused="queued",
-    ),
-    "job deleted": Case(
-        "job.deleted", ("DELETE", f"/jobs/{JOB}", None), (f"/jobs/{JOB}/delete", {}), ["delete", JOB], "dl_jobs",
-        before=FAILED, audit={"job_id": JOB},
-    ),
-    "job that is queued deleted": Case(
-        "job.deleted", ("DELETE", f"/jobs/{JOB}", None), (f"/jobs/{JOB}/delete", {}), ["delete", JOB], "dl_jobs",
-        before=QUEUED, refused="queued",
-    ),
-    "graph canceled": Case(
-        "graph.canceled", ("POST", f"/graphs/{GRAPH}/cancel", None), (f"/graphs/{GRAPH}/cancel", {}),
-        ["graphs", "cancel", GRAPH], "dl_jobs", before=OF_GRAPH, audit={"graph_id": GRAPH, "jobs": 1},
-    ),
-    "graph retried": Case(
-        "graph.retried", ("POST", f"/graphs/{GRAPH}/retry", None), (f"/graphs/{GRAPH}/retry", {}),
-        ["graphs", "retry", GRAPH], "dl_jobs",
-        before=OF_GRAPH + "UPDATE dl_jobs SET status = 'failed', finished_at = now(); DELETE FROM dl_graph_work;",
-        audit={"graph_id": GRAPH, "jobs": 1},
     ),
     "queue paused": Case(
         "queue.settings_changed", ("PATCH", "/queues", {"queue": "etl", "state": "paused", "note": "moving"}),

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from dataloader.app.features.jobs.args_form import ArgsForm, at_inputs
+from dataloader.app.features.jobs.args_form import ArgsForm, input_of
 from dataloader.app.http.json_io import FieldError
 
 
@@ -141,6 +141,4 @@ def test_args_of_no_input_cannot_be_shown(form):
 
 
 def test_errors_of_args_become_errors_of_inputs():
-    errors = [FieldError("args.ids[0]", "a"), FieldError("queue", "b")]
-
-    assert at_inputs(errors) == [FieldError("arg_ids[0]", "a"), FieldError("queue", "b")]
+    assert [input_of(field) for field in ("args.ids[0]", "queue")] == ["arg_ids[0]", "queue"]

@@ -180,7 +180,9 @@ def test_time_outside_of_the_calendar_is_refused(client, time):
 def test_draining_queue_is_refused_at_its_field(client):
     client.patch("/api/v1/queues", json={"queue": "etl", "state": "draining"})
 
-    assert ERROR.findall(start(client).text) == [("queue", "is draining and takes no new jobs")]
+    assert ERROR.findall(start(client).text) == [
+        ("queue", "queue &#39;etl&#39; is being drained and takes no new jobs")
+    ]
 
 
 def test_form_is_filled_in_from_a_job(client, trigger):

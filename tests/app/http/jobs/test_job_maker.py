@@ -1,0 +1,229 @@
+"""Each way of making a job refuses the same, in the same words. Where it cannot, the table says why."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from html import unescape
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel
+
+from dataloader.app.db.statements import Executor
+from dataloader.app.errors import IdempotencyConflict, InvalidJob
+from dataloader.app.features.graphs.rows import Graphs
+from dataloader.app.http.app import create_app
+from dataloader.app.http.auth.api_keys import ApiKeys, NewApiKey, Scope
+from dataloader.app.http.options import WebOptions
+from dataloader.app.queue.job import NewJob
+from dataloader.app.queue.jobs import JobQueue
+from tests.support.databases import execute_sql
+from tests.support.real_service import query_rows
+
+OTHER, ORIGINAL = UUID(int=7), UUID(int=8)
+JOB: dict[str, Any] = {"queue": "etl", "task": "rates", "lock_key": "k", "args": {"day": "2026-11-22"}}
+WITHOUT_CALLER = "the caller of HTTP has a key; others have the rights of their database role"
+OF_SERVICE = "the service made the work that leads to the job, which is not lost while its queue is being drained"
+NOT_KNOWN = "the process may not know the task; a wrong job fails in its first attempt"
+TABLES = "dl_jobs, dl_graphs, dl_limits, dl_queues, dl_api_keys"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A job that is refused: what its request has, what there is before, and the answer."""
+
+    fields: Mapping[str, Any]
+    code: str
+    message: str
+    before: str = ""  # SQL
+    at: str = ""  # the field
+    not_by: Mapping[str, str] = field(default_factory=dict)  # why a way has no such refusal
+
+
+OUTSIDE_HTTP = ("sql", "enqueue", "fan-out")
+REFUSALS = {
+    "queue that is being drained": Refusal(
+        {}, "queue_draining", "queue 'etl' is being drained and takes no new jobs: moving",
+        before="INSERT INTO dl_queues (queue, state, note) VALUES ('etl', 'draining', 'moving')",
+        not_by=dict.fromkeys(OUTSIDE_HTTP, OF_SERVICE),
+    ),
+    "queue outside the key's limits": Refusal(
+        {"queue": "other"}, "outside_key_limits", "this key may not trigger the task 'rates' in the queue 'other'",
+        not_by=dict.fromkeys(OUTSIDE_HTTP, WITHOUT_CALLER)
+        | dict.fromkeys(("clone", "clone form"), "a key that may clone has no limits"),
+    ),
+    "args that the task does not take": Refusal(
+        {"args": {"day": "tomorrow"}}, "invalid_request", "Input should be a valid date or datetime", at="args.day",
+        not_by=dict.fromkeys(OUTSIDE_HTTP, NOT_KNOWN),
+    ),
+    "result of a job that is no parent": Refusal(
+        {"args": {"day": {"$result": "extract"}}}, "invalid_request",
+        "refers to the result of a job that this one does not wait for; name its parents in `after`", at="args.day",
+        not_by=dict.fromkeys(OUTSIDE_HTTP, NOT_KNOWN),
+    ),
+    "parent that does not exist": Refusal(
+        {"after": [{"job_id": str(OTHER), "on": "succeeded"}]}, "invalid_request",
+        f"[0].job_id: there is no job {OTHER}", at="after",
+        not_by=dict.fromkeys(("clone", "clone form"), "a clone waits for no job")
+        | {"graph": "names parents by their keys", "fan-out": "names no parents"},
+    ),
+    "weight above its limit": Refusal(
+        {"limits": {"api": 3}}, "invalid_request", 'asks for 3 of "api", which has 2', at="limits",
+        before="INSERT INTO dl_limits (name, concurrency) VALUES ('api', 2)",
+    ),
+    "idempotency key of another request": Refusal(
+        {"idempotency_key": "once"}, "idempotency_conflict",
+        f"the key 'once' already belongs to job {OTHER}, which has another queue, task or args",
+        before="INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key)"
+        f" VALUES ('{OTHER}', 'etl', 'other', 'x', 'once')",
+        not_by={"graph": "its jobs have no keys", "clone form": "has no field for it", "sql": "an outcome has no text"},
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Site:
+    client: Any
+    executor: Executor
+    dsn: str
+
+    def limit_caller(self) -> None:
+        key = NewApiKey(
+            name="caller", scopes=frozenset({Scope.READ, Scope.TRIGGER}), created_by="test",
+            tasks=frozenset({"rates"}), queues=frozenset({"etl"}),
+        )  # fmt: skip
+        self.client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {ApiKeys(self.executor).create(key)[1]}"
+
+    def post(self, path: str, body: Any) -> Any:
+        return self.client.post(f"/api/v1{path}", json=body)
+
+    def insert_original(self, fields: Mapping[str, Any]) -> None:
+        """A job that was made before whatever refuses its clone now."""
+        limits = f"'{json.dumps(fields['limits'])}'" if "limits" in fields else "NULL"
+        execute_sql(
+            self.dsn,
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, limits) VALUES"
+            f" ('{ORIGINAL}', 'etl', 'rates', 'k', '{{\"day\": \"2026-11-22\"}}', {limits})",
+        )
+
+
+Answer = tuple[str, str, str]  # code, field, message
+
+
+def _answer(problem: Mapping[str, Any], prefix: str = "") -> Answer:
+    errors = problem["errors"] if problem.get("errors") else [{"field": "", "message": problem["detail"]}]
+    return problem["code"], errors[0]["field"].removeprefix(prefix), errors[0]["message"]
+
+
+def by_trigger(site: Site, fields: Mapping[str, Any]) -> Answer:
+    return _answer(site.post("/jobs/trigger", {**JOB, **fields}).json)
+
+
+def by_batch(site: Site, fields: Mapping[str, Any]) -> Answer:
+    (item,) = site.post("/jobs/batch", {"jobs": [{**JOB, **fields}]}).json["items"]
+    return _answer(item["problem"])
+
+
+def by_graph(site: Site, fields: Mapping[str, Any]) -> Answer:
+    return _answer(site.post("/graphs", {"jobs": [{**JOB, **fields, "key": "a"}]}).json, "jobs[0].")
+
+
+def _changes(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name != "limits"}
+
+
+def by_clone(site: Site, fields: Mapping[str, Any]) -> Answer:
+    return _answer(site.post(f"/jobs/{ORIGINAL}/clone", _changes(fields)).json)
+
+
+def by_clone_form(site: Site, fields: Mapping[str, Any]) -> str:
+    return _submit(site, f"/jobs/{ORIGINAL}/clone", {"lock_key": "k", **_changes(fields)})
+
+
+def by_start_form(site: Site, fields: Mapping[str, Any]) -> str:
+    of_form = {"queue": fields.get("queue", "etl"), "args": fields.get("args", JOB["args"])}
+    more = {name: value for name, value in fields.items() if name not in of_form}
+    return _submit(site, "/tasks/rates", {**of_form, "lock_key": "k", "more": more})
+
+
+def _submit(site: Site, path: str, values: Mapping[str, Any]) -> str:
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+    response = site.client.post(path, data=texts)
+    assert response.status_code in (409, 422), response.text
+    assert response.mimetype == "text/html"
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", response.text)).split())
+
+
+def by_sql(site: Site, fields: Mapping[str, Any]) -> Answer:
+    request = json.dumps([{**JOB, **fields}]).replace("'", "''")
+    ((at, detail),) = query_rows(site.dsn, f"SELECT field, detail FROM dl_enqueue_many('{request}')")
+    return "invalid_request", at, detail
+
+
+def _caught(enqueue: Callable[[NewJob], Any], fields: Mapping[str, Any]) -> Answer:
+    try:
+        enqueue(NewJob(**{**JOB, **fields}))
+    except InvalidJob as error:
+        return "invalid_request", error.field, str(error).removeprefix(f"{error.field}: ")
+    except IdempotencyConflict as error:
+        return "idempotency_conflict", "", str(error)
+    pytest.fail("made a job")
+
+
+def by_enqueue(site: Site, fields: Mapping[str, Any]) -> Answer:
+    """As `ctx.enqueue` does."""
+    return _caught(JobQueue(site.executor).enqueue, fields)
+
+
+def by_fan_out(site: Site, fields: Mapping[str, Any]) -> Answer:
+    then = NewJob(**{**JOB, "lock_key": "then"})
+    return _caught(lambda job: Graphs(site.executor).fan_out([job], then, on="succeeded", need="all"), fields)
+
+
+WAYS: Mapping[str, Callable[[Site, Mapping[str, Any]], Answer | str]] = {
+    "trigger": by_trigger, "batch": by_batch, "graph": by_graph, "clone": by_clone, "clone form": by_clone_form,
+    "start form": by_start_form, "sql": by_sql, "enqueue": by_enqueue, "fan-out": by_fan_out,
+}  # fmt: skip
+
+
+class Rates(BaseModel):
+    day: date
+
+
+@pytest.fixture
+def site(queue, pipelines, pool, dsn):
+    @pipelines.register("rates", args=Rates)
+    def rates(args, ctx):
+        """Rates of the bank."""
+
+    execute_sql(dsn, f"TRUNCATE {TABLES} CASCADE")
+    client = create_app(queue, pipelines, WebOptions(version="1", queues=("etl",)), pool=pool, keys=ApiKeys(pool))
+    yield Site(client.test_client(), pool, dsn)
+    execute_sql(dsn, f"TRUNCATE {TABLES} CASCADE")
+
+
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
+def test_each_way_refuses_the_same(refusal: Refusal, site: Site):
+    site.insert_original(refusal.fields)
+    if refusal.code == "outside_key_limits":
+        site.limit_caller()
+    execute_sql(site.dsn, refusal.before or "SELECT")
+    job_ids = query_rows(site.dsn, "SELECT job_id FROM dl_jobs ORDER BY 1")
+    answers = {}
+    for way, perform in WAYS.items():
+        if way not in refusal.not_by:
+            answers[way] = perform(site, refusal.fields)
+
+    for way, answer in answers.items():
+        if isinstance(answer, str):
+            assert refusal.message in answer, way
+        else:
+            assert answer[:2] == (refusal.code, refusal.at), way
+            assert refusal.message in answer[2], way
+    assert len({answer[2] for answer in answers.values() if not isinstance(answer, str)}) == 1
+    assert query_rows(site.dsn, "SELECT job_id FROM dl_jobs ORDER BY 1") == job_ids
