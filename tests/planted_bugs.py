@@ -38,13 +38,13 @@ BUGS = (
         "tests/app/db/test_ordinary_owner.py::test_no_function_compiles_its_queries",
     ),
     PlantedBug(
-        "a key reads results of another team", "app/http/jobs/visible_jobs.py",
+        "a key reads results of another team", "app/http/jobs/job_maker.py",
         "return next(unseen, None)", "return None",
         "tests/app/http/auth/test_two_teams.py::test_a_foreign_parent_is_one_that_does_not_exist",
     ),
     PlantedBug(
-        "a key of a foreign job shows the job", "app/http/jobs/visible_jobs.py",
-        "return actor.sees_all_jobs or bool(_visible_ids(executor, actor, [job_id]))", "return True",
+        "a key of a foreign job shows the job", "app/http/jobs/job_maker.py",
+        "return actor.sees_all_jobs or bool(self._visible_ids(actor, [job_id]))", "return True",
         "tests/app/http/auth/test_two_teams.py::test_a_key_of_a_foreign_job_is_a_conflict",
     ),
     PlantedBug(
