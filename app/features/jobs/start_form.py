@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from dataloader.app.features.jobs.args_form import ArgInput, ArgsForm
+from dataloader.app.features.jobs.args_form import ArgInput, ArgsForm, input_of
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.jobs.trigger_request import (
     JobRequest,
@@ -117,6 +117,11 @@ class StartForms:
         if errors:
             raise InvalidRequest(errors)
         return trigger
+
+    @staticmethod
+    def input_of(values: Mapping[str, str]) -> Callable[[str], str]:
+        """Return what gives the input of a field of the request, in the form with these values."""
+        return str if "args" in values else input_of
 
     def _args_form(self, name: str, zone: str) -> ArgsForm:
         task = self._pipelines.get(name)

@@ -18,7 +18,6 @@ from dataloader.app.acts.web import ActForms, Choice, refusing_form
 from dataloader.app.errors import BreakerNotFound
 from dataloader.app.features.backfills.reader import BackfillReader
 from dataloader.app.features.backfills.slices_page import GridFields, make_grid
-from dataloader.app.features.jobs.args_form import input_of
 from dataloader.app.features.jobs.start_form import StartForm, StartForms
 from dataloader.app.features.limits.acts import delete_breaker, set_breaker
 from dataloader.app.features.limits.breakers import Breakers, BreakerStatus
@@ -255,7 +254,7 @@ def create_tasks_page(site: Site) -> ApiBlueprint:
         values = {field: value for field, value in request.form.items() if field != CSRF_FIELD}
         original = _visible_job(queue, name, form.from_job)
         original_args = None if original is None else original.args
-        with refusing_form(str if "args" in values else input_of):
+        with refusing_form(forms.input_of(values)):
             trigger = forms.parse(name, values, original_args, zone=pages.formatter.zone)
             made = site.runner.perform(trigger_job, {}, trigger, query=TriggerQuery())
         return redirect_to(f"/jobs/{made.job_id}")
