@@ -20,7 +20,8 @@ OURS = ("app", "workers", "pipelines", "dataloader")
 _D = "dataloader"
 _APP, _CORE, _FEATURES = f"{_D}.app", f"{_D}.app.queue", f"{_D}.app.features"
 _CLIENT = frozenset(
-    f"{_D}.{name}" for name in ("client", "errors", "_address", "_enqueue", "_job_fields", "_transport", "_old_names")
+    f"{_D}.{name}"
+    for name in ("client", "errors", "_address", "_enqueue", "_job_fields", "_job_filter", "_transport", "_old_names")
 )
 
 
@@ -30,7 +31,7 @@ def _app(*names: str) -> frozenset[str]:
 
 _SERVICE = _app("errors", "log", "net", "tracing", "wording")
 _PIPELINES, _WORKERS = f"{_D}.pipelines", f"{_D}.workers"
-_FIELDS = f"{_D}._job_fields"  # each field of a job, declared once
+_FIELDS = tuple(f"{_D}.{name}" for name in ("_job_fields", "_job_filter"))  # each field, declared once
 
 # room → what it may import of ours, next to itself. The longest name that fits a module is its room.
 ROOMS: dict[str, frozenset[str]] = {
@@ -41,14 +42,14 @@ ROOMS: dict[str, frozenset[str]] = {
     f"{_APP}.tracing": _app("errors"),
     f"{_APP}.log": _app("errors"),
     f"{_APP}.postgres": _app("errors"),
-    f"{_APP}.db": _app("errors", "wording") | {f"{_PIPELINES}.json_values", _FIELDS},
-    _CORE: _app("db", "errors", "wording") | {f"{_PIPELINES}.json_values", _FIELDS},
+    f"{_APP}.db": _app("errors", "wording") | {f"{_PIPELINES}.json_values", *_FIELDS},
+    _CORE: _app("db", "errors", "wording") | {f"{_PIPELINES}.json_values", *_FIELDS},
     f"{_APP}.acts": _app("db", "queue", "http", "ui", "errors", "wording") | {_PIPELINES},
-    f"{_APP}.http": _SERVICE | _app("acts", "db", "queue", "ui") | {_PIPELINES, _FIELDS},
+    f"{_APP}.http": _SERVICE | _app("acts", "db", "queue", "ui") | {_PIPELINES, *_FIELDS},
     f"{_APP}.ui": _SERVICE | _app("acts", "http", "db", "queue") | {_PIPELINES},
     _FEATURES: _SERVICE
     | _app("acts", "http", "ui", "db", "queue", "cli", "config", "runtime")
-    | {_PIPELINES, _WORKERS, f"{_D}.errors", f"{_D}.client", f"{_D}._enqueue", _FIELDS},
+    | {_PIPELINES, _WORKERS, f"{_D}.errors", f"{_D}.client", f"{_D}._enqueue", *_FIELDS},
     _WORKERS: _SERVICE | _app("acts.feature", "queue", "db") | {_PIPELINES, f"{_WORKERS}.offloads", f"{_D}._old_names"},
     f"{_WORKERS}.offloads": _SERVICE | _app("features.offload.rows", "queue", "db") | {_PIPELINES, _WORKERS},
     _PIPELINES: frozenset({f"{_D}._old_names"}),

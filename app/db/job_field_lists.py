@@ -1,6 +1,7 @@
 """What SQL makes of the fields of a job: the lists that `make schema` puts into schema.sql.
 
-A line `-- fields of a job: NAME` of a part stands for a list of one item a field.
+A line `-- fields of a job: NAME` of a part stands for a list of one item a field, and `-- fields of a filter` for the
+conditions of a filter of jobs.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from dataloader._job_fields import JOB_FIELDS, REQUIRED_FIELDS, JobField, Kind
+from dataloader._job_filter import FILTER_FIELDS
 
 _PLACEHOLDER = re.compile(r"^( *)-- fields of a job: (\w+)(,?)$", re.MULTILINE)
+_CONDITIONS = "-- fields of a filter"
 _MAX_WIDTH = 119
 _IS_BLANK = r"btrim($, E' \t\n\r\f\v') = ''"
 _NAME_PROBLEM = "must be a text that is not empty, of at most {} bytes in UTF-8"
@@ -56,7 +59,12 @@ def fill_lists(text: str) -> str:
             return "\n".join(f"{indent}{case}" for case in _checks())
         return _wrap(_LISTS[name](), indent, comma)
 
-    return _PLACEHOLDER.sub(make_list, text)
+    return _PLACEHOLDER.sub(make_list, text).replace(_CONDITIONS, f"{_conditions()};")
+
+
+def _conditions() -> str:
+    """What a job must meet to match a filter."""
+    return "\n       AND ".join(field.sql for field in FILTER_FIELDS.values())
 
 
 def enqueue_parameters() -> list[str]:

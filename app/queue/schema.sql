@@ -213,27 +213,7 @@ CREATE OR REPLACE FUNCTION dl_is_lease_expired(lease_expires_at timestamptz, hea
 -- sees which index it may use.
 CREATE OR REPLACE FUNCTION dl_job_matches(j dl_jobs, filter jsonb) RETURNS bool
     LANGUAGE sql STABLE
-    RETURN (filter ->> 'job_id' IS NULL OR j.job_id = ANY ((filter ->> 'job_id')::uuid[]))
-       AND (filter ->> 'idempotency_key' IS NULL OR j.idempotency_key = filter ->> 'idempotency_key')
-       AND (filter ->> 'status' IS NULL OR j.status::text = ANY ((filter ->> 'status')::text[]))
-       AND (filter ->> 'wait_state' IS NULL OR j.status::text = 'queued' AND j.wait_state::text = filter ->> 'wait_state')
-       AND (filter ->> 'queue' IS NULL OR j.queue = filter ->> 'queue')
-       AND (filter ->> 'task' IS NULL OR j.task = filter ->> 'task')
-       AND (filter ->> 'lock_key' IS NULL OR j.lock_key = filter ->> 'lock_key')
-       AND (filter ->> 'partition_key' IS NULL OR j.partition_key = filter ->> 'partition_key')
-       AND (filter ->> 'producer' IS NULL OR j.producer = filter ->> 'producer')
-       AND (filter ->> 'consumer_group' IS NULL OR j.consumer_group = filter ->> 'consumer_group')
-       AND (filter ->> 'tag' IS NULL OR j.tags @> ARRAY[filter ->> 'tag'])
-       AND (filter ->> 'fingerprint' IS NULL OR j.error_fingerprint = filter ->> 'fingerprint')
-       AND (filter ->> 'warnings' IS NULL OR (j.warnings IS NOT NULL) = (filter ->> 'warnings')::bool)
-       AND (filter ->> 'created_from' IS NULL OR j.created_at >= (filter ->> 'created_from')::timestamptz)
-       AND (filter ->> 'created_to' IS NULL OR j.created_at < (filter ->> 'created_to')::timestamptz)
-       AND (filter ->> 'started_from' IS NULL OR j.started_at >= (filter ->> 'started_from')::timestamptz)
-       AND (filter ->> 'started_to' IS NULL OR j.started_at < (filter ->> 'started_to')::timestamptz)
-       AND (filter ->> 'finished_from' IS NULL OR j.finished_at >= (filter ->> 'finished_from')::timestamptz)
-       AND (filter ->> 'finished_to' IS NULL OR j.finished_at < (filter ->> 'finished_to')::timestamptz)
-       AND (filter ->> 'text' IS NULL OR strpos(lower(j.args::text), lower(filter ->> 'text')) > 0
-            OR strpos(lower(coalesce(j.error, '')), lower(filter ->> 'text')) > 0);
+    RETURN -- fields of a filter
 
 -- jsonb as text, or {"$dropped": reason} where the text is larger than `max_bytes` or cannot be made: a few bytes such as
 -- 1e131071 are 128 KB of text, and a failing cast would fail the statement around it, such as every claim of a queue.

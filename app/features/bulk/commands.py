@@ -8,12 +8,13 @@ from uuid import UUID
 
 import click
 
+from dataloader._job_filter import FILTER_FIELDS
 from dataloader.app.cli import text
 from dataloader.app.cli.operations import parameters
 from dataloader.app.cli.output import Table, print_payload
 from dataloader.app.cli.parsing import ID, option, without_none
 from dataloader.app.cli.remote import RemoteService, remote_command
-from dataloader.app.features.jobs.commands import FILTER_FIELDS, FILTER_OPTIONS
+from dataloader.app.features.jobs.commands import FILTER_NAMES, FILTER_OPTIONS
 from dataloader.app.wording import format_count
 
 _WAIT_FOR_END_SEC = 3.0  # of a bulk cancel, which takes one as a rule
@@ -29,7 +30,7 @@ _OPERATIONS = Table(
 @remote_command(
     operation="start_bulk_operation", omit="action filter only_error",
     options={"max": "--max-jobs", "expected": {"help": "About how many jobs match; counted if not given."}},
-    params=[*parameters("list_jobs", only=FILTER_FIELDS, options=FILTER_OPTIONS)],
+    params=[*parameters("list_jobs", only=FILTER_NAMES, options=FILTER_OPTIONS)],
     short_help="Change all jobs that match a filter.",
 )  # fmt: skip
 @click.argument("action", type=click.Choice(_ACTIONS))
@@ -67,7 +68,7 @@ def _stopped_line(stopped: text.Payload) -> str:
 def _start(
     service: RemoteService, action: str, *, is_all: bool, expected: int | None, dry_run: bool, yes: bool, **options: Any
 ) -> None:
-    job_filter = without_none({name: options.pop(name) for name in FILTER_FIELDS.split()})
+    job_filter = without_none({name: options.pop(name) for name in FILTER_FIELDS})
     if action == "redrive" and options["per_minute"] is None and not dry_run:
         raise click.UsageError("redrive needs --per-minute")
     if is_all and job_filter:

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import click
 
+from dataloader._job_filter import FILTER_FIELDS
 from dataloader.app.cli import text, watch
 from dataloader.app.cli.exit_codes import ExitCode
 from dataloader.app.cli.invocation import dataloader_command
@@ -21,10 +22,7 @@ from dataloader.app.features.jobs.trigger_command import trigger
 from dataloader.app.wording import format_attempt, format_count
 from dataloader.errors import Refused, ServiceUnavailable
 
-FILTER_FIELDS = (
-    "job_id idempotency_key queue status wait_state task lock_key partition_key producer consumer_group tag "
-    "fingerprint warnings created_from created_to finished_from finished_to text"
-)
+FILTER_NAMES = " ".join(FILTER_FIELDS)
 FILTER_OPTIONS = {"warnings": {"help": "Only jobs that succeeded with data checks that did not pass."}}
 _PAGE_LINES = 1000
 _PROGRESS_INTERVAL_SEC = 1.0
@@ -101,7 +99,7 @@ def _changed_fields() -> Iterator[str]:
     return (name for name, value in values if value is not None and name != "job_id")
 
 
-@remote_command(operation="list_jobs", only=f"{FILTER_FIELDS} limit", options=FILTER_OPTIONS)
+@remote_command(operation="list_jobs", only=f"{FILTER_NAMES} limit", options=FILTER_OPTIONS)
 def jobs(service: RemoteService, *, limit: int, **options: Any) -> int:
     """List jobs, newest first: a table on a terminal, whole aligned lines in a pipe.
 

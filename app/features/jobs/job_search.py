@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID
 
+from dataloader._job_filter import FILTER_FIELDS, JobFilterFields
 from dataloader.app.db.encoding import array, as_uuid, from_row, validate_text
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.statistics.rows import SAMPLED_PAGES, UNSUCCESSFUL
@@ -28,7 +29,6 @@ MAX_ACTIVE = 5_000  # up to so many queued and running jobs are listed in any or
 MAX_ACTIVE_SEARCHED = 500  # likewise, if args and errors are searched
 ACTIVE = frozenset({Status.QUEUED, Status.RUNNING})
 MAX_KEYED = 5_000  # jobs of a lock key, a tag or a list of ids that are listed in any order
-MAX_JOB_IDS = 500  # in a filter
 # The first window of a search; later ones grow as the time budget allows.
 _FIRST_WINDOW_ROWS = 1_000
 _FIRST_TEXT_WINDOW_ROWS = 200  # if args and errors are searched
@@ -39,29 +39,10 @@ _MIN_ID, _MAX_ID = UUID(int=0), UUID(int=2**128 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filter:
+class Filter(JobFilterFields):
     """Which jobs to search for; None matches any. Time ranges include their start and exclude their end."""
 
-    job_id: frozenset[UUID] | None = None  # one of these, at most MAX_JOB_IDS
-    idempotency_key: str | None = None
     status: frozenset[Status] | None = None
-    wait_state: str | None = None  # of queued jobs
-    queue: str | None = None
-    task: str | None = None
-    lock_key: str | None = None
-    partition_key: str | None = None
-    producer: str | None = None
-    consumer_group: str | None = None
-    tag: str | None = None
-    fingerprint: str | None = None
-    warnings: bool | None = None  # whether it succeeded with data checks that did not pass
-    created_from: datetime | None = None
-    created_to: datetime | None = None
-    started_from: datetime | None = None
-    started_to: datetime | None = None
-    finished_from: datetime | None = None
-    finished_to: datetime | None = None
-    text: str | None = None  # in args or error, ignoring case
 
     @property
     def is_indexed(self) -> bool:
@@ -99,13 +80,14 @@ class Filter:
     @classmethod
     def _parse(cls, values: dict[str, Any]) -> Filter:
         for name, value in values.items():
+            of_type = FILTER_FIELDS[name].type
             if name == "status":
                 values[name] = frozenset(Status(status) for status in _array_items(value))
             elif name == "job_id":
                 values[name] = frozenset(UUID(job_id) for job_id in _array_items(value))
-            elif name == "warnings":
+            elif of_type is bool:
                 values[name] = value == "true"
-            elif name.endswith(("_from", "_to")):
+            elif of_type is datetime:
                 values[name] = datetime.fromisoformat(value)
         return cls(**values)
 

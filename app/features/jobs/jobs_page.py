@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
 from flask import Response
-from pydantic import Field
+from pydantic import Field, create_model
 
+from dataloader._job_filter import FILTER_FIELDS, MAX_JOB_IDS, FilterField
 from dataloader.app.acts.web import ActForms, ActRunner, refusing_form
 from dataloader.app.errors import BulkMismatch
 from dataloader.app.features.bulk.acts import BulkRequest, cancel_bulk_operation, start_bulk_operation
 from dataloader.app.features.bulk.rows import BulkAction, BulkOperation, BulkOperations, BulkState
 from dataloader.app.features.jobs.job_rows import STATES, JobRows
 from dataloader.app.features.jobs.job_search import (
-    MAX_JOB_IDS,
     Filter,
     JobSearch,
     JobSummary,
@@ -62,41 +62,32 @@ _UNSORTABLE = (
     "or by a key."
 )
 _DEFAULT_SORT = "-created_at"
-_WARNINGS = ("true", "false")
-_TIMES = ("created_from", "created_to", "started_from", "started_to", "finished_from", "finished_to")
-_TEXTS = (
-    *("idempotency_key", "queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "tag"),
-    "fingerprint",
-    "text",
-)
+_SHOWN_FILTERS = ("status", "wait_state", "text", "task", "queue", "lock_key")  # the others are folded
 _FormIds = Annotated[str, Field(max_length=37 * MAX_JOB_IDS)]
 
 
-class JobsPageQuery(FormModel):
-    """The filter as the form sends it; an empty field matches everything."""
-
-    job_id: _FormIds = Field("", description="One or several ids, separated by commas.")
-    idempotency_key: FormText = Field("", description="The idempotency_key.")
-    status: FormText = Field("", description="One or several statuses, separated by commas.")
-    wait_state: FormText = Field("", description="How queued jobs wait.")
-    queue: FormText = Field("", description="The queue.")
-    task: FormText = Field("", description="The task.")
-    lock_key: FormText = Field("", description="The lock_key.")
-    partition_key: FormText = Field("", description="The partition_key.")
-    producer: FormText = Field("", description="The producer.")
-    consumer_group: FormText = Field("", description="The consumer_group.")
-    tag: FormText = Field("", description="The tag.")
-    fingerprint: FormText = Field("", description="The fingerprint of the last error.")
-    warnings: FormText = Field("", description="true: succeeded with data checks that did not pass.")
-    created_from: FormText = Field("", description="Created at this time or later, in the zone of the pages.")
-    created_to: FormText = Field("", description="Created before this time.")
-    started_from: FormText = Field("", description="First started at this time or later.")
-    started_to: FormText = Field("", description="First started before this time.")
-    finished_from: FormText = Field("", description="Ended at this time or later.")
-    finished_to: FormText = Field("", description="Ended before this time.")
-    text: FormText = Field("", description="A text in the args or in the error.")
+class _ListQuery(FormModel):
     sort: FormText = Field(_DEFAULT_SORT, description="The order; only queued and running jobs have the others.")
     after: FormText = Field("", description="The cursor of the next page, from the link of the page before.")
+
+
+if TYPE_CHECKING:
+
+    class JobsPageQuery(_ListQuery):
+        job_id: str
+        status: str
+        wait_state: str
+else:
+    JobsPageQuery = create_model(
+        "JobsPageQuery",
+        __base__=_ListQuery,
+        __module__=__name__,
+        __doc__="The filter as the form sends it; an empty field matches all. Times are in the zone of the pages.",
+        **{
+            name: (_FormIds if name == "job_id" else FormText, Field("", description=field.text))
+            for name, field in FILTER_FIELDS.items()
+        },
+    )
 
 
 class BulkForm(FormModel):
@@ -139,7 +130,9 @@ def create_jobs_page(site: Site) -> ApiBlueprint:
             task_names=pipelines.names,
             queue_names=queues.names(),
             today=f"{pages.formatter.now():%Y-%m-%d}",
-            more_filters=[name for name in (*_TEXTS, *_TIMES, "warnings") if name != "text" and getattr(query, name)],
+            filter_fields=FILTER_FIELDS,
+            shown_filters=_SHOWN_FILTERS,
+            more_filters=[name for name in FILTER_FIELDS if name not in _SHOWN_FILTERS and getattr(query, name)],
             **values,
         )
 
@@ -273,16 +266,24 @@ def _queue_sec(job: JobSummary) -> float | None:
 
 def parse_filter(query: JobsPageQuery, zone: str) -> Filter:
     """Parse the fields of the form. Raises InvalidForm."""
-    statuses = [parse_choice("status", raw.strip(), Status) for raw in query.status.split(",") if raw.strip()]
-    fields: dict[str, Any] = {name: text for name, text in query.model_dump(include={*_TEXTS}).items() if text}
-    fields |= {name: parse_time(name, getattr(query, name), zone) for name in _TIMES}
     return Filter(
-        job_id=_parse_job_ids(query.job_id),
-        status=frozenset(statuses) or None,
-        wait_state=parse_choice("wait_state", query.wait_state, WAIT_STATES) if query.wait_state else None,
-        warnings=parse_choice("warnings", query.warnings, _WARNINGS) == "true" if query.warnings else None,
-        **fields,
+        **{field.name: _parse_field(field, getattr(query, field.name), zone) for field in FILTER_FIELDS.values()}
     )
+
+
+def _parse_field(field: FilterField, raw: str, zone: str) -> Any:
+    if field.name == "job_id":
+        return _parse_job_ids(raw)
+    if field.name == "status":
+        statuses = [parse_choice("status", name.strip(), Status) for name in raw.split(",") if name.strip()]
+        return frozenset(statuses) or None
+    if field.type is datetime:
+        return parse_time(field.name, raw, zone)
+    if not raw:
+        return None
+    if field.type is bool:
+        return parse_choice(field.name, raw, ("true", "false")) == "true"
+    return parse_choice(field.name, raw, field.choices) if field.choices else raw
 
 
 def _parse_job_ids(raw: str) -> frozenset[UUID] | None:

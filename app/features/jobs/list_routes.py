@@ -12,13 +12,13 @@ from uuid import UUID
 from pydantic import AfterValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
+from dataloader._job_filter import FILTER_FIELDS, MAX_JOB_IDS, FilterField
 from dataloader.app.acts.web import add_routes
 from dataloader.app.features.jobs.acts import clone_job, delete_job, edit_job
 from dataloader.app.features.jobs.job_detail import JobDetail, JobReader, RelatedJob, masked_detail, masked_values
 from dataloader.app.features.jobs.job_lookup import JobLookup
 from dataloader.app.features.jobs.job_rows import JobRows
 from dataloader.app.features.jobs.job_search import (
-    MAX_JOB_IDS,
     SUMMARY_FIELDS,
     Cursor,
     Filter,
@@ -41,7 +41,6 @@ from dataloader.app.queue.job import Status
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.task import DEFAULT_QUEUE
 
-_MAX_SEARCH_LENGTH = 200
 _STATUS_PATTERN = "|".join(Status)
 
 
@@ -61,55 +60,26 @@ def _validate_job_ids(raw: str) -> str:
     return raw
 
 
-class JobFilter(QueryModel):
-    """Which jobs to select. Time ranges include their start and exclude their end. A field left out matches any job.
-
-    Jobs with an id, an idempotency key, a lock key or a rare tag are found at once, however old they are."""
-
-    job_id: Annotated[
-        Annotated[str, AfterValidator(_validate_job_ids), Field(pattern=r"^[0-9a-fA-F-]{36}(,[0-9a-fA-F-]{36})*$")]
-        | None,
-        Field(description=f"Only jobs with one of these ids, at most {MAX_JOB_IDS}, separated by commas."),
-    ] = None
-    idempotency_key: Annotated[str | None, Field(description="Only the job with this idempotency key.")] = None
-    status: Annotated[
-        Annotated[
+def _parameter(field: FilterField) -> tuple[Any, Any]:
+    """A field of a filter as `create_model` takes it."""
+    types: dict[Any, Any] = {
+        bool: bool,
+        datetime: Timestamp,
+        str: Literal[field.choices] if field.choices else str,
+        frozenset[UUID]: Annotated[
+            str, AfterValidator(_validate_job_ids), Field(pattern=r"^[0-9a-fA-F-]{36}(,[0-9a-fA-F-]{36})*$")
+        ],
+        frozenset[str]: Annotated[
             str, AfterValidator(_validate_statuses), Field(pattern=f"^({_STATUS_PATTERN})(,({_STATUS_PATTERN}))*$")
-        ]
-        | None,
-        Field(description="Only jobs with one of these statuses, separated by commas."),
-    ] = None
-    wait_state: Annotated[
-        Literal["scheduled", "ready", "blocked", "limited", "waiting"] | None,
-        Field(description="Only queued jobs that wait like this."),
-    ] = None
-    queue: Annotated[str | None, Field(description="Only jobs of this queue.")] = None
-    task: Annotated[str | None, Field(description="Only jobs of this task.")] = None
-    lock_key: Annotated[str | None, Field(description="Only jobs with this key.")] = None
-    partition_key: Annotated[str | None, Field(description="Only jobs with this partition key.")] = None
-    producer: Annotated[str | None, Field(description="Only jobs of this producer.")] = None
-    consumer_group: Annotated[str | None, Field(description="Only jobs of this consumer group.")] = None
-    tag: Annotated[str | None, Field(description="Only jobs with this tag.")] = None
-    fingerprint: Annotated[
-        str | None, Field(description="Only jobs whose last error has this fingerprint, as `error_fingerprint` has it.")
-    ] = None
-    warnings: Annotated[
-        bool | None,
-        Field(description="true: only jobs that succeeded with data checks that did not pass; false: only others."),
-    ] = None
-    created_from: Annotated[Timestamp, Field(description="Only jobs created then or later.")] = None
-    created_to: Annotated[Timestamp, Field(description="Only jobs created before.")] = None
-    started_from: Annotated[Timestamp, Field(description="Only jobs first started then or later.")] = None
-    started_to: Annotated[Timestamp, Field(description="Only jobs first started before.")] = None
-    finished_from: Annotated[Timestamp, Field(description="Only jobs finished then or later.")] = None
-    finished_to: Annotated[Timestamp, Field(description="Only jobs finished before.")] = None
-    text: Annotated[
-        str | None,
-        Field(
-            min_length=1, max_length=_MAX_SEARCH_LENGTH, description="Only jobs with this text in their args or error."
-        ),
-    ] = None
+        ],
+    }
+    size: dict[str, Any] = {} if field.max_length is None else {"min_length": 1, "max_length": field.max_length}
+    of_type = types[field.type]
+    annotation = of_type if field.type is datetime else of_type | None
+    return Annotated[annotation, Field(description=field.text, **size)], None
 
+
+class _JobFilter(QueryModel):
     @classmethod
     def from_filter(cls, job_filter: Filter) -> Self:
         """Raises ValidationError."""
@@ -121,10 +91,28 @@ class JobFilter(QueryModel):
         return cls.model_validate(fields)
 
     def to_filter(self) -> Filter:
-        fields = {name: getattr(self, name) for name in JobFilter.model_fields if name not in ("status", "job_id")}
-        status = None if self.status is None else frozenset(Status(name) for name in self.status.split(","))
-        job_ids = None if self.job_id is None else frozenset(UUID(job_id) for job_id in self.job_id.split(","))
-        return Filter(status=status, job_id=job_ids, **fields)
+        fields = {name: getattr(self, name) for name in FILTER_FIELDS}
+        if (status := fields["status"]) is not None:
+            fields["status"] = frozenset(Status(name) for name in status.split(","))
+        if (job_ids := fields["job_id"]) is not None:
+            fields["job_id"] = frozenset(UUID(job_id) for job_id in job_ids.split(","))
+        return Filter(**fields)
+
+
+if TYPE_CHECKING:
+
+    class JobFilter(_JobFilter):
+        fingerprint: str | None
+else:
+    JobFilter = create_model(
+        "JobFilter",
+        __base__=_JobFilter,
+        __module__=__name__,
+        __doc__="Which jobs to select. Time ranges include their start and exclude their end. A field left out matches "
+        "any job.\n\nJobs with an id, an idempotency key, a lock key or a rare tag are found at once, however old they "
+        "are.",
+        **{name: _parameter(field) for name, field in FILTER_FIELDS.items()},
+    )
 
 
 def _validate_fields(raw: str) -> str:
