@@ -123,8 +123,8 @@ class ActForms:
 
     pages: PageRenderer
     runner: ActRunner
-    page: Callable[..., Response]
     page_url: str
+    page: Callable[..., Response] | None = None  # None: after a refusal only the reason is shown
     problems: Sequence[ProblemCode] = ()
 
     def add_button(self, path: str, name: str, act: Act, *, respond: Callable[[Any], Response] | None = None) -> None:
