@@ -62,7 +62,8 @@ class ActRunner:
 
 
 def add_routes(blueprint: ApiBlueprint, acts: Iterable[Act], runner: ActRunner) -> None:
-    for act in acts:
+    """Add the routes of those acts that have one."""
+    for act in (act for act in acts if act.method):
         problems = (*act.problems, ProblemCode.NAME_NOT_FOUND) if act.may_name_unknown else act.problems
         query = StrictQuery if act.may_name_unknown else act.query
         add = blueprint.route(
