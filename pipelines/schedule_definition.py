@@ -271,9 +271,8 @@ def times_by_hand(
 ) -> tuple[JobTimes, dict[str, Any]]:
     """What a job that a person runs is for, by a slice or by a nominal time, and its args, which may have placeholders.
     They are those of the task's only schedule in code by default, and so is the interval. Raises ValueError."""
-    declared = [declaration.to_json() for declaration in schedules_of(task.call)]
-    base: dict[str, Any] = declared[0] if len(declared) == 1 else {"kind": "dataset", "after": ["none"]}
-    applies: dict[str, Any] = {name: value for name, value in base.items() if name != "off"} | {"task": task.name}
+    base = _only_schedule(task) or {"kind": "dataset", "after": ["none"]}
+    applies = {name: value for name, value in base.items() if name != "off"} | {"task": task.name}
     if task.options.partitions is not None:
         applies["partitions"] = task.options.partitions.to_json()
     definition = definition_from(applies | ({"args": dict(args)} if args else {}), zone=zone)
@@ -289,18 +288,25 @@ def times_by_hand(
 
 def slice_of_args(task: Task, args: Mapping[str, Any], *, zone: str) -> JobTimes | None:
     """What a job is for whose args are those of a slice, by the task's only schedule in code; None: of no slice."""
-    declared = [declaration.to_json() for declaration in schedules_of(task.call)]
-    if task.options.partitions is None or len(declared) != 1 or not declared[0].get("args"):
+    declared = _only_schedule(task) or {}
+    if task.options.partitions is None or not declared.get("args"):
         return None
-    slices = task.options.partitions.in_zone(declared[0].get("zone") or zone)
+    zone = declared.get("zone") or zone
+    slices = task.options.partitions.in_zone(zone)
     wanted = task.complete_args(args)
     for key in dict.fromkeys(value for value in wanted.values() if isinstance(value, str)):
         with suppress(ValueError):  # no slice of the task is called so, or the template needs another time
             times = times_of_slice(slices.slice(key))
-            filled = fill_template(declared[0]["args"], times.placeholders(), declared[0].get("zone") or zone)
+            filled = fill_template(declared["args"], times.placeholders(), zone)
             if task.complete_args(filled) == wanted:
                 return times
     return None
+
+
+def _only_schedule(task: Task) -> dict[str, Any] | None:
+    """The task's only schedule in code; None: it has none, or several."""
+    declared = schedules_of(task.call)
+    return declared[0].to_json() if len(declared) == 1 else None
 
 
 def times_of_listed(definition: ScheduleDefinition, part: Slice) -> JobTimes:

@@ -64,7 +64,8 @@ class ActRunner:
 
 
 def add_routes(blueprint: ApiBlueprint, acts: Iterable[Act], runner: ActRunner) -> None:
-    for act in acts:
+    """Add the routes of those acts that have one."""
+    for act in (act for act in acts if act.method):
         problems = (*act.problems, ProblemCode.NAME_NOT_FOUND) if act.may_name_unknown else act.problems
         query = StrictQuery if act.may_name_unknown else act.query
         add = blueprint.route(
@@ -125,8 +126,8 @@ class ActForms:
 
     pages: PageRenderer
     runner: ActRunner
-    page: Callable[..., Response]
     page_url: str
+    page: Callable[..., Response] | None = None  # None: after a refusal only the reason is shown
     problems: Sequence[ProblemCode] = ()
 
     def add_button(self, path: str, name: str, act: Act, *, respond: Callable[[Any], Response] | None = None) -> None:

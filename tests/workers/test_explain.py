@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from dataloader.app.acts.reasons import ReasonCode
 from dataloader.app.features.queues.rows import Queues
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.why.explain import JobExplainer
-from dataloader.app.features.why.reasons import ReasonCode
 from dataloader.app.queue.job import Status
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 
 def codes(worker_pools: WorkerPoolFixture, job_id: UUID) -> list[str]:
-    return [reason.code for reason in JobExplainer(worker_pools.queue_fixture.session).explain(job_id).reasons]
+    return [
+        reason.code for reason in JobExplainer(worker_pools.queue_fixture.session, FEATURES).explain(job_id).reasons
+    ]
 
 
 def test_busy_threads_of_queue_delay_job_despite_idle_queues(worker_pools):
@@ -33,7 +36,7 @@ def test_per_worker_limit_delays_job_despite_idle_threads(worker_pools):
     eventually(lambda: worker_pools.gate.arrived, message="one runs")
 
     job_id = worker_pools.add_job("held")
-    (reason,) = JobExplainer(worker_pools.queue_fixture.session).explain(job_id).reasons
+    (reason,) = JobExplainer(worker_pools.queue_fixture.session, FEATURES).explain(job_id).reasons
     assert reason.code is ReasonCode.PER_WORKER_LIMIT
     assert reason.details["per_worker"] == 1
     Queues(worker_pools.queue_fixture.session).change_settings("q", per_worker=3)  # the pool starts a third thread

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dataloader.app.features.queues.rows import Queues
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.job import Status
 from dataloader.pipelines.contract import Pipelines
@@ -25,7 +26,7 @@ def tasks(worker_pools: WorkerPoolFixture) -> Pipelines:
 def test_job_runs_where_the_labels_are(worker_pools: WorkerPoolFixture, tasks: Pipelines):
     plain = worker_pools.listening_pool()
     job_id = worker_pools.add_job("train")
-    explainer = JobExplainer(worker_pools.queue_fixture.session)
+    explainer = JobExplainer(worker_pools.queue_fixture.session, FEATURES)
     deferred = eventually(lambda: worker_pools.queue_fixture.job(job_id).error)
     (reason,) = explainer.explain(job_id).reasons
     worker_pools.wait_for_status(worker_pools.add_job("quick"), Status.SUCCEEDED)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.job import Status
 from dataloader.pipelines.portable import clock
@@ -194,7 +195,9 @@ def set_memory(pool: WorkerPool, used: float) -> None:
 
 
 def codes(worker_pools: WorkerPoolFixture, job_id) -> list[str]:
-    return [reason.code for reason in JobExplainer(worker_pools.queue_fixture.session).explain(job_id).reasons]
+    return [
+        reason.code for reason in JobExplainer(worker_pools.queue_fixture.session, FEATURES).explain(job_id).reasons
+    ]
 
 
 def test_pool_with_high_memory_runs_one_job_until_it_falls(worker_pools):

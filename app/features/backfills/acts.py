@@ -169,8 +169,7 @@ def run_task_slices(call: Call, task: str, body: SlicesToRun) -> Backfill:
     return created
 
 
-# A form alone performs it: no route has this address.
-@_act("slices.canceled", "POST", "/tasks/<path:task>/slices/cancel")
+@_act("slices.canceled")  # by a form alone
 def cancel_slices(call: Call, task: str, body: SlicesToCancel) -> CanceledSlices:
     """Cancel the jobs of these slices that have not started."""
     queue = JobQueue(call.executor)

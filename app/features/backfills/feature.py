@@ -10,4 +10,5 @@ FEATURE = Feature(
     ),
     navigation=(NavLink("Work", "Backfills", "/backfills"),),
     duties="duty.create_duties",
+    reasons="reasons.BackfillReasons",
 )

@@ -10,6 +10,7 @@ from uuid import UUID
 from flask import Response, g
 from pydantic import Field
 
+from dataloader.app.acts.reasons import Explainer, JobExplanation, load_explainer
 from dataloader.app.acts.web import ActForms, Choice, refusing_form
 from dataloader.app.errors import JobNotFound
 from dataloader.app.features.backfills import acts
@@ -18,7 +19,6 @@ from dataloader.app.features.backfills.plan import BackfillPlan
 from dataloader.app.features.backfills.reader import BackfillReader
 from dataloader.app.features.backfills.rows import Backfill, BackfillState, SliceError
 from dataloader.app.features.backfills.slices_page import GridFields, grid_or_problem
-from dataloader.app.features.why.explain import JobExplainer, JobExplanation
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
@@ -65,7 +65,7 @@ class Pace:
 def create_backfills_page(site: Site) -> ApiBlueprint:
     pages = PageRenderer("backfills_page", site.options)
     reader = BackfillReader(site.executor, site.pipelines, site.options)
-    runner, explainer = site.runner, JobExplainer(site.executor)
+    runner, explainer = site.runner, load_explainer(site.features, site.executor)
 
     @pages.page("/backfills", query=BackfillsFields)
     def show_backfills(query: BackfillsFields) -> Response:
@@ -156,8 +156,10 @@ def _bad_slices(reader: BackfillReader, backfill: Backfill) -> list[tuple[Any, S
     return [(part, errors.get(part.job_id)) for part in found]
 
 
-def _oldest_waiting(reader: BackfillReader, explainer: JobExplainer, backfill_id: UUID) -> JobExplanation | None:
+def _oldest_waiting(reader: BackfillReader, explainer: Explainer | None, backfill_id: UUID) -> JobExplanation | None:
     """Explain the oldest of the waiting jobs of the first slices that wait; None if none does."""
+    if explainer is None:
+        return None
     waiting = reader.backfills.slices(backfill_id=backfill_id, state=Status.QUEUED, limit=_SLICES_LISTED)
     job_ids = sorted(part.job_id for part in waiting)  # ids are ordered by time
     if not job_ids:

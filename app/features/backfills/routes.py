@@ -85,5 +85,5 @@ def create_backfills_blueprint(site: Site) -> ApiBlueprint:
             return SliceList([])
         return SliceList(reader.backfills.slices(task=task, **vars(query)))
 
-    add_routes(blueprint, (act for act in acts_of(acts) if act is not acts.cancel_slices), site.runner)
+    add_routes(blueprint, acts_of(acts), site.runner)
     return blueprint

@@ -174,16 +174,13 @@ class Backfills:
 
     def get(self, backfill_id: UUID) -> Backfill:
         """Raises BackfillNotFound."""
-        found = self._backfills(backfill_id=backfill_id)
+        found = self.newest(backfill_id=backfill_id)
         if not found:
             raise BackfillNotFound(backfill_id)
         return found[0]
 
-    def newest(self, *, task: str | None = None, is_open: bool = False, limit: int = 100) -> list[Backfill]:
-        return self._backfills(task=task, is_open=is_open, limit=limit)
-
-    def _backfills(
-        self, *, backfill_id: UUID | None = None, task: str | None = None, is_open: bool = False, limit: int = 1
+    def newest(
+        self, *, backfill_id: UUID | None = None, task: str | None = None, is_open: bool = False, limit: int = 100
     ) -> list[Backfill]:
         parameters = {"backfill_id": backfill_id and str(backfill_id), "is_open": is_open, "limit": limit}
         rows = self._execute("backfills", {**parameters, **validate_texts({"task": task})})

@@ -10,4 +10,5 @@ FEATURE = Feature(
     navigation=(NavLink("Work", "Graphs", "/graphs"),),
     duties="duty.create_duties",
     task_calls={"upstream": "task_calls.read_parents", "enqueue_group": "task_calls.enqueue_group"},
+    reasons="reasons.GraphReasons",
 )

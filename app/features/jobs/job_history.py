@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from dataloader.app.features.why.reasons import ExplanationReason
+from dataloader.app.acts.reasons import ExplanationReason
 from dataloader.app.http.links import quote_name
 from dataloader.app.log.masking import mask_secret_fields
 from dataloader.app.queue.job_records import JobEvent

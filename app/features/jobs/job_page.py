@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from flask import Response
 from pydantic import Field
 
+from dataloader.app.acts.reasons import ExplanationReason, ReasonCode, load_explainer
 from dataloader.app.acts.web import ActForms, Choice
 from dataloader.app.features.graphs.rows import Graphs
 from dataloader.app.features.jobs.acts import JobEditRequest, clone_job, delete_job, edit_job
@@ -19,8 +20,6 @@ from dataloader.app.features.jobs.job_history import describe_event, link_job_id
 from dataloader.app.features.jobs.job_timeline import build_timeline
 from dataloader.app.features.jobs.log_routes import LEVELS, levels_from
 from dataloader.app.features.jobs.log_search import JobLogSearch, LogFilter
-from dataloader.app.features.why.explain import JobExplainer, JobExplanation
-from dataloader.app.features.why.reasons import ExplanationReason, ReasonCode
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.jobs.acts import cancel_job, retry_job
@@ -69,14 +68,15 @@ class LogPageQuery(FormModel):
 def create_job_page(site: Site) -> ApiBlueprint:
     queue, options = site.queue, site.options
     pages = PageRenderer("job_page", options)
-    reader, explainer = JobReader(queue.executor), JobExplainer(queue.executor)
+    reader, explainer = JobReader(queue.executor), load_explainer(site.features, queue.executor)
     log_search, graphs = JobLogSearch(queue.executor), Graphs(queue.executor)
 
     @pages.page("/jobs/<job:job_id>", standby=False, problems=_NOT_FOUND)
     def show_job(job_id: str) -> Response:
         """Show a job with its attempts, log and events."""
         parsed_id = parse_job_id(job_id)
-        job, explanation = reader.detail(parsed_id), explainer.explain(parsed_id)
+        job, explanation = reader.detail(parsed_id), None if explainer is None else explainer.explain(parsed_id)
+        reasons = [] if explanation is None else explanation.reasons
         events, summary = reader.last_events(parsed_id, limit=MAX_EVENTS), log_search.summary(parsed_id)
         formatter = pages.formatter
         started_at = job.attempts[-1].started_at if job.attempts else job.started_at
@@ -86,9 +86,9 @@ def create_job_page(site: Site) -> ApiBlueprint:
             started_at=started_at,
             job=job,
             state=_state_of(job),
-            notes=_notes(job, explanation),
+            notes=_notes(job, reasons),
             error_reasons=_ERROR_REASONS,
-            can_start=_can_start(job, explanation),
+            can_start=_can_start(job, reasons),
             explanation=explanation,
             waiting_since=_waiting_since(job),
             timeline=build_timeline(job, datetime.now(UTC), formatter.pattern, formatter.duration),
@@ -98,7 +98,7 @@ def create_job_page(site: Site) -> ApiBlueprint:
             checkpoint=mask_secret_fields(job.checkpoint),
             progress_values=mask_secret_fields(job.progress),
             progress=progress_summary(
-                job.progress, started_at, finished_at=job.finished_at, stalled_sec=_stalled_sec(explanation)
+                job.progress, started_at, finished_at=job.finished_at, stalled_sec=_stalled_sec(reasons)
             ),
             history=[describe_event(event, formatter) for event in reversed(events)],
             has_more_events=len(events) == MAX_EVENTS,
@@ -210,16 +210,16 @@ def _state_of(job: JobDetail) -> str:
     return "ready" if job.wait_state == "scheduled" and job.available_at <= datetime.now(UTC) else job.wait_state
 
 
-def _notes(job: JobDetail, explanation: JobExplanation) -> list[ExplanationReason]:
+def _notes(job: JobDetail, reasons: list[ExplanationReason]) -> list[ExplanationReason]:
     """What is worth a note: why the job waits, or what is wrong with its run. How it ended the attempts say."""
     if job.status is Status.QUEUED or job.skipped:
-        return explanation.reasons
-    return [reason for reason in explanation.reasons if reason.code not in _QUIET_REASONS]
+        return reasons
+    return [reason for reason in reasons if reason.code not in _QUIET_REASONS]
 
 
-def _can_start(job: JobDetail, explanation: JobExplanation) -> bool:
+def _can_start(job: JobDetail, reasons: list[ExplanationReason]) -> bool:
     """Whether a scheduled job would start if its time were now."""
-    is_served = _ERROR_REASONS.isdisjoint(reason.code for reason in explanation.reasons)
+    is_served = _ERROR_REASONS.isdisjoint(reason.code for reason in reasons)
     return is_served and _state_of(job) == "scheduled"
 
 
@@ -232,9 +232,9 @@ def _waiting_since(job: JobDetail) -> datetime | None:
     return since if job.wait_state == "scheduled" else max(since, min(job.available_at, datetime.now(UTC)))
 
 
-def _stalled_sec(explanation: JobExplanation) -> float | None:
+def _stalled_sec(reasons: list[ExplanationReason]) -> float | None:
     """Seconds since the last change of the progress, if that is long."""
-    for reason in explanation.reasons:
+    for reason in reasons:
         if reason.code == "progress_old":
             return float(reason.details["progress_age_sec"])
     return None

@@ -29,7 +29,6 @@ from dataloader.app.features.jobs.job_search import (
     NotSortable,
     Sort,
 )
-from dataloader.app.features.why.explain import JobExplainer, JobExplanation, TaskExplanation
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
@@ -39,7 +38,6 @@ from dataloader.app.http.site import Site
 from dataloader.app.log import mask_secret_fields
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.pipelines.task import DEFAULT_QUEUE
 
 _STATUS_PATTERN = "|".join(Status)
 
@@ -186,10 +184,10 @@ class JobList:
 
 
 def create_job_list_blueprint(site: Site) -> ApiBlueprint:
-    executor, pipelines = site.executor, site.pipelines
+    executor = site.executor
     blueprint = ApiBlueprint("job_list", "/api/v1", problems=DATABASE_PROBLEMS)
     search, reader, rows = JobSearch(executor), JobReader(executor), JobRows(executor)
-    explainer, queue, lookup = JobExplainer(executor), JobQueue(executor), JobLookup(executor)
+    queue, lookup = JobQueue(executor), JobLookup(executor)
     job_problems = (ProblemCode.JOB_NOT_FOUND,)
 
     @blueprint.get("/jobs", query=JobsQuery, response=JobList, scope=Scope.READ, standby=True)
@@ -228,26 +226,6 @@ def create_job_list_blueprint(site: Site) -> ApiBlueprint:
         job = reader.get_with_version(parse_job_id(job_id)).job
         events = queue.events(job.id, after=query.after, limit=query.limit)
         return JobEvents(job.id, [replace(event, payload=mask_secret_fields(event.payload)) for event in events])
-
-    @blueprint.get("/jobs/<job:job_id>/why", response=JobExplanation, problems=job_problems, scope=Scope.READ)
-    def explain_job(job_id: str) -> JobExplanation:
-        """Explain why a job waits, still runs, or ended as it did.
-
-        Each reason has a stable `code`, details, and a message.
-        """
-        return explainer.explain(parse_job_id(job_id))
-
-    @blueprint.get("/tasks/<path:task>/why", response=TaskExplanation, scope=Scope.READ)
-    def explain_task(task: str) -> TaskExplanation:
-        """Explain what keeps jobs of a task from being made or from starting, and when its schedules make the next one.
-
-        It may be a paused queue, schedule or backfill, an open circuit breaker, a limit at 0, or that no live worker
-        serves its queue or knows the task.
-        """
-        known = pipelines.get(task)
-        return explainer.explain_task(
-            task, queue=None if known is None else known.options.queue, default_queue=DEFAULT_QUEUE
-        )
 
     add_routes(blueprint, (edit_job, clone_job, delete_job), site.runner)
     return blueprint

@@ -12,4 +12,5 @@ FEATURE = Feature(
     duties="duty.create_duties",
     declare="declare.declare",
     task_calls={"count_calls": "task_calls.count_calls"},
+    reasons="reasons.LimitReasons",
 )

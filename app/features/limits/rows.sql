@@ -155,3 +155,15 @@ WITH state AS MATERIALIZED (
 )
 SELECT EXISTS (SELECT FROM allowed) AS allowed, due.next_tat - due.now_at - due.burst * due.spacing AS wait_sec, due.burst
   FROM due;
+
+-- name: limits_of_task
+-- Those of the limits `names` that a job of the task waits for, as far as it is among the first of them.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+SELECT listed.name
+  FROM unnest(%(names)s::text[]) AS listed (name)
+ WHERE EXISTS (SELECT FROM (SELECT j.task FROM dl_jobs j
+                             WHERE j.waits_on = listed.name AND j.status = 'queued' LIMIT %(max_jobs)s::int) first
+                WHERE first.task = %(task)s::text);

@@ -7,15 +7,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dataloader.app.acts.known_names import NameCheck
 from dataloader.app.acts.web import add_routes
 from dataloader.app.features.queues.acts import change_queue_settings, drain_worker, undrain_worker
 from dataloader.app.features.queues.rows import Queues, QueueStatus, WorkerStatus
 from dataloader.app.features.statistics.rows import Chart, Period, Statistics
-from dataloader.app.features.why.explain import JobExplainer, QueueExplanation
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
-from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
+from dataloader.app.http.problems import DATABASE_PROBLEMS
 from dataloader.app.http.routing import ANY_KEY, ApiBlueprint
 from dataloader.app.http.schemas import QueryModel
 from dataloader.app.http.site import Site
@@ -42,10 +40,9 @@ class WorkerList:
 
 
 def create_queues_blueprint(site: Site) -> ApiBlueprint:
-    executor, pipelines = site.executor, site.pipelines
+    executor = site.executor
     blueprint = ApiBlueprint("queues", "/api/v1", problems=DATABASE_PROBLEMS)
-    queues, statistics, names = Queues(executor), Statistics(executor), NameCheck(executor, pipelines)
-    explainer = JobExplainer(executor)
+    queues, statistics = Queues(executor), Statistics(executor)
 
     @blueprint.get("/queues", query=QueuesQuery, response=QueueList, scope=ANY_KEY)
     def list_queues(query: QueuesQuery) -> QueueList:
@@ -56,14 +53,6 @@ def create_queues_blueprint(site: Site) -> ApiBlueprint:
         caller = current_actor()
         statuses = queues.statuses(queue=query.queue)
         return QueueList([status for status in statuses if caller.can_see_queue(status.queue)])
-
-    @blueprint.get(
-        "/queues/<path:queue>/why", response=QueueExplanation, problems=(ProblemCode.NAME_NOT_FOUND,), scope=Scope.READ
-    )
-    def explain_queue(queue: str) -> QueueExplanation:
-        """Explain what keeps jobs of a queue from starting: that it is paused, a limit, a breaker, or no worker."""
-        names.warnings(queue=queue, strict=True)
-        return explainer.explain_queue(queue)
 
     @blueprint.get("/workers", response=WorkerList, scope=Scope.READ)
     def list_workers() -> WorkerList:

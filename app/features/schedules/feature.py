@@ -16,4 +16,5 @@ FEATURE = Feature(
     declare="declare.declare",
     follower_duties="duty.create_follower_duties",
     test_clock="drain_clock.ScheduleClock",
+    reasons="reasons.ScheduleReasons",
 )

@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from dataloader.app.db.encoding import array, as_uuid, from_row, validate_json, validate_texts
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import InvalidJob, ScheduleChanged, ScheduleExists, ScheduleNotFound, TimeHasFired
 
+Row = TypeVar("Row")
 MAX_SCHEDULES = 10_000
 ORPHAN_AFTER_SEC = 600.0  # no live worker has had it in its code for so long
 
@@ -121,34 +122,27 @@ class Schedules:
         self._execute = executor.execute
 
     def list_by_name(
-        self, *, task: str | None = None, after: str | None = None, limit: int = MAX_SCHEDULES
+        self, *, name: str | None = None, task: str | None = None, limit: int = MAX_SCHEDULES
     ) -> list[Schedule]:
-        """By name."""
-        return self._schedules(task=task, after=after, limit=limit)
+        return self._read(Schedule, "schedules", **validate_texts({"name": name, "task": task}), limit=limit)
 
     def get(self, name: str) -> Schedule:
         """Raises ScheduleNotFound."""
-        found = self._schedules(name=name)
+        found = self.list_by_name(name=name)
         if not found:
             raise ScheduleNotFound(name)
         return found[0]
 
-    def _schedules(
-        self, *, name: str | None = None, task: str | None = None, after: str | None = None, limit: int = 1
-    ) -> list[Schedule]:
-        parameters = validate_texts({"name": name, "task": task, "after": after})
-        return [from_row(Schedule, row) for row in self._execute("schedules", {**parameters, "limit": limit})]
+    def _read(self, row_type: type[Row], statement: str, **parameters: Any) -> list[Row]:
+        return [from_row(row_type, row) for row in self._execute(statement, parameters)]
 
     def due_next(self, *, limit: int) -> list[Schedule]:
         """Those that fire next, by time."""
-        return [from_row(Schedule, row) for row in self._execute("schedules_due_next", {"limit": limit})]
+        return self._read(Schedule, "schedules_due_next", limit=limit)
 
     def not_firing(self, *, late_sec: float, limit: int) -> list[Schedule]:
         """Those that are paused, orphaned or in error, or more than `late_sec` late."""
-        return [
-            from_row(Schedule, row)
-            for row in self._execute("schedules_not_firing", {"late_sec": late_sec, "limit": limit})
-        ]
+        return self._read(Schedule, "schedules_not_firing", late_sec=late_sec, limit=limit)
 
     def now(self) -> datetime:
         """The database's clock."""
@@ -232,8 +226,7 @@ class Schedules:
 
     def firings(self, schedule: Schedule, *, before: datetime | None = None, limit: int = 50) -> list[Firing]:
         """The newest first."""
-        parameters = {"schedule_id": str(schedule.schedule_id), "before": before, "limit": limit}
-        return [from_row(Firing, row) for row in self._execute("firings", parameters)]
+        return self._read(Firing, "firings", schedule_id=str(schedule.schedule_id), before=before, limit=limit)
 
     def last_firings_of(self, schedule_ids: Sequence[UUID], *, limit: int) -> dict[str, list[Firing]]:
         """The latest firings of each of these schedules, by name, the newest first."""
@@ -287,8 +280,7 @@ class Schedules:
 
     def fire(self, batch: Sequence[Mapping[str, Any]]) -> list[FiredTime]:
         """Account for nominal times and make their jobs, all or none; those that another process fired are left out."""
-        rows = self._execute("fire_schedules", {"batch": validate_json("schedules", list(batch))})
-        return [from_row(FiredTime, row) for row in rows]
+        return self._read(FiredTime, "fire_schedules", batch=validate_json("schedules", list(batch)))
 
     def declare(self, declared: Sequence[Mapping[str, Any]], worker_id: UUID) -> list[str]:
         """Create or update the schedules in the code of this process; return names that a schedule of people has."""

@@ -6,7 +6,6 @@ SELECT schedule_id, name, source, task, declared::text, overrides::text, seen_at
        version, last_at, next_at, error, created_at, changed_by, changed_at
   FROM dl_schedules
  WHERE (%(name)s::text IS NULL OR name = %(name)s::text) AND (%(task)s::text IS NULL OR task = %(task)s::text)
-   AND (%(after)s::text IS NULL OR name > %(after)s::text)
  ORDER BY name
  LIMIT %(limit)s::int;
 

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from dataloader.app.acts.feature import Feature, load_all
+from dataloader.app.acts.reasons import (
+    MAX_LISTED,
+    ExplanationReason,
+    JobExplanation,
+    ReasonCode,
+    Reasons,
+    WaitingJob,
+)
 from dataloader.app.db.encoding import array, from_row
 from dataloader.app.db.statements import Executor
-from dataloader.app.errors import BreakerNotFound, LimitNotFound
-from dataloader.app.features.backfills.rows import Backfills, BackfillState
-from dataloader.app.features.graphs.rows import Graphs
 from dataloader.app.features.jobs.job_detail import JobReader
-from dataloader.app.features.limits.breakers import Breakers, BreakerState, BreakerStatus
-from dataloader.app.features.limits.rows import Limits
-from dataloader.app.features.offload.rows import Offloads
 from dataloader.app.features.queues.rows import Queues
-from dataloader.app.features.schedules.rows import Schedules
 from dataloader.app.features.statistics.rows import PeriodStatistics, Statistics
-from dataloader.app.features.why.queue_reasons import (
-    closed_limit_reason,
-    full_limit_reason,
-    no_worker_reason,
-    settings_reasons,
-    threads_reason,
-)
-from dataloader.app.features.why.reasons import MAX_LISTED, ExplanationReason, ReasonCode
+from dataloader.app.features.why.queue_reasons import no_worker_reason, settings_reasons, threads_reason
 from dataloader.app.features.why.run_reasons import RunningFacts, ended_reason, running_reasons
-from dataloader.app.features.why.task_reasons import backfill_reason, breaker_reason, is_next, schedule_reason
 from dataloader.app.features.why.wait_reasons import (
     MAX_COUNTED_AHEAD,
     TRANSIENT,
-    StartEstimate,
     TurnFacts,
     WaitingFacts,
-    engine_reason,
     labels_reason,
-    limit_reason,
-    parents_reason,
     start_estimate,
     waiting_reasons,
 )
@@ -47,19 +36,26 @@ from dataloader.app.queue.queues import QueueState, find_requirements
 from dataloader.app.wording import format_count, suggestion
 
 _MAX_READY_JOBS = 200  # of each queue, among which a job of a task is looked for
-_MAX_LIMITED_JOBS = 1_000  # of each limit
-
-
-@dataclass(frozen=True)
-class JobExplanation:
-    """Why a job waits, runs or ended. The first reason is the main one. `position` is its place among waiting jobs."""
-
-    job_id: UUID
-    status: Status
-    reasons: list[ExplanationReason]
-    position: int | None
-    position_exact: bool
-    estimate: StartEstimate | None
+_SETTINGS = (ReasonCode.QUEUE_PAUSED, ReasonCode.QUEUE_DRAINING, ReasonCode.QUEUE_AT_LIMIT)
+_WORKERS = (ReasonCode.NO_WORKER, ReasonCode.WORKERS_DRAINING)
+_BREAKERS = (ReasonCode.BREAKER_OPEN, ReasonCode.TASK_PAUSED)
+# The main reason first; those of one place stay as they come.
+_ORDER_OF_QUEUE = (
+    _SETTINGS,
+    (*_BREAKERS, ReasonCode.LIMIT_CLOSED),
+    (*_WORKERS, ReasonCode.THREADS_BUSY),
+    (ReasonCode.TASK_UNKNOWN,),
+    (ReasonCode.LIMIT_FULL, ReasonCode.RATE_LIMITED),
+)
+_ORDER_OF_TASK = (
+    _BREAKERS,
+    (*_SETTINGS, *_WORKERS),
+    (ReasonCode.LIMIT_CLOSED,),
+    (ReasonCode.SCHEDULE_PAUSED, ReasonCode.SCHEDULE_ORPHANED, ReasonCode.SCHEDULE_STOPPED),
+    (ReasonCode.BACKFILL_PAUSED,),
+    (ReasonCode.TASK_UNKNOWN, ReasonCode.LABELS_MISSING),
+    (ReasonCode.SCHEDULE_NEXT,),
+)
 
 
 @dataclass(frozen=True)
@@ -81,12 +77,10 @@ class QueueExplanation:
 class JobExplainer:
     """Explains jobs, tasks and queues."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, features: Iterable[Feature]) -> None:
         self._execute = executor.execute
-        self._reader, self._statistics, self._limits = JobReader(executor), Statistics(executor), Limits(executor)
-        self._offloads = Offloads(executor.execute)
-        self._graphs, self._breakers = Graphs(executor), Breakers(executor)
-        self._schedules, self._backfills, self._queues = Schedules(executor), Backfills(executor), Queues(executor)
+        self._reader, self._statistics, self._queues = JobReader(executor), Statistics(executor), Queues(executor)
+        self._of_features: list[Reasons] = [make(executor) for make in load_all(features, "reasons")]
 
     def explain(self, job_id: UUID) -> JobExplanation:
         """Raises JobNotFound."""
@@ -103,9 +97,8 @@ class JobExplainer:
             if not rows:
                 return None
             waiting = from_row(WaitingFacts, rows[0])
-            more = [] if waiting.wait_state != "limited" else [*self._limit_reasons(waiting)]
-            if waiting.wait_state == "waiting":
-                more = [self._wait_reason(job)]
+            of_job = WaitingJob(job, waiting.now, waiting.wait_state, waiting.waits_on, waiting.weight)
+            more = [reason for reasons in self._of_features for reason in reasons.of_job(of_job)]
             return _explain_waiting(job, waiting, more, self._turn(waiting, job_id), self._typical_duration(job))
         if job.status is Status.RUNNING:
             rows = self._execute("running_facts", {"job_id": str(job_id)})
@@ -118,24 +111,15 @@ class JobExplainer:
 
     def explain_task(self, task: str, *, queue: str | None, default_queue: str) -> TaskExplanation:
         """`queue` is that of the task's jobs unless a trigger names another; without it `default_queue` is."""
-        return TaskExplanation(task, list(self._task_reasons(task, queue, default_queue)))
+        return TaskExplanation(task, _in_order(self._task_reasons(task, queue, default_queue), _ORDER_OF_TASK))
 
     def explain_queue(self, queue: str) -> QueueExplanation:
-        return QueueExplanation(queue, list(self._queue_reasons(queue)))
+        return QueueExplanation(queue, _in_order(self._queue_reasons(queue), _ORDER_OF_QUEUE))
 
     def _queue_reasons(self, queue: str) -> Iterator[ExplanationReason]:
         statuses = self._queues.statuses(queue=queue)
         if statuses:
             yield from settings_reasons(statuses[0], statuses[0].running)
-        waiting = self._limits.of_queue(queue)
-        limits = {limit.name: limit for limit in self._limits.statuses() if limit.name in {*waiting, f"queue:{queue}"}}
-        for limit in limits.values():
-            kind, _, task = limit.name.partition(":")
-            breaker = self._open_breaker(task) if kind == "task" else None
-            if breaker is not None:
-                yield breaker_reason(breaker)
-            elif limit.concurrency == 0:
-                yield closed_limit_reason(limit)
         workers = self._queues.live_workers()
         if (no_worker := no_worker_reason(queue, workers)) is not None:
             yield no_worker
@@ -146,27 +130,15 @@ class JobExplainer:
                 f"No live worker of queue {queue!r} knows the task {task!r}: {format_count(jobs, 'job')} deferred."
             )
             yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, {"task": task, "jobs": jobs})
-        full = (
-            full_limit_reason(limit, waiting.get(name, 0)) for name, limit in limits.items() if limit.concurrency != 0
-        )
-        yield from [reason for reason in full if reason is not None][:MAX_LISTED]
+        for reasons in self._of_features:
+            yield from reasons.of_queue(queue)
 
     def _task_reasons(self, task: str, queue: str | None, default_queue: str) -> Iterator[ExplanationReason]:
-        if (breaker := self._open_breaker(task)) is not None:
-            yield breaker_reason(breaker)
-        found = self._schedules.list_by_name(task=task)
-        backfills = self._backfills.newest(task=task, is_open=True)
         own = queue or default_queue
-        named = {*(s.effective_definition.get("queue") or own for s in found), *(b.queue for b in backfills)}
+        named = {name for reasons in self._of_features for name in reasons.queues_of_task(task, own)}
         workers = self._queues.live_workers()
         is_known = any(task in worker.tasks for worker in workers)
         yield from self._reasons_of_queues(task, named | {queue} if queue else named, own if is_known else None)
-        yield from self._closed_limits(task, is_breaker_open=breaker is not None)
-        schedules = sorted(map(schedule_reason, found), key=is_next)
-        yield from (reason for reason in schedules if not is_next(reason))
-        for backfill in backfills:
-            if backfill.state is BackfillState.PAUSED:
-                yield backfill_reason(backfill)
         if not is_known:
             if (requires := find_requirements(task, workers)) is not None:
                 yield labels_reason(task, requires, [worker.labels for worker in workers])
@@ -174,7 +146,8 @@ class JobExplainer:
                 known = frozenset(name for worker in workers for name in worker.tasks)
                 message = f"No live worker knows the task {task!r}{suggestion(task, known) or '.'}"
                 yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, {"task": task})
-        yield from (reason for reason in schedules if is_next(reason))
+        for reasons in self._of_features:
+            yield from reasons.of_task(task)
 
     def _reasons_of_queues(self, task: str, named: set[str], otherwise: str | None) -> Iterator[ExplanationReason]:
         """Of the queues where its jobs are or go, `otherwise` if none: which are closed, and which no worker serves."""
@@ -189,37 +162,6 @@ class JobExplainer:
             if (queue in named or used.get(queue)) and (reason := no_worker_reason(queue, workers)) is not None:
                 yield reason
 
-    def _closed_limits(self, task: str, *, is_breaker_open: bool) -> Iterator[ExplanationReason]:
-        """Limits at 0 that hold up the task; those of breakers and backfills have reasons of their own."""
-        own = f"task:{task}"
-        closed = {limit.name: limit for limit in self._limits.statuses() if limit.concurrency == 0}
-        names = [name for name in closed if not name.startswith("backfill:") and (name != own or not is_breaker_open)]
-        rows = self._execute("limits_of_task", {"task": task, "names": array(names), "max_jobs": _MAX_LIMITED_JOBS})
-        waited = {row[0] for row in rows}
-        yield from (closed_limit_reason(closed[name]) for name in names if name in waited or name == own)
-
-    def _open_breaker(self, task: str) -> BreakerStatus | None:
-        with suppress(BreakerNotFound):
-            breaker = self._breakers.status(task)
-            if breaker.state is not BreakerState.CLOSED:
-                return breaker
-        return None
-
-    def _wait_reason(self, job: Job) -> ExplanationReason:
-        awaited = [offload for offload in self._offloads.of_job(job.id) if offload.is_awaited]
-        return engine_reason(awaited) if awaited else parents_reason(job, self._graphs.parents(job.id))
-
-    def _limit_reasons(self, waiting: WaitingFacts) -> Iterator[ExplanationReason]:
-        name, weight = waiting.waits_on or "", waiting.weight or 1
-        if name == f"task:{waiting.task}":
-            breaker = self._open_breaker(waiting.task)
-            if breaker is not None:
-                yield breaker_reason(breaker)
-                return
-        with suppress(LimitNotFound):  # it has just been deleted
-            limit = self._limits.status(name)
-            yield limit_reason(waiting, limit, weight, self._limits.holders(name)[:MAX_LISTED])
-
     def _turn(self, waiting: WaitingFacts, job_id: UUID) -> TurnFacts | None:
         if waiting.wait_state != "ready":
             return None
@@ -229,6 +171,11 @@ class JobExplainer:
     def _typical_duration(self, job: Job) -> PeriodStatistics:
         """The statistics of the job's task in its queue."""
         return self._statistics.by_task("7d", task=job.task, queue=job.queue).get(job.task, PeriodStatistics())
+
+
+def _in_order(reasons: Iterable[ExplanationReason], order: Sequence[Collection[ReasonCode]]) -> list[ExplanationReason]:
+    ranks = {code: rank for rank, codes in enumerate(order) for code in codes}
+    return sorted(reasons, key=lambda reason: ranks[reason.code])
 
 
 def _explain_waiting(

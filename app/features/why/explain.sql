@@ -150,18 +150,6 @@ SELECT queue, queue IN (SELECT queue FROM ready)
   FROM (SELECT queue FROM ready UNION SELECT queue FROM dl_recent_runs WHERE task = %(task)s::text) found
  ORDER BY queue;
 
--- name: limits_of_task
--- Those of the limits `names` that a job of the task waits for, as far as it is among the first of them.
-SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
-       set_config('enable_bitmapscan', 'off', true),
-       set_config('statement_timeout', '3s', true);
-
-SELECT listed.name
-  FROM unnest(%(names)s::text[]) AS listed (name)
- WHERE EXISTS (SELECT FROM (SELECT j.task FROM dl_jobs j
-                             WHERE j.waits_on = listed.name AND j.status = 'queued' LIMIT %(max_jobs)s::int) first
-                WHERE first.task = %(task)s::text);
-
 -- name: unknown_tasks_of_queue
 -- Tasks of deferred jobs in a queue: no live worker of the queue knows them.
 SELECT task, count(*)

@@ -1,3 +1,8 @@
 from dataloader.app.acts.feature import Feature
 
-FEATURE = Feature(name="why", has_commands=True)
+FEATURE = Feature(
+    name="why",
+    has_commands=True,
+    blueprints=("routes.create_why_blueprint",),
+    explainer="explain.JobExplainer",
+)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dataloader.app.features.limits.rows import LimitStatus
+from dataloader.app.acts.reasons import ExplanationReason, ReasonCode
 from dataloader.app.features.queues.rows import QueueStatus, WorkerStatus
-from dataloader.app.features.why.reasons import ExplanationReason, ReasonCode
 from dataloader.app.queue.queues import LiveWorker, QueueSettings, QueueState
 from dataloader.app.wording import format_count, format_utc
 
@@ -27,32 +26,6 @@ def settings_reasons(settings: QueueSettings, running: int) -> Iterator[Explanat
         message = f"Queue {settings.queue!r} may run {limit} at a time; running now: {running}."
         details |= {"concurrency": settings.concurrency, "running": running}
         yield ExplanationReason(ReasonCode.QUEUE_AT_LIMIT, message, details)
-
-
-def closed_since(limit: LimitStatus) -> str:
-    by = f" by {limit.changed_by}" if limit.changed_by else ""
-    note = f": {limit.note}" if limit.note else ""
-    return f"has been closed since {format_utc(limit.changed_at)}{by}{note}"
-
-
-def closed_limit_reason(limit: LimitStatus) -> ExplanationReason:
-    details = {"limit": limit.name, "waiting": limit.waiting, "by": limit.changed_by, "note": limit.note}
-    waiting = f" Waiting for it: {format_count(limit.waiting, 'job')}." if limit.waiting else ""
-    message = f"The limit {limit.name!r} {closed_since(limit)}.{waiting}"
-    return ExplanationReason(ReasonCode.LIMIT_CLOSED, message, details)
-
-
-def full_limit_reason(limit: LimitStatus, waiting: int) -> ExplanationReason | None:
-    """That jobs wait for a limit with running jobs; None if it has room."""
-    details = {"limit": limit.name, "used": limit.used, "waiting": waiting, "concurrency": limit.concurrency}
-    jobs = format_count(waiting, "job")
-    if limit.concurrency is not None and limit.used >= limit.concurrency:
-        message = f"Waiting for the limit {limit.name!r}: {jobs}; {limit.used} of {limit.concurrency} in use."
-        return ExplanationReason(ReasonCode.LIMIT_FULL, message, details)
-    if limit.next_start_in_sec:
-        message = f"Waiting for the rate of the limit {limit.name!r}: {jobs}."
-        return ExplanationReason(ReasonCode.RATE_LIMITED, message, details)
-    return None
 
 
 def no_worker_reason(queue: str, workers: Sequence[LiveWorker]) -> ExplanationReason | None:

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from dataloader.app.acts.reasons import ExplanationReason, ReasonCode, format_elapsed
 from dataloader.app.features.jobs.job_detail import AttemptRecord
 from dataloader.app.features.statistics.rows import PeriodStatistics
-from dataloader.app.features.why.reasons import ExplanationReason, ReasonCode, format_elapsed
 from dataloader.app.queue.job import Job, Status
 from dataloader.app.wording import format_duration, format_utc
 

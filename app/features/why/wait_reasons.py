@@ -8,26 +8,15 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dataloader.app.features.graphs.rows import ParentJob
-from dataloader.app.features.limits.rows import LimitHolder, LimitStatus
-from dataloader.app.features.offload.rows import Offload
+from dataloader.app.acts.reasons import ExplanationReason, ReasonCode, StartEstimate, format_elapsed
 from dataloader.app.features.statistics.rows import PeriodStatistics
-from dataloader.app.features.why.queue_reasons import closed_since, settings_reasons
-from dataloader.app.features.why.reasons import MAX_LISTED, ExplanationReason, ReasonCode, format_elapsed
+from dataloader.app.features.why.queue_reasons import settings_reasons
 from dataloader.app.queue.job import Job
 from dataloader.app.queue.labels import Labels, describe_missing
 from dataloader.app.queue.queues import QueueSettings, QueueState
 from dataloader.app.wording import format_count, format_duration, format_utc, suggestion
 
 MAX_COUNTED_AHEAD = 10_000  # more jobs ahead are not counted
-
-
-@dataclass(frozen=True)
-class StartEstimate:
-    """When a waiting job may start, and what the estimate is based on."""
-
-    start_in_sec: float
-    basis: str
 
 
 @dataclass(frozen=True)
@@ -192,63 +181,6 @@ def _lock_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
     elif waiting.wait_state == "blocked":
         message = f"{key} has just been released; the next job is unblocked within a second."
         yield ExplanationReason(ReasonCode.KEY_FREED, message, details)
-
-
-def parents_reason(job: Job, parents: list[ParentJob]) -> ExplanationReason:
-    open_parents = [parent for parent in parents if parent.met is None]
-    shown = ", ".join(
-        f"{parent.key} ({parent.status.value}, job {parent.job_id})" for parent in open_parents[:MAX_LISTED]
-    )
-    more = len(open_parents) - MAX_LISTED
-    of = "the first of its parents that ends as asked" if job.need == "any" else format_count(len(open_parents), "job")
-    message = f"It waits for {of}: {shown}{f' and {more} more' if more > 0 else ''}."
-    listed = [{"job_id": p.job_id, "key": p.key, "status": p.status, "on": p.on} for p in open_parents[:MAX_LISTED]]
-    details = {"graph_id": job.graph_id, "open": len(open_parents), "parents": listed}
-    return ExplanationReason(ReasonCode.WAITS_FOR_JOBS, message, details)
-
-
-def engine_reason(awaited: list[Offload]) -> ExplanationReason:
-    shown = ", ".join(f"{offload.name} on {offload.engine}" for offload in awaited[:MAX_LISTED])
-    more = len(awaited) - MAX_LISTED
-    away = next((offload for offload in awaited if offload.unavailable_sec is not None), None)
-    silent_for = "" if away is None else format_duration(away.unavailable_sec)
-    outage = "" if away is None else f" The engine {away.engine!r} has not answered for {silent_for}."
-    pending = next((offload for offload in awaited if offload.detail and away is None), None)
-    cause = "" if pending is None else f" {pending.name} has not started: {pending.detail}"
-    message = f"It waits for the end of {shown}{f' and {more} more' if more > 0 else ''}.{outage}{cause}"
-    details = {
-        "offloads": [
-            {"name": o.name, "engine": o.engine, "address": o.address, "detail": o.detail} for o in awaited[:MAX_LISTED]
-        ]
-    }
-    return ExplanationReason(ReasonCode.WAITS_FOR_ENGINE, message, details)
-
-
-def limit_reason(
-    waiting: WaitingFacts, limit: LimitStatus, weight: int, holders: list[LimitHolder]
-) -> ExplanationReason:
-    name = f"the limit {limit.name!r}"
-    details: dict[str, Any] = {"limit": limit.name, "weight": weight, "concurrency": limit.concurrency}
-    details |= {"used": limit.used, "holders": [{"job_id": h.job_id, "task": h.task} for h in holders]}
-    if limit.concurrency == 0:
-        message = f"It waits for {name}, which {closed_since(limit)}."
-        return ExplanationReason(ReasonCode.LIMIT_CLOSED, message, details)
-    if limit.concurrency is not None and limit.used + weight > limit.concurrency:
-        needs = f"; the job needs {weight}" if weight > 1 else ""
-        held = "".join(
-            f" {'Held by' if n == 0 else 'and'} job {holder.job_id} ({holder.task}, running for "
-            f"{format_elapsed(waiting.now, holder.started_at or waiting.now)})"
-            for n, holder in enumerate(holders[:2])
-        )
-        message = f"It waits for {name}: {limit.used} of {limit.concurrency} in use{needs}.{held}{'.' if held else ''}"
-        return ExplanationReason(ReasonCode.LIMIT_FULL, message, details)
-    if limit.next_start_in_sec is not None:
-        starts = f"{limit.rate} in {format_duration(limit.per_sec or 1)}"
-        message = f"The rate of {name} ({starts}) allows the next start in {format_duration(limit.next_start_in_sec)}."
-        details |= {"rate": limit.rate, "per_sec": limit.per_sec, "next_start_in_sec": limit.next_start_in_sec}
-        return ExplanationReason(ReasonCode.RATE_LIMITED, message, details)
-    message = f"It waits for {name}, which has room now; it is woken within a second."
-    return ExplanationReason(ReasonCode.LIMIT_FULL, message, details)
 
 
 def _row_reasons(waiting: WaitingFacts, turn: TurnFacts | None) -> Iterator[ExplanationReason]:

@@ -6,12 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from dataloader.app.acts.reasons import ReasonCode
 from dataloader.app.errors import BreakerNotFound
 from dataloader.app.features.alerts.rows import Alerts, RuleKind
 from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.limits.rows import Limits
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.why.explain import JobExplainer
-from dataloader.app.features.why.reasons import ReasonCode
 from dataloader.app.queue.job import Settlement, Status
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import Breaker, Pipelines
@@ -61,7 +62,7 @@ def test_failures_in_a_row_open_it_and_no_job_starts(queue_db, breakers):
     assert (breaker.state, breaker.failed_in_row, breaker.waiting) == (BreakerState.OPEN, 2, 2)
     assert breaker.reason == "2 attempts failed in a row; the last: the partner is down"
     assert wait_states(queue_db) == ["limited", "limited"]
-    (reason,) = JobExplainer(queue_db.session).explain(job).reasons[:1]
+    (reason,) = JobExplainer(queue_db.session, FEATURES).explain(job).reasons[:1]
     assert reason.code is ReasonCode.BREAKER_OPEN
     assert "has been open since" in reason.message
     assert "one job is tried at" in reason.message
@@ -159,7 +160,7 @@ def test_a_person_pauses_and_resumes_a_task(queue_db, breakers):
 
     assert queue_db.claim(3) == []
     assert breakers.probe().tasks == []
-    reason = JobExplainer(queue_db.session).explain(job).reasons[0]
+    reason = JobExplainer(queue_db.session, FEATURES).explain(job).reasons[0]
     assert reason.code is ReasonCode.TASK_PAUSED
     assert "by ann: maintenance" in reason.message
 

@@ -12,6 +12,7 @@ import pytest
 
 from dataloader.app.errors import DatabaseUnavailable, WaitRefused
 from dataloader.app.features.graphs.rows import Graphs
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.job import ClaimedJob, ReleaseReason, ReleaseRequest, Settlement, SettleResult, Status
 from tests.app.queue.test_graphs import after, child, graph, run
@@ -325,7 +326,7 @@ def test_why_names_the_awaited_jobs_that_are_open(queue_db):
     run_one = next(one for one in queue_db.claim(5) if one.id == done)
     queue_db.settle(run_one)
 
-    reason = JobExplainer(queue_db.queue.executor).explain(parent.id).reasons[0]
+    reason = JobExplainer(queue_db.queue.executor, FEATURES).explain(parent.id).reasons[0]
 
     assert reason.code == "waits_for_jobs"
     assert f"job {is_open}" in reason.message

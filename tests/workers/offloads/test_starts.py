@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.offload import RemoteState, RemoteStatus
@@ -42,7 +43,7 @@ def progress_of(offloads: OffloadFixture, job_id: UUID) -> dict[str, Any]:
 
 
 def explanation(offloads: OffloadFixture, job_id: UUID) -> str:
-    (reason, *_) = JobExplainer(offloads.pools.queue_fixture.session).explain(job_id).reasons
+    (reason, *_) = JobExplainer(offloads.pools.queue_fixture.session, FEATURES).explain(job_id).reasons
     return reason.message
 
 

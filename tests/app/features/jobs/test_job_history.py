@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
+from dataloader.app.acts.reasons import ExplanationReason, ReasonCode
 from dataloader.app.features.jobs.job_history import Change, describe_event, link_job_ids, reason_links
-from dataloader.app.features.why.reasons import ExplanationReason, ReasonCode
 from dataloader.app.queue.job_records import JobEvent
 from dataloader.app.ui.formatter import Formatter
 

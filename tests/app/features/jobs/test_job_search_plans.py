@@ -18,6 +18,7 @@ from dataloader.app.features.jobs.job_rows import JobRows
 from dataloader.app.features.jobs.job_search import Cursor, Filter, JobSearch
 from dataloader.app.features.jobs.log_search import JobLogSearch, LogFilter
 from dataloader.app.features.queues.rows import Queues
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.statistics import rows as module
 from dataloader.app.features.statistics.rows import JobCounts, Statistics
 from dataloader.app.features.why.explain import JobExplainer
@@ -136,7 +137,7 @@ def questions(source: Planned, job: Any) -> Iterator[tuple[str, Callable[[], obj
     yield "by priority", lambda: lists.page(Filter(status=QUEUED), sort="priority")
     yield "one job", lambda: (reader.detail(job), reader.last_events(job, limit=50))
     yield "running jobs", lambda: lists.stalled(min_sec=60)
-    yield "why", lambda: JobExplainer(source).explain(job)  # type: ignore[arg-type]
+    yield "why", lambda: JobExplainer(source, FEATURES).explain(job)  # type: ignore[arg-type]
     yield (
         "a log",
         lambda: (
@@ -165,7 +166,7 @@ def test_no_list_reads_a_large_table_from_end_to_end(planned, own_queue_db, monk
     asked = 0
     for result, question in [
         *questions(planned, job),
-        ("why it waits", lambda: JobExplainer(planned).explain(waiting)),
+        ("why it waits", lambda: JobExplainer(planned, FEATURES).explain(waiting)),
         ("groups of failures", Failures(planned).groups),
     ]:
         planned.scans.clear()

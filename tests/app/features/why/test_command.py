@@ -14,12 +14,12 @@ from uuid import UUID, uuid4
 import pytest
 from click.testing import CliRunner
 
+from dataloader.app.acts.reasons import ReasonCode
 from dataloader.app.cli.command import cli
 from dataloader.app.cli.text import format_message
 from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.queues.rows import Queues
-from dataloader.app.features.why.reasons import ReasonCode
 from dataloader.app.queue.job import ReleaseReason, ReleaseRequest, Status
 from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness

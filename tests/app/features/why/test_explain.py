@@ -6,11 +6,13 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from dataloader.app.acts.reasons import JobExplanation
 from dataloader.app.errors import JobNotFound
 from dataloader.app.features.queues.rows import Queues
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.features.why import explain, wait_reasons
-from dataloader.app.features.why.explain import JobExplainer, JobExplanation
+from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
@@ -21,7 +23,7 @@ from tests.support.queue_fixture import QueueFixture
 @pytest.fixture
 def why(queue_db: QueueFixture) -> JobExplainer:
     queue_db.sql("TRUNCATE dl_queues, dl_statistics, dl_recent_runs")
-    return JobExplainer(queue_db.session)
+    return JobExplainer(queue_db.session, FEATURES)
 
 
 def worker(

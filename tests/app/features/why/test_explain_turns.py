@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataloader.app.acts.reasons import ReasonCode
 from dataloader.app.features.queues.rows import Queues
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.why.explain import JobExplainer
-from dataloader.app.features.why.reasons import ReasonCode
 
 
 def test_a_job_of_a_fair_queue_waits_for_its_turn(queue_db):
@@ -14,7 +15,7 @@ def test_a_job_of_a_fair_queue_waits_for_its_turn(queue_db):
     queue_db.enqueue("b", args={"tenant": "b"})
     last = queue_db.enqueue("last", args={"tenant": "a"})
 
-    explanation = JobExplainer(queue_db.session).explain(last)
+    explanation = JobExplainer(queue_db.session, FEATURES).explain(last)
 
     (reason,) = (reason for reason in explanation.reasons if reason.code is ReasonCode.TENANTS_IN_TURN)
     assert reason.message == (

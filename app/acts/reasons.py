@@ -1,0 +1,142 @@
+"""Reasons: a code for programs and a message for people, and what a feature adds to them.
+
+Times in messages are those of `app.wording.format_utc`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Protocol
+from uuid import UUID
+
+from dataloader.app.acts.feature import Feature, load_all
+from dataloader.app.db.statements import Executor
+from dataloader.app.queue.job import Job, Status
+from dataloader.app.wording import format_duration
+
+MAX_LISTED = 5  # jobs or engines that one message names
+
+
+class ReasonCode(StrEnum):
+    """Stable codes of reasons."""
+
+    QUEUE_PAUSED = "queue_paused"
+    QUEUE_DRAINING = "queue_draining"
+    QUEUE_AT_LIMIT = "queue_at_limit"
+    NO_WORKER = "no_worker"
+    TASK_UNKNOWN = "task_unknown"
+    LABELS_MISSING = "labels_missing"
+    WORKERS_DRAINING = "workers_draining"
+    NOT_DUE = "not_due"
+    KEY_BUSY = "key_busy"
+    KEY_LOCKED_ELSEWHERE = "key_locked_elsewhere"
+    KEY_FREED = "key_freed"
+    LIMIT_FULL = "limit_full"
+    LIMIT_CLOSED = "limit_closed"
+    BREAKER_OPEN = "breaker_open"
+    TASK_PAUSED = "task_paused"
+    RATE_LIMITED = "rate_limited"
+    WAITS_FOR_JOBS = "waits_for_jobs"
+    WAITS_FOR_ENGINE = "waits_for_engine"
+    SKIPPED = "skipped"
+    MEMORY_HIGH = "memory_high"
+    PER_WORKER_LIMIT = "per_worker_limit"
+    THREADS_BUSY = "threads_busy"
+    JOBS_AHEAD = "jobs_ahead"
+    TENANTS_IN_TURN = "tenants_in_turn"
+    NEXT = "next"
+    LEASE_EXPIRED = "lease_expired"
+    WORKER_SILENT = "worker_silent"
+    STOP_NOT_OBEYED = "stop_not_obeyed"
+    PROGRESS_OLD = "progress_old"
+    RUNNING = "running"
+    SCHEDULE_PAUSED = "schedule_paused"
+    SCHEDULE_ORPHANED = "schedule_orphaned"
+    SCHEDULE_STOPPED = "schedule_stopped"
+    SCHEDULE_NEXT = "schedule_next"
+    BACKFILL_PAUSED = "backfill_paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class ExplanationReason:
+    """One reason why a job waits, still runs, or ended."""
+
+    code: ReasonCode
+    message: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StartEstimate:
+    """When a waiting job may start, and what the estimate is based on."""
+
+    start_in_sec: float
+    basis: str
+
+
+@dataclass(frozen=True)
+class JobExplanation:
+    """Why a job waits, runs or ended. The first reason is the main one. `position` is its place among waiting jobs."""
+
+    job_id: UUID
+    status: Status
+    reasons: list[ExplanationReason]
+    position: int | None
+    position_exact: bool
+    estimate: StartEstimate | None
+
+
+@dataclass(frozen=True)
+class WaitingJob:
+    """A queued job, and what it waits for."""
+
+    job: Job
+    now: datetime
+    wait_state: str
+    waits_on: str | None  # the limit of a limited job
+    weight: int | None  # of the job in it
+
+
+class Reasons:
+    """What a feature says of what waits. `reasons` of its Feature names a class like this; it has what applies."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+    def of_job(self, waiting: WaitingJob) -> Iterable[ExplanationReason]:
+        """Why a queued job waits."""
+        return ()
+
+    def of_task(self, task: str) -> Iterable[ExplanationReason]:
+        """What keeps jobs of a task from being made and from starting, and what makes the next."""
+        return ()
+
+    def of_queue(self, queue: str) -> Iterable[ExplanationReason]:
+        """What keeps jobs of a queue from starting."""
+        return ()
+
+    def queues_of_task(self, task: str, default_queue: str) -> Collection[str]:
+        """Where its next jobs go."""
+        return ()
+
+
+class Explainer(Protocol):
+    def explain(self, job_id: UUID) -> JobExplanation:
+        """Raises JobNotFound."""
+
+
+def load_explainer(features: Iterable[Feature], executor: Executor) -> Explainer | None:
+    """What explains jobs to the pages of other features; None: no feature does."""
+    explainer: Explainer | None = next((make(executor, features) for make in load_all(features, "explainer")), None)
+    return explainer
+
+
+def format_elapsed(now: datetime, since: datetime) -> str:
+    return format_duration(max(0.0, (now - since).total_seconds()))
