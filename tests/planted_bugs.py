@@ -66,7 +66,7 @@ BUGS = (
     ),
     PlantedBug(
         "an act leaves no line in the audit file", "app/acts/web.py",
-        "audit_action(act.name, **(act.audit_fields(path, body) | call.audited))", "_ = audit_action",
+        "audit_action(call.event, **(act.audit_fields(path, body, query) | call.audited))", "_ = audit_action",
         "tests/app/features/test_every_way.py::test_every_way_does_the_same",
     ),
     PlantedBug(
