@@ -74,12 +74,10 @@ WITHOUT_WORKERS = ("rows", "acts", "pages", "routes", "feature")
 # A feature imports of another what reads and writes the database: its rows.py, or a module with a .sql file of its
 # name. What else it imports of another is listed here.
 FEATURE_IMPORTS: dict[str, set[str]] = {
-    "alerts": {"overview.problems"},
     "bulk": {"jobs.commands", "jobs.list_routes"},
     "graphs": {"jobs.job_history"},
     "jobs": {"bulk.acts"},
-    "overview": {"doctor.findings", "doctor.queue", "schedules.calendar", "schedules.reader", "statistics.throughput"},
-    "quality": {"statistics.charts_page"},
+    "overview": {"doctor.findings", "doctor.queue", "schedules.calendar", "schedules.reader"},
     "tasks": {
         "backfills.reader",
         "backfills.slices_page",
@@ -88,8 +86,6 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
         "quality.pages",
         "schedules.pages",
         "schedules.reader",
-        "statistics.charts_page",
-        "statistics.run_chart",
     },
     "undo": {"schedules.acts", "schedules.reader"},
     "workers": {"queues.acts"},

@@ -17,6 +17,7 @@ from prometheus_client.core import Metric
 
 from dataloader.app.db.pool import Pool
 from dataloader.app.features.metrics.routes import DatabaseCollector, QueueCollector
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.scaling.routes import CachedScaling, ScalingCollector
 from dataloader.app.http.middleware import RequestMetrics
 from dataloader.app.http.options import WebOptions
@@ -80,7 +81,7 @@ def families(databases) -> Iterator[dict[str, Metric]]:
             for collector in (
                 QueueCollector(JobQueue(pool), options),
                 ScalingCollector(CachedScaling(pool, options), options.queues),
-                DatabaseCollector(pool, timeout_sec=20),
+                DatabaseCollector(pool, FEATURES, timeout_sec=20),
                 *process_metrics(has_workers=True, has_api=True),
                 PoolCollector(lambda: working),
             ):

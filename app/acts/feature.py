@@ -31,6 +31,7 @@ class Feature:
     navigation: tuple[NavLink, ...] = ()
     page_values: str | None = None  # a function of a Site: what the frame of each page shows of it, by name
     collectors: tuple[str, ...] = ()  # functions of a Site: collectors of metrics
+    metrics: str | None = None  # a function of an executor: families of metrics that are read from the database
     converters: dict[str, str] = field(default_factory=dict)  # of the parts of paths
     has_commands: bool = False  # its commands.py has COMMANDS, which `python -m dataloader.app.cli.generate` lists
     duties: str | None = None  # a function of a DutyContext: what the maintenance leader does

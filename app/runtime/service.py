@@ -26,6 +26,7 @@ from dataloader.app.errors import ConfigError, DatabaseUnavailable, EmbeddedServ
 from dataloader.app.features.doctor.examine import Connections, run_checks
 from dataloader.app.features.doctor.facts import DatabaseFacts, detect_pooler
 from dataloader.app.features.metrics.routes import DatabaseCollector
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.http.app import create_app
 from dataloader.app.http.auth.api_keys import ApiKeys
 from dataloader.app.http.options import WebOptions
@@ -203,7 +204,7 @@ class Service:
         if self._runs_workers:
             found.append(PoolCollector(lambda: self._pool))
         if pool is not None:
-            found.append(DatabaseCollector(pool, max_age_sec=_METRICS_MAX_AGE_SEC))
+            found.append(DatabaseCollector(pool, FEATURES, max_age_sec=_METRICS_MAX_AGE_SEC))
         return found
 
     def start(self) -> None:

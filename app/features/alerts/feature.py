@@ -9,4 +9,5 @@ FEATURE = Feature(
     ),
     navigation=(NavLink("Watch", "Alerts", "/alerts"),),
     duties="duty.create_duties",
+    metrics="metrics.alert_metrics",
 )

@@ -14,8 +14,7 @@ from pydantic import ConfigDict, Field
 from dataloader.app.acts.web import ActForms, Choice
 from dataloader.app.errors import AlertNotFound
 from dataloader.app.features.alerts import acts
-from dataloader.app.features.alerts.rows import AlertRule, Alerts, FiredAlert, RuleKind
-from dataloader.app.features.overview.problems import ALERT_FIELD
+from dataloader.app.features.alerts.rows import ALERT_FIELD, AlertRule, Alerts, FiredAlert, RuleKind
 from dataloader.app.features.webhooks.rows import Webhooks
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.problems import ProblemCode

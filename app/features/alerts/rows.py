@@ -14,6 +14,8 @@ from dataloader.app.db.statements import Executor
 from dataloader.app.errors import AlertNotFound, RuleExists, RuleNotFound
 from dataloader.app.wording import replace_seconds
 
+ALERT_FIELD = "alert-"  # what the names of fields that select an alert begin with, before its id
+
 
 class RuleKind(StrEnum):
     """What a rule compares with its threshold."""

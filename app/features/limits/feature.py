@@ -13,4 +13,5 @@ FEATURE = Feature(
     declare="declare.declare",
     task_calls={"count_calls": "task_calls.count_calls"},
     reasons="reasons.LimitReasons",
+    metrics="metrics.limit_metrics",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from flask import Response
@@ -13,13 +13,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from dataloader.app import log
+from dataloader.app.acts.feature import Feature, load_all
+from dataloader.app.acts.metric_families import gauge
 from dataloader.app.db.pool import Pool
+from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DataloaderError
-from dataloader.app.features.alerts.rows import Alerts, RuleKind
-from dataloader.app.features.limits.breakers import Breakers, BreakerState, BreakerStatus
-from dataloader.app.features.limits.rows import Limits, LimitStatus
-from dataloader.app.features.statistics.rows import DatabaseMetrics, JobCounts, Statistics
-from dataloader.app.features.webhooks.rows import DeliveryBacklog, Webhooks
+from dataloader.app.features.statistics.rows import JobCounts, Statistics
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.caches import RefreshingValue, RefreshTimeout
 from dataloader.app.http.options import WebOptions
@@ -109,20 +108,13 @@ class QueueCollector(Collector):
         return queue if queue in self._registered_queues else OTHER_QUEUES
 
 
-_ALERT_KINDS = (*RuleKind, "webhook_disabled")
-
-
 class DatabaseCollector(Collector):
     """Reads the database on a scrape, at most once per `max_age_sec`: the statements are bounded, but not free."""
 
-    def __init__(self, pool: Pool, *, max_age_sec: float = 15.0, timeout_sec: float = 1.5) -> None:
-        self._pool, self._webhooks, self._alerts, self._statistics = (
-            pool,
-            Webhooks(pool),
-            Alerts(pool),
-            Statistics(pool),
-        )
-        self._limits, self._breakers = Limits(pool), Breakers(pool)
+    def __init__(
+        self, pool: Pool, features: Iterable[Feature], *, max_age_sec: float = 15.0, timeout_sec: float = 1.5
+    ) -> None:
+        self._pool, self._readers = pool, tuple(load_all(features, "metrics"))
         self._snapshot = RefreshingValue(
             self._read, name="refresh-database-metrics", timeout_sec=timeout_sec, max_age_sec=max_age_sec
         )
@@ -133,81 +125,42 @@ class DatabaseCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._pool_metrics()
         try:
-            numbers, backlog, firing, limits, breakers = self._snapshot.get()
+            families = self._snapshot.get()
         except (DataloaderError, RefreshTimeout) as error:
             LOG.warning("metrics.database_unavailable", error=str(error))
             return
         except Exception:  # a bug here must not cost the scrape its other numbers
             LOG.exception("metrics.failed")
             return
-        yield from _database_metrics(numbers, backlog, firing)
-        yield from _limit_metrics(limits, breakers)
+        yield from families
 
-    def _read(
-        self,
-    ) -> tuple[DatabaseMetrics, DeliveryBacklog, dict[str, int], list[LimitStatus], list[BreakerStatus]]:
-        numbers, backlog, firing = self._statistics.database_metrics(), self._webhooks.backlog(), self._alerts.counts()
-        return numbers, backlog, firing, self._limits.statuses(), self._breakers.statuses()
+    def _read(self) -> list[Metric]:
+        return [*_database_metrics(self._pool), *(family for read in self._readers for family in read(self._pool))]
 
     def _pool_metrics(self) -> Iterator[Metric]:
         stats = self._pool.stats()
         connections = {"in_use": stats.in_use, "idle": stats.idle, "most": stats.size}
         about = "The API's connections: in use, idle, and the most there may be."
-        yield _gauge("dataloader_pool_connections", about, connections, label="state")
+        yield gauge("dataloader_pool_connections", about, connections, label="state")
         yield GaugeMetricFamily("dataloader_pool_waiting", "Requests that wait for a connection.", stats.waiting)
         yield CounterMetricFamily(
             "dataloader_pool_exhausted", "Requests that got no connection in time.", stats.exhausted
         )
 
 
-def _gauge(name: str, meaning: str, values: Mapping[str, float] | float, *, label: str = "") -> Metric:
-    """A gauge of one value, or with a value for each of the label's."""
-    if not isinstance(values, Mapping):
-        return GaugeMetricFamily(name, meaning, float(values))
-    family = GaugeMetricFamily(name, meaning, labels=(label,))
-    for label_value, value in values.items():
-        family.add_metric((label_value,), value)
-    return family
-
-
-def _database_metrics(
-    numbers: DatabaseMetrics, backlog: DeliveryBacklog, firing: Mapping[str, int]
-) -> Iterator[Metric]:
-    yield _gauge(
+def _database_metrics(executor: Executor) -> Iterator[Metric]:
+    numbers = Statistics(executor).database_metrics()
+    yield gauge(
         "dataloader_dead_rows", "Dead rows that vacuum has not taken away yet.", numbers.dead_rows, label="table"
     )
-    yield _gauge("dataloader_live_rows", "Live rows, as the server estimates them.", numbers.live_rows, label="table")
-    deliveries = {"new": backlog.pending - backlog.failing, "failing": backlog.failing}
-    about = "Webhooks that wait to be sent: new ones, and such that failed."
-    yield _gauge("dataloader_webhook_backlog", about, deliveries, label="state")
-    alerts = {str(kind): firing.get(kind, 0) for kind in _ALERT_KINDS}
-    yield _gauge("dataloader_alerts_firing", "Alerts that fire, by the kind of their rule.", alerts, label="kind")
+    yield gauge("dataloader_live_rows", "Live rows, as the server estimates them.", numbers.live_rows, label="table")
     about = "Age of the oldest transaction in the database that this role may see."
-    yield _gauge("dataloader_oldest_transaction_seconds", about, numbers.oldest_transaction_sec)
+    yield gauge("dataloader_oldest_transaction_seconds", about, numbers.oldest_transaction_sec)
     about = "The age, in transactions, of the oldest snapshot that delays vacuum."
-    yield _gauge("dataloader_oldest_snapshot_transactions", about, numbers.oldest_snapshot_xids)
+    yield gauge("dataloader_oldest_snapshot_transactions", about, numbers.oldest_snapshot_xids)
     about = "The used share of the server's notification queue, from 0 to 1."
-    yield _gauge("dataloader_notification_queue_usage", about, numbers.notification_queue_usage)
-    yield _gauge("dataloader_workers_alive", "Worker processes with a recent heartbeat.", numbers.live_workers)
-    about = "Age of the oldest webhook that was not delivered."
-    yield _gauge("dataloader_webhook_oldest_seconds", about, backlog.oldest_sec)
-    yield _gauge("dataloader_webhooks_disabled", "Webhooks that are switched off.", backlog.disabled_webhooks)
-
-
-def _limit_metrics(limits: Sequence[LimitStatus], breakers: Sequence[BreakerStatus]) -> Iterator[Metric]:
-    """By setting, so that a default such as `tenant:*` is one series however many names begin so."""
-    used: Tally[str] = Tally()
-    waiting: Tally[str] = Tally()
-    for limit in limits:
-        if limit.setting is not None:
-            used[limit.setting] += limit.used
-            waiting[limit.setting] += limit.waiting
-    about = "Weight of the running jobs in a limit, by its setting."
-    yield _gauge("dataloader_limit_used", about, used, label="limit")
-    yield _gauge("dataloader_limit_waiting", "Jobs that wait for a limit, by its setting.", waiting, label="limit")
-    is_open = {breaker.task: float(breaker.state is not BreakerState.CLOSED) for breaker in breakers}
-    about = "1 where the circuit breaker of a task is open or half-open, or the task is paused."
-    yield _gauge("dataloader_breaker_open", about, is_open, label="task")
+    yield gauge("dataloader_notification_queue_usage", about, numbers.notification_queue_usage)
+    yield gauge("dataloader_workers_alive", "Worker processes with a recent heartbeat.", numbers.live_workers)
 
 
 def create_queue_collector(site: Site) -> Collector:

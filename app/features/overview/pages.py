@@ -9,12 +9,12 @@ from flask import Response
 
 from dataloader.app.features.jobs.job_search import Filter, JobSearch, JobSummary
 from dataloader.app.features.overview.problems import ProblemReader, Situation, count_open, find_problems
+from dataloader.app.features.overview.throughput import Throughput
 from dataloader.app.features.queues.rows import QueueStatus
 from dataloader.app.features.schedules.calendar import is_frequent
 from dataloader.app.features.schedules.reader import ScheduleReader
 from dataloader.app.features.schedules.rows import Schedule
 from dataloader.app.features.statistics.rows import Statistics
-from dataloader.app.features.statistics.throughput import Throughput
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.ui.base import PageRenderer, progress_summary

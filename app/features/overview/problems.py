@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from dataloader.app.db.statements import Executor
-from dataloader.app.features.alerts.rows import AlertRule, Alerts, FiredAlert
+from dataloader.app.features.alerts.rows import ALERT_FIELD, AlertRule, Alerts, FiredAlert
 from dataloader.app.features.doctor.facts import DatabaseFacts
 from dataloader.app.features.doctor.findings import Finding, Severity
 from dataloader.app.features.doctor.queue import check_queue
@@ -41,7 +41,6 @@ _MAX_READY_READ = 20  # jobs of a queue whose tasks are looked at
 _MAX_PAUSED_LISTED = 2  # more paused schedules are one line
 
 State = Literal["alert", "warning"]
-ALERT_FIELD = "alert-"  # what the names of fields that select an alert begin with, before its id
 Subject = tuple[str, str]  # what it is, and its name
 # The subject of an alert, by the kind of its rule.
 _ALERT_SUBJECTS = {

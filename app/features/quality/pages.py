@@ -9,12 +9,12 @@ from pydantic import Field
 
 from dataloader.app.errors import DatasetNotFound
 from dataloader.app.features.quality.rows import CheckHistory, DataQuality
-from dataloader.app.features.statistics.charts_page import LineChart
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
+from dataloader.app.ui.line_chart import LineChart
 
 _PAGE_SIZE = 100
 _MAX_UPDATES_SHOWN = 50

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal
 
 from flask import Response
 from pydantic import Field
@@ -16,6 +14,7 @@ from dataloader.app.features.statistics.rows import Chart, PeriodStatistics, Sta
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
+from dataloader.app.ui.line_chart import LineChart
 
 _NO_JOBS = PeriodStatistics()
 _PER_MINUTE = "jobs per minute"
@@ -39,44 +38,6 @@ class ChartsPageQuery(FormModel):
     period: Literal["1h", "24h", "7d"] = Field("1h", description="How far back.")
     queue: FormText = Field("", description="Only this queue.")
     task: FormText = Field("", description="Only this task.")
-
-
-@dataclass(frozen=True)
-class LineChart:
-    """One chart: its times and a line for each name."""
-
-    title: str
-    unit: str
-    names: tuple[str, ...]
-    timestamps: list[int]  # seconds since 1970
-    values: list[list[float | None]]
-    is_evenly_spaced: bool = False  # one point after the other, however much time lies between them
-
-    @property
-    def as_json(self) -> str:
-        chart: dict[str, Any] = {"unit": self.unit, "names": self.names, "data": [self.timestamps, *self.values]}
-        if self.is_evenly_spaced:
-            chart |= {"times": self.timestamps, "data": [list(range(len(self.timestamps))), *self.values]}
-        return json.dumps(chart)
-
-    @property
-    def figures(self) -> list[tuple[str, float | None, float | None]]:
-        """Of each line its name, its last value and its largest one."""
-        known = [[value for value in line if value is not None] for line in self.values]
-        return [
-            (name, line[-1] if line else None, max(line, default=None))
-            for name, line in zip(self.names, known, strict=True)
-        ]
-
-    @property
-    def has_data(self) -> bool:
-        return any(any(line) for line in self.values)
-
-    @property
-    def rows(self) -> list[tuple[int, list[float | None]]]:
-        """The buckets that hold data as rows of a table, the newest first."""
-        rows = zip(self.timestamps, map(list, zip(*self.values, strict=True)), strict=True)
-        return [(at, values) for at, values in rows if any(values)][::-1]
 
 
 def create_charts_page(site: Site) -> ApiBlueprint:

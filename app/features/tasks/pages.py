@@ -27,7 +27,6 @@ from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.schedules.pages import shown_as
 from dataloader.app.features.schedules.reader import ScheduleDetail, ScheduleReader
 from dataloader.app.features.schedules.rows import Firing, Schedule
-from dataloader.app.features.statistics.charts_page import LineChart
 from dataloader.app.features.statistics.rows import (
     MAX_RECENT_RUNS,
     JobCounts,
@@ -36,8 +35,8 @@ from dataloader.app.features.statistics.rows import (
     TaskFailureGroup,
     WaitingCounts,
 )
-from dataloader.app.features.statistics.run_chart import make_run_chart
 from dataloader.app.features.tasks.routes import TaskInfo
+from dataloader.app.features.tasks.run_chart import make_run_chart
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import CSRF_FIELD, current_actor
 from dataloader.app.http.caches import RefreshingValue
@@ -53,6 +52,7 @@ from dataloader.app.queue.job import Job
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import LiveWorker
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer, redirect_to
+from dataloader.app.ui.line_chart import LineChart
 from dataloader.pipelines.contract import Pipelines
 
 _CHECK_RESULTS = 60  # of each data check

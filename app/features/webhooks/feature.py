@@ -11,4 +11,5 @@ FEATURE = Feature(
     duties="duty.create_duties",
     threads="sender.create_sender",
     options="options.options_from",
+    metrics="metrics.webhook_metrics",
 )

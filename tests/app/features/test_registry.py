@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from dataloader.app.acts.feature import Feature, load_all
+from dataloader.app.acts.feature import Feature, load_all, load_task_call
+from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.registry import FEATURES
+from dataloader.app.features.schedules.rows import Schedules, Times
 from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.job import NewJob, Status
@@ -27,7 +30,9 @@ _FOLDERS = Path(__file__).parents[3] / "app" / "features"
 
 
 def make_client(queue: JobQueue, features: Sequence[Feature]) -> FlaskClient:
-    return create_app(queue, Pipelines(), WebOptions(version="1"), features=features).test_client()
+    pipelines = Pipelines()
+    pipelines.register("noop")(lambda args: None)
+    return create_app(queue, pipelines, WebOptions(version="1"), features=features).test_client()
 
 
 def get_json(response: TestResponse) -> dict[str, Any]:
@@ -50,7 +55,12 @@ def test_pages_of_the_other_features_work(queue: JobQueue, left_out: Feature):
     features = [feature for feature in FEATURES if feature is not left_out]
     client = make_client(queue, features)
 
+    job_id = queue.enqueue(NewJob(queue="etl", task="noop", lock_key="noop")).job_id
+
     pages = [link.path for feature in features for link in feature.navigation]
+    pages += [f"/jobs/{job_id}"] if left_out.name != "jobs" else []
+    pages += ["/tasks/noop"] if left_out.name != "tasks" else []
+    pages += [f"/api/v1/{kind}/why" for kind in (f"jobs/{job_id}", "tasks/noop")] if left_out.name != "why" else []
     answers = {path: client.get(path).status_code for path in pages}
     assert {path: status for path, status in answers.items() if status != 200} == {}
     for link in left_out.navigation:
@@ -88,3 +98,35 @@ def test_worker_without_features_runs_and_reaps(own_dsn: str):
         eventually(lambda: all(job.status is Status.SUCCEEDED for job in map(queue.get, jobs) if job is not None))
     finally:
         assert pool.stop(grace=10)
+
+
+def test_job_page_without_why_has_no_note(queue: JobQueue):
+    job_id = queue.enqueue(NewJob(queue="etl", task="noop", lock_key="noop")).job_id
+    without = [feature for feature in FEATURES if feature.name != "why"]
+
+    shown, left_out = (make_client(queue, features).get(f"/jobs/{job_id}").text for features in (FEATURES, without))
+
+    assert "No live worker serves queue" in shown
+    assert "No live worker serves queue" not in left_out
+    assert "Attempts" in left_out
+
+
+def test_why_without_a_feature_lacks_its_reasons_alone(queue: JobQueue):
+    times = Times(datetime(2020, 1, 1, tzinfo=UTC), datetime(2099, 1, 1, tzinfo=UTC))
+    Schedules(queue.executor).create("of left out", "t.left", {"kind": "interval", "expression": "60"}, times)
+    Breakers(queue.executor).set("t.left", state=BreakerState.OPEN, reason="broken", changed_by="ann")
+
+    def codes(*left_out: str) -> list[str]:
+        client = make_client(queue, [feature for feature in FEATURES if feature.name not in left_out])
+        return [reason["code"] for reason in get_json(client.get("/api/v1/tasks/t.left/why"))["reasons"]]
+
+    complete = codes()
+    assert (complete[0], complete[-1]) == ("task_paused", "schedule_next")
+    assert codes("limits") == complete[1:]
+    assert codes("schedules") == ["task_paused", "task_unknown"]  # the queue without a worker is the schedule's
+    assert codes("limits", "schedules") == ["task_unknown"]
+
+
+def test_task_call_of_a_feature_that_is_left_out_is_refused():
+    with pytest.raises(RuntimeError, match="'count_calls'"):
+        load_task_call([feature for feature in FEATURES if feature.name != "limits"], "count_calls")

@@ -10,11 +10,12 @@ from dataloader.app.errors import PoolExhausted
 from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.metrics.routes import DatabaseCollector
+from dataloader.app.features.registry import FEATURES
 
 
 def collected(pool: Pool, **how: float) -> dict[str, Metric]:
     registry = CollectorRegistry()
-    registry.register(DatabaseCollector(pool, **how))
+    registry.register(DatabaseCollector(pool, FEATURES, **how))
     return {family.name: family for family in registry.collect()}
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 from dataloader.app.features.statistics.rows import RecentRun
-from dataloader.app.features.statistics.run_chart import make_run_chart
+from dataloader.app.features.tasks.run_chart import make_run_chart
 
 BEGIN = datetime(2026, 11, 22, tzinfo=UTC)
 
