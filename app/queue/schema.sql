@@ -967,7 +967,7 @@ CREATE OR REPLACE TRIGGER dl_jobs_queued_ends BEFORE UPDATE OF status, cancel_re
     EXECUTE FUNCTION dl_jobs_end_queued();
 
 -- The row is locked already, so the key's lock is only tried: its holder may wait for the row. If it is not free, the
--- reaper unblocks the key's next job a second later.
+-- maintenance leader unblocks the key's next job a second later.
 CREATE OR REPLACE FUNCTION dl_jobs_queued_ended() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 BEGIN
@@ -984,7 +984,8 @@ BEGIN
        AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key)) THEN
         PERFORM dl_unblock_next(ARRAY[NEW.lock_key]);
     END IF;
-    PERFORM dl_jobs_ended(ARRAY[NEW.job_id], NEW.webhook IS NOT NULL);
+    PERFORM dl_jobs_ended(job_ids => ARRAY[NEW.job_id], has_webhook => NEW.webhook IS NOT NULL,
+                          woken_for => array_remove(ARRAY[OLD.waits_on], NULL));
     RETURN NULL;
 END $$;
 

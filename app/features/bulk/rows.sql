@@ -85,7 +85,7 @@ WITH operation AS MATERIALIZED (
     SELECT bulk_id FROM dl_bulk
      WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
 ), targets AS MATERIALIZED (
-    SELECT j.job_id
+    SELECT j.job_id, j.waits_on
       FROM dl_jobs j
      WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND EXISTS (SELECT FROM operation)
        AND (j.status::text = 'queued' OR j.status::text = 'running' AND NOT j.cancel_requested)
@@ -99,7 +99,7 @@ WITH operation AS MATERIALIZED (
            wait_state = 'scheduled', waits_on = NULL, unknown_task = false, cancel_requested = true
       FROM targets
      WHERE j.job_id = ANY (ARRAY[targets.job_id])
-    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook
+    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, targets.waits_on AS woken_for
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
@@ -115,7 +115,9 @@ WITH operation AS MATERIALIZED (
 )
 SELECT (SELECT changed FROM advanced),
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
-       (SELECT dl_jobs_ended(array_agg(job_id), bool_or(webhook IS NOT NULL)) FROM canceled WHERE status = 'canceled') AS woken;
+       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL),
+                             woken_for => array_agg(DISTINCT woken_for) FILTER (WHERE woken_for IS NOT NULL))
+          FROM canceled WHERE status = 'canceled') AS woken;
 
 -- name: bulk_retry
 -- failed | canceled | lost -> queued, like `retry`; also the step of a redrive, which merges its patch into the jobs' args, and

@@ -109,12 +109,20 @@ SELECT coalesce(CASE WHEN c.graph_id = p.graph_id THEN c.graph_key END, c.job_id
  LIMIT %(limit)s::int;
 
 -- name: retry_graph
--- failed | canceled | lost -> queued: all of a graph that did not succeed. A job with parents waits for them again.
-WITH unsuccessful AS MATERIALIZED (
-    SELECT job_id FROM dl_jobs
-     WHERE graph_id = %(graph_id)s::uuid AND graph_id IS NOT NULL AND status::text IN ('failed', 'canceled', 'lost')
-     ORDER BY job_id
+-- failed | canceled | lost -> queued: all of a graph that did not succeed, but those whose live key another job has, as by `retry`.
+-- A job with parents waits for them again.
+WITH candidates AS MATERIALIZED (
+    SELECT j.job_id, j.live_key, j.created_at
+      FROM dl_jobs j
+     WHERE j.graph_id = %(graph_id)s::uuid AND j.graph_id IS NOT NULL AND j.status::text IN ('failed', 'canceled', 'lost')
+       AND NOT EXISTS (SELECT FROM dl_jobs other
+                        WHERE other.live_key = j.live_key AND other.status IN ('queued', 'running'))
+     ORDER BY j.job_id
        FOR NO KEY UPDATE
+), unsuccessful AS MATERIALIZED (
+    SELECT DISTINCT ON (coalesce(live_key, job_id::text)) job_id
+      FROM candidates
+     ORDER BY coalesce(live_key, job_id::text), created_at DESC
 ), requeued AS (
     UPDATE dl_jobs j
        SET status = 'queued', skipped = NULL, error_fingerprint = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,

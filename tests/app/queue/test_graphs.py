@@ -243,6 +243,19 @@ def test_retry_without_deleted_parents_runs_or_is_skipped(queue_db):
     assert states(queue_db, {key: ids[key] for key in "bc"}) == {"b": "ready", "c": "waiting"}
 
 
+def test_retry_of_graph_leaves_job_whose_live_key_is_taken(queue_db):
+    ids = graph(queue_db, {"a": [], "b": ["a"]})
+    queue_db.sql("UPDATE dl_jobs SET live_key = 'reload' WHERE job_id = %s", str(ids["b"]))
+    run(queue_db, ids["a"])
+    run(queue_db, ids["b"], FAILED)
+    queue_db.enqueue("other", live_key="reload")
+
+    (graph_id,) = queue_db.sql("SELECT graph_id FROM dl_jobs WHERE job_id = %s", str(ids["b"]))[0]
+    ((count,),) = queue_db.session.execute("retry_graph", {"graph_id": str(graph_id)})
+
+    assert (count, queue_db.status(ids["b"])) == (0, Status.FAILED)
+
+
 # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

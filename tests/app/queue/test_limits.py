@@ -10,6 +10,8 @@ import pytest
 from psycopg2.extras import Json
 
 from dataloader.app.errors import InvalidJob, LimitNotFound
+from dataloader.app.features.bulk.rows import BulkAction, BulkOperations
+from dataloader.app.features.jobs.job_search import Filter
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.queue.job import ReleaseReason, Settlement, Status
 from tests.support import eventually
@@ -46,7 +48,22 @@ def test_no_more_jobs_run_than_the_limit_allows(queue_db, limits):
     assert {holder.job_id for holder in limits.holders("warehouse")} == {run.id for run in runs}
 
 
-@pytest.mark.parametrize("end", ["settle", "retry later", "release", "reap", "cancel of the next"])
+def cancel(queue_db, job_id, way: str) -> None:
+    if way == "cancel of the next":
+        queue_db.queue.cancel(job_id)
+    elif way == "cancel of the next by SQL":
+        queue_db.sql("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", str(job_id))
+    else:
+        bulk = BulkOperations(queue_db.session)
+        bulk.start(BulkAction.CANCEL, Filter(job_id=frozenset({job_id})), expected=1, requested_by="somebody")
+        while bulk.run_batch():
+            pass
+
+
+CANCELS_OF_THE_NEXT = ["cancel of the next", "bulk cancel of the next", "cancel of the next by SQL"]
+
+
+@pytest.mark.parametrize("end", ["settle", "retry later", "release", "reap", *CANCELS_OF_THE_NEXT])
 def test_the_end_of_a_run_wakes_the_next(queue_db, limits, end):
     limits.set("warehouse", concurrency=1)
     ids = enqueue(queue_db, 3, limits={"warehouse": 1})
@@ -65,10 +82,10 @@ def test_the_end_of_a_run_wakes_the_next(queue_db, limits, end):
         queue_db.lose_attempt(run, pause_sec=60)
     else:
         queue_db.settle(run)
-        queue_db.queue.cancel(ids[1])  # it was woken, and hands the place on
+        cancel(queue_db, ids[1], end)  # it was woken, and hands the place on
 
     (next_run,) = queue_db.claim(3)
-    assert next_run.id == (ids[2] if end == "cancel of the next" else ids[1])
+    assert next_run.id == (ids[2] if end in CANCELS_OF_THE_NEXT else ids[1])
     queue_db.check_invariants()
 
 
