@@ -44,8 +44,8 @@ WAIT_STATE_TEXTS = {
     "waiting": "other jobs, or for the end of an offload.",
 }
 DUTY_PROCESSES = {
-    "duties": "the maintenance leader",
-    "follower_duties": "every other worker process, meanwhile and at longer intervals",
+    ("duties", "create_duties"): "the maintenance leader",
+    ("follower_duties", "create_follower_duties"): "every other worker process, meanwhile and at longer intervals",
 }
 LOCK_TEXTS = {
     "1684828526, hash": "a job of the lock key is blocked or unblocked",
@@ -115,12 +115,12 @@ def wait_states() -> str:
 
 def duties() -> str:
     """The periodic duties of the maintenance leader and of the other processes."""
-    path = ROOT / "workers/maintenance.py"
-    functions = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)]
+    paths = [ROOT / "workers/maintenance.py", *sorted((ROOT / "app/features").glob("*/duty.py"))]
+    functions = [n for path in paths for n in ast.parse(path.read_text("utf-8")).body if isinstance(n, ast.FunctionDef)]
     rows = []
-    for function, process in DUTY_PROCESSES.items():
-        (found,) = (node for node in functions if node.name == function)
-        calls = [node for node in ast.walk(found) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Duty"]
+    for names, process in DUTY_PROCESSES.items():
+        nodes = [node for function in functions if function.name in names for node in ast.walk(function)]
+        calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "Duty"]
         rows.append((process, ", ".join(f"`{text}`" for call in calls for text in constant_texts(call.args[0]))))
     return _table("process", "duties", rows)
 

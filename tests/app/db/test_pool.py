@@ -267,7 +267,7 @@ def test_enqueue_in_caller_transaction_commits_with_it(queue_db, commits):
 def test_refusal_in_caller_transaction_raises_our_error(queue_db):
     own = queue_db.connect()
 
-    with pytest.raises(InvalidJob, match="max_attempts must be 1 or more"):
+    with pytest.raises(InvalidJob, match="max_attempts: must be 1 or more"):
         JobQueue(BorrowedConnection(own)).enqueue(NewJob(**REQUEST, max_attempts=-1))
 
     own.rollback()

@@ -149,15 +149,15 @@ def test_one_job_in_each_window(queue_db):
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({"debounce": {"key": "d"}}, "debounce must be an object such as"),
+        ({"debounce": {"key": "d"}}, "debounce: must be an object such as"),
         ({"debounce": {"key": "d", "wait_sec": 0}}, "must have a wait_sec of 0.001 to 2678400"),
         ({"debounce": debounced(max_wait_sec=1)}, "must have a max_wait_sec of wait_sec to"),
         ({"debounce": debounced(args="all")}, 'must have "last", "first" or "list" as args'),
         ({"debounce": debounced(" ")}, "has a key that is empty or has over 500 bytes"),
         ({"debounce": debounced("ж" * 251)}, "has a key that is empty or has over 500 bytes"),
         ({"debounce": debounced(), "live_key": "l"}, "cannot be combined with idempotency_key, live_key"),
-        ({"throttle": {"key": "t", "per_sec": 0}}, "throttle must have a per_sec of 1 to 2678400"),
-        ({"throttle": {"key": "t" * 10_000, "per_sec": 1}}, "throttle has a key that is empty or has over 500"),
+        ({"throttle": {"key": "t", "per_sec": 0}}, "throttle: must have a per_sec of 1 to 2678400"),
+        ({"throttle": {"key": "t" * 10_000, "per_sec": 1}}, "throttle: has a key that is empty or has over 500"),
         ({"throttle": {"key": "t", "per_sec": 1}, "live_key": "l"}, "cannot be combined with live_key or debounce"),
     ],
 )
