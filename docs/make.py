@@ -73,6 +73,8 @@ def fill_marked_parts(text: str) -> str:
 def decisions() -> str:
     """A list of links, in the order of their numbers."""
     titles = {path.name: path.read_text(encoding="utf-8").partition("\n")[0] for path in _decision_files()}
+    if unnumbered := [name for name, title in titles.items() if not re.match(r"# \d+\. ", title)]:
+        raise ValueError(f"these decisions have no number in their title: {', '.join(unnumbered)}")
     links = [(title.removeprefix("# ").partition(". "), name) for name, title in titles.items()]
     return "".join(f"{number}. [{title}](decisions/{name})\n" for (number, _, title), name in links)
 

@@ -202,7 +202,7 @@ class Attempt(JobContext):
             if self.job.checkpoint_text is not None:
                 self.reported.restore(self.job.progress_text, _load_json("the checkpoint", self.job.checkpoint_text))
         except (_NotRunnable, SecretUnavailable, Fail) as error:
-            return self.refuse(str(error))
+            return self.fail_unstarted(str(error))
         except BaseException as error:  # of the database, which has the results of parents
             return self._outcome_of_error(error, task)
         return self._execute(task, args)
@@ -221,7 +221,7 @@ class Attempt(JobContext):
                 self.connections.close_unused()
         return args
 
-    def refuse(self, reason: str) -> Outcome:
+    def fail_unstarted(self, reason: str) -> Outcome:
         """Fail the attempt before its task starts, with the reason in the job's log too."""
         self.settings.log(self.job.id, self.job.attempt, "ERROR", "note", reason)
         return Settlement(Status.FAILED, error=reason, error_fingerprint="refused")

@@ -14,7 +14,7 @@ from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings
 from dataloader.workers.key_locks import KeyLocks
 from dataloader.workers.outcome import Released
-from dataloader.workers.reports.attempt_log import BackoffLog
+from dataloader.workers.reports.attempt_log import BlockedKeysLog
 from dataloader.workers.running_attempts import RunningAttempts
 
 _log = log.get(__name__)
@@ -35,7 +35,7 @@ class Claimer:
     ) -> None:
         self._info, self._settings = info, settings
         self._queue, self._key_locks, self._running, self._release = queue, key_locks, running, release
-        self._backoff_log = BackoffLog()
+        self._blocked_keys_log = BlockedKeysLog()
         # Queue, run ids and time of a claim whose answer was lost: it may have been committed.
         self._unconfirmed: tuple[str, Sequence[str], float] | None = None
 
@@ -54,7 +54,7 @@ class Claimer:
             raise
         attempts = self._to_attempts(claimed, sent_at)
         startable = self._startable(queue, attempts, self._key_locks.adopt)
-        self._backoff_log.report(queue, hint.blocked_keys or ())
+        self._blocked_keys_log.report(queue, hint.blocked_keys or ())
         return startable, len(attempts), hint
 
     def recover(self) -> tuple[str, list[Attempt]] | None:
@@ -89,7 +89,7 @@ class Claimer:
         if len(startable) < len(attempts):
             started = set(map(id, startable))
             refused = [attempt for attempt in attempts if id(attempt) not in started]
-            self._backoff_log.report(queue, {attempt.job.lock_key for attempt in refused})
+            self._blocked_keys_log.report(queue, {attempt.job.lock_key for attempt in refused})
             for attempt in refused:
                 self._release(attempt, Released(ReleaseReason.LOCK_BUSY))
         return startable

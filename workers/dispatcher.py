@@ -118,7 +118,7 @@ class Dispatcher:
                 return
             self._become_idle(buffer)
             try:
-                self._claim_unlocked(buffer)
+                self._claim_without_lock(buffer)
             finally:
                 buffer.idle_count -= 1
 
@@ -140,7 +140,7 @@ class Dispatcher:
                         with suppress(IndexError):  # another thread took it a moment ago
                             return buffer.attempts.popleft()[0]
                     elif self._needs_claim(buffer):
-                        self._claim_unlocked(buffer)
+                        self._claim_without_lock(buffer)
                     elif not self._has_leader:
                         self._lead(buffer)
                     else:
@@ -164,17 +164,17 @@ class Dispatcher:
         self._has_leader = True
         try:
             while not self._stopping and not buffer.attempts:
-                self._unlocked(lambda: self._lead_once(buffer))
+                self._without_lock(lambda: self._lead_once(buffer))
         finally:
             self._has_leader = False
 
-    def _wake_next(self, own_count: int = 0, own_buffer: QueueBuffer | None = None) -> None:
-        """Wake one thread for each queue with work: it wakes the next one. The caller takes `own_count` attempts.
+    def _wake_next(self, kept_count: int = 0, own_buffer: QueueBuffer | None = None) -> None:
+        """Wake one thread for each queue with work: it wakes the next one. The caller keeps `kept_count` attempts.
 
         Waking a thread for each attempt would make them wait for the GIL and find the buffer empty.
         """
         for buffer in self.queues.values():
-            has_attempts = len(buffer.attempts) > (own_count if buffer is own_buffer else 0)
+            has_attempts = len(buffer.attempts) > (kept_count if buffer is own_buffer else 0)
             if buffer.idle_count and (has_attempts or self._needs_claim(buffer)):
                 if buffer.waiting_count:
                     buffer.available.notify()
@@ -186,16 +186,16 @@ class Dispatcher:
                     buffer.available.notify()
                     return
 
-    def _claim_unlocked(self, buffer: QueueBuffer, own_count: int = 1) -> None:
+    def _claim_without_lock(self, buffer: QueueBuffer, kept_count: int = 1) -> None:
         """Claim for this queue while no other thread does; the lock is released meanwhile."""
         self._is_claiming = True
         try:
-            self._unlocked(lambda: self._claim_batch(buffer, own_count))
+            self._without_lock(lambda: self._claim_batch(buffer, kept_count))
         finally:
             self._is_claiming = False
-            self._wake_next(own_count, buffer)
+            self._wake_next(kept_count, buffer)
 
-    def _unlocked(self, call: Callable[[], object]) -> None:
+    def _without_lock(self, call: Callable[[], object]) -> None:
         self._lock.release()
         try:
             call()
@@ -212,7 +212,7 @@ class Dispatcher:
             self._apply_timers(now)
             for buffer in self.queues.values():
                 if self._needs_claim(buffer):
-                    self._claim_unlocked(buffer, own_count=1 if buffer is own_buffer else 0)
+                    self._claim_without_lock(buffer, kept_count=1 if buffer is own_buffer else 0)
                     has_claimed = True
             if has_claimed and not self._database_down:
                 return
@@ -220,12 +220,12 @@ class Dispatcher:
         notifications = self._listener.listen(max(0.0, self._listening_until - now), self._wakeup)
         self._listening_until = 0.0
         self._apply_notifications(notifications)
-        if self._is_waiting_as_meant and not self._database_down:
+        if self._notifications_ok and not self._database_down:
             self.last_cycle_at = clock()
         self._database_down = False
 
     @property
-    def _is_waiting_as_meant(self) -> bool:
+    def _notifications_ok(self) -> bool:
         """Whether nothing is wrong with notifications: they arrive, or are not wanted."""
         state = self._listener.state
         return state.is_receiving or state is ListenState.OFF
@@ -236,7 +236,7 @@ class Dispatcher:
         return min(at for at in times if at is not None)
 
     def _apply_timers(self, now: float) -> None:
-        is_due, is_listening = self._due.expire(now), self._is_waiting_as_meant
+        is_due, is_listening = self._due.expire(now), self._notifications_ok
         for buffer in self.queues.values():
             has_expired = buffer.poll.expire(now, is_listening=is_listening)
             self._due.promote_due = self._due.promote_due or has_expired
@@ -257,7 +257,7 @@ class Dispatcher:
         for command in notifications.commands:
             self._on_control(command)
 
-    def _claim_batch(self, buffer: QueueBuffer, own_count: int) -> None:
+    def _claim_batch(self, buffer: QueueBuffer, kept_count: int) -> None:
         began = clock()
         with self._lock:
             count, promoted = buffer.claim_size, self._due.promote_due
@@ -271,7 +271,7 @@ class Dispatcher:
         after = buffer.turn if is_fair else buffer.cursor.start(began, promoted=promoted)
         try:
             if (recovered := self._claimer.recover()) is not None:
-                self._hand_out(self.queues[recovered[0]], recovered[1], own_count=0)
+                self._hand_out(self.queues[recovered[0]], recovered[1], kept_count=0)
             attempts, claimed_count, hint = self._claimer.claim(
                 buffer.queue,
                 count,
@@ -283,7 +283,7 @@ class Dispatcher:
         except DatabaseUnavailable as error:
             self._on_outage(buffer, error, promoted=promoted)
             return
-        self._hand_out(buffer, attempts, own_count)
+        self._hand_out(buffer, attempts, kept_count)
         self.last_claim_at = self.last_cycle_at = now = clock()
         if self._outage_logged:
             _log.info("database.available")
@@ -308,14 +308,14 @@ class Dispatcher:
                 self._defer_unknown_tasks(buffer)
             self._update_notify_state(buffer, is_full=is_full)
 
-    def _hand_out(self, buffer: QueueBuffer, attempts: list[Attempt], own_count: int) -> None:
+    def _hand_out(self, buffer: QueueBuffer, attempts: list[Attempt], kept_count: int) -> None:
         """Put attempts where the threads of the queue find them."""
         if not attempts:
             return
         with self._lock:
             if not self._stopping:
                 buffer.add(attempts, clock())
-                if len(attempts) > own_count:
+                if len(attempts) > kept_count:
                     buffer.available.notify()  # it wakes the next: short jobs end before many threads are awake
                 return
         self._release_all(attempts, ReleaseReason.SHUTDOWN)  # the claim was in progress when the stop came

@@ -63,7 +63,7 @@ class Heartbeat:
             self._is_requested.clear()
             self._next_check_at = self._next_heartbeat_at = 0.0
         self._last_step_at = now
-        if now >= self._next_check_at:  # else a worker thread took over the listening, as with short jobs all the time
+        if now >= self._next_check_at:  # else another thread only took over listening, as often with short jobs
             try:
                 self._renew_and_register(now)
             finally:

@@ -1,4 +1,5 @@
-"""Reaps runs whose lease has expired. Any number of reapers may run."""
+"""Reaps runs whose lease has expired; any number of reapers may run. Its thread also releases prefetched attempts that
+no thread took, and takes key locks again after a lost connection."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ class Reaper:
         self._takes_from_others = takes_from_others
         self._queue, self._key_locks, self._release_stale = queue, key_locks, release_stale
         self._interval_sec, self._heartbeat_sec, self._pause_sec = interval_sec, heartbeat_sec, pause_sec
-        # Heartbeats that are not rarer than the checks make most of them needless.
+        # Heartbeats that come at least as often as checks replace most of them.
         self._quiet_interval_sec = interval_sec if interval_sec < heartbeat_sec else _QUIET_PERIODS * interval_sec
         # Runs with an expired lease, and when it was first found expired.
         self._expired_leases: dict[RunKey, tuple[DeadRun, float]] = {}

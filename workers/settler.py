@@ -83,7 +83,7 @@ class Settler:
         unwritten = batch
         try:
             unwritten = self._drop_unsettleable(batch)
-            # Before the statement that unblocks the next job of a key, whose claim would find the key locked.
+            # Unlock before settling: that unblocks the next job of the key, whose claim would find the key locked.
             self._key_locks.unlock([pending.attempt for pending in unwritten])
             releases = [pending for pending in unwritten if isinstance(pending.outcome, Released)]
             settlements = [p for p in unwritten if not isinstance(p.outcome, Released)] if releases else unwritten
@@ -214,7 +214,7 @@ def _waits(outcome: Outcome) -> bool:
 
 
 def _is_blocked(outcome: Outcome) -> bool:
-    """Whether the release blocks the job. What held its key may have ended before: nothing was blocked then."""
+    """Whether the release leaves the job blocked; it is unblocked at once if its key is free by then."""
     return isinstance(outcome, Released) and outcome.reason is ReleaseReason.LOCK_BUSY
 
 

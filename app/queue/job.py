@@ -106,7 +106,7 @@ class Job:
     progress: Any  # an object, unless another service has written it
     error: str | None
     producer: str | None
-    consumer_group: str | None
+    consumer_group: str | None  # who uses its result; a label
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -123,11 +123,11 @@ class Job:
     webhook: dict[str, Any] | None = None
     traceparent: str | None = None
     limits: dict[str, int] | None = None
-    waits_on: str | None = None
+    waits_on: str | None = None  # the limit that it waits for, or that has woken it
     graph_id: UUID | None = None
-    graph_key: str | None = None
-    need: str | None = None
-    skipped: bool | None = None
+    graph_key: str | None = None  # its name within the graph
+    need: str | None = None  # 'any': of its parents, the first that ends as required; None: all
+    skipped: bool | None = None  # canceled because a parent did not end as required
     fair_key: str | None = None
     debounce_key: str | None = None
     throttle_key: str | None = None

@@ -1,4 +1,4 @@
-"""JobQueue: the life of a job, one method for each statement of jobs.sql."""
+"""JobQueue: the life of a job, one method for each statement of jobs.sql. Base classes and features have others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from dataloader.app.queue.parameters import release_parameters, renew_parameters
 from dataloader.app.queue.upkeep import Upkeep
 
 CURSOR_START = array(("-1", "-infinity", "00000000-0000-0000-0000-000000000000"))  # before every ready job
-_TURN_START = array(("", "1000000"))  # behind the tenant '', whose turn is over
+# A fair queue begins with the tenant after '', as if that one had started more jobs than any share allows.
+_TURN_START = array(("", "1000000"))
 
 _APPLIED_BY_STATUS = {status: SettleResult("applied", status) for status in Status}
 _APPLIED_SUCCESS = _APPLIED_BY_STATUS[Status.SUCCEEDED]
@@ -190,6 +191,7 @@ class JobQueue(JobRecords, Upkeep):
         if applied_count == len(settlements) and not changed_statuses:
             return [_APPLIED_SUCCESS if end is SUCCEEDED else _APPLIED_BY_STATUS[end.status] for _, end in settlements]
         changed = dict(text.split(" ") for text in changed_statuses or ())
+        # NULL: all were applied.
         runs = (
             {job.run_text for job, _ in settlements} if applied_runs is None and applied_count else applied_runs or ()
         )

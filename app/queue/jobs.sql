@@ -135,6 +135,8 @@ WITH candidates AS MATERIALIZED (
      WHERE j.job_id = ANY (ARRAY[busy_jobs.job_id])
     RETURNING j.lock_key, busy_jobs.waits_on AS woken_for
 ), claimed AS (
+    -- An operator may have lowered max_attempts. A running job is `scheduled`: dl_jobs_manual_update then sets the wait state of
+    -- one that a settlement or a reap queues again.
     UPDATE dl_jobs j
        SET status = 'running', wait_state = 'scheduled', waits_on = NULL, unknown_task = false, attempt = least(j.attempt + 1, j.max_attempts),
            run_id = (%(run_ids)s::uuid[])[selected.n], worker = %(worker)s::text, worker_id = %(worker_id)s::uuid,

@@ -111,7 +111,7 @@ def _run_standalone(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outco
         task.refuse_args(args)
         argv = None if task.options.argv is None else task.command_line(args)
     except Fail as error:
-        return attempt.refuse(str(error))
+        return attempt.fail_unstarted(str(error))
     inherited = {name: value for name, value in os.environ.items() if name not in _INTERPRETER_VARIABLES}
     env = {**inherited, **session_variables(attempt, task.options, os.environ.get("PGOPTIONS", ""))}
     with ExitStack() as until_started:
@@ -136,7 +136,7 @@ def _run_standalone(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outco
 def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
     assert task.command is not None  # noqa: S101 - a task of this kind has one
     if attempt.redactor:
-        return attempt.refuse(
+        return attempt.fail_unstarted(
             "every user of the machine can read a command's arguments, so they hold no secret; give it in the "
             'command\'s env, as in {"env": {"TOKEN": {"$secret": "name"}}}'
         )
@@ -144,9 +144,9 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
         argv = task.command_line(args)
         own_env = _command_environment(attempt, task.command)
     except Fail as error:
-        return attempt.refuse(f"the command's arguments: {error}")
+        return attempt.fail_unstarted(f"the command's arguments: {error}")
     except SecretUnavailable as error:
-        return attempt.refuse(str(error))
+        return attempt.fail_unstarted(str(error))
     env = {
         "PYTHONUNBUFFERED": "1",  # its log is read while it runs
         **own_env,

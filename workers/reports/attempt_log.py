@@ -86,7 +86,7 @@ def _format_time(timestamp: datetime | None) -> str | None:
     return None if timestamp is None else timestamp.astimezone(UTC).isoformat(timespec="seconds")
 
 
-class BackoffLog:
+class BlockedKeysLog:
     """Logs keys that block jobs, each once a minute. Used by the dispatcher's leader alone."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from dataloader.app.queue.job import Status
-from dataloader.workers.reports.attempt_log import BackoffLog
+from dataloader.workers.reports.attempt_log import BlockedKeysLog
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
@@ -79,7 +79,7 @@ def test_blocking_key_is_logged_once(worker_pools: WorkerPoolFixture, logged: Lo
 def test_blocking_key_is_logged_again_after_a_minute(logged: Logged, monkeypatch: pytest.MonkeyPatch):
     now = 1000.0
     monkeypatch.setattr("dataloader.workers.reports.attempt_log.clock", lambda: now)
-    backoff = BackoffLog()
+    backoff = BlockedKeysLog()
     for step in (0, 59, 61, 119, 122):
         now = 1000.0 + step
         backoff.report("q", ["k"])
