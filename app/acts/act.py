@@ -1,4 +1,4 @@
-"""An act: one function for a change that an operator makes. Its route, its form and its line in the audit file come from it.
+"""An act: one function for a change that an operator makes; its route, its form and its line in the audit file follow.
 
     @act("limit.set", "PUT", "/limits/<path:name>", may_name_unknown=True, unaudited={"note"})
     def set_limit(call: Call, name: str, body: LimitSetting) -> ChangedLimit:
