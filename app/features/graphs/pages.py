@@ -16,7 +16,6 @@ from pydantic import Field
 from dataloader.app.acts.web import ActForms
 from dataloader.app.features.graphs.acts import cancel_graph, retry_graph
 from dataloader.app.features.graphs.rows import Graph, GraphEdge, GraphJob, Graphs, critical_path, layers
-from dataloader.app.features.jobs.job_history import short_id
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.problems import InvalidRequest, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
@@ -54,7 +53,6 @@ def create_graph_page(site: Site) -> ApiBlueprint:
             page=page,
             query=query,
             next=None if page.next is None else urlencode(older | {"before": page.next}),
-            short_id=short_id,
         )
 
     @pages.page("/graphs/<uuid:graph_id>", standby=False, problems=unknown)
@@ -86,7 +84,6 @@ def create_graph_page(site: Site) -> ApiBlueprint:
             css_state=_css_state,
             is_grouped=is_grouped,
             by_task=lambda layer: sorted(Counter((job.task, _state(job)) for job in layer).items()),
-            short_id=short_id,
         )
 
     forms = ActForms(pages=pages, runner=site.runner, page=show_graph, page_url=_PAGE_URL)

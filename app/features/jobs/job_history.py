@@ -88,15 +88,9 @@ def link_job_ids(sentence: str) -> Markup:
     parts, end = [], 0
     for match in _UUID.finditer(sentence):
         parts += [escape(sentence[end : match.start()]), Markup('<a class="mono" href="/jobs/{}">{}</a>').format(
-            match[0], short_id(match[0]))]  # fmt: skip
+            match[0], Formatter.short_id(match[0]))]  # fmt: skip
         end = match.end()
     return Markup("").join([*parts, escape(sentence[end:])])
-
-
-def short_id(job_id: Any) -> str:
-    """The ends of an id: its beginning is a time, so that neighbours differ at the end only."""
-    text = str(job_id)
-    return f"{text[:4]}…{text[-4:]}"
 
 
 def _reason_links(details: Mapping[str, Any]) -> Iterator[Link]:

@@ -16,7 +16,7 @@ from dataloader.app.features.graphs.rows import Graphs
 from dataloader.app.features.jobs.acts import JobEditRequest, clone_job, delete_job, edit_job
 from dataloader.app.features.jobs.job_attempts import attempt_cards
 from dataloader.app.features.jobs.job_detail import AttemptRecord, JobDetail, JobReader, run_at
-from dataloader.app.features.jobs.job_history import describe_event, link_job_ids, reason_links, short_id
+from dataloader.app.features.jobs.job_history import describe_event, link_job_ids, reason_links
 from dataloader.app.features.jobs.job_timeline import build_timeline
 from dataloader.app.features.jobs.log_routes import LEVELS, levels_from
 from dataloader.app.features.jobs.log_search import JobLogSearch, LogFilter
@@ -111,7 +111,6 @@ def create_job_page(site: Site) -> ApiBlueprint:
             can_clone=can_operate() and current_actor().can_trigger(job.task, job.queue),
             reason_links=reason_links,
             link_job_ids=link_job_ids,
-            short_id=short_id,
         )
 
     forms = ActForms(pages=pages, runner=site.runner, page=show_job, page_url=_PAGE_URL, problems=_NOT_FOUND)
@@ -191,7 +190,6 @@ def create_log_page(site: Site) -> ApiBlueprint:
             next=None if page.next is None else urlencode(filters | {"after": page.next}),
             first=urlencode(filters | {"after": 0}),
             is_last_page=query.after is None and query.before is None,
-            short_id=short_id,
         )
 
     return pages.blueprint
