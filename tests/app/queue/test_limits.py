@@ -55,7 +55,7 @@ def cancel(queue_db, job_id, way: str) -> None:
         queue_db.sql("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", str(job_id))
     else:
         bulk = BulkOperations(queue_db.session)
-        bulk.start(BulkAction.CANCEL, Filter(job_id=frozenset({job_id})), expected=1, requested_by="somebody")
+        bulk.start(BulkAction.CANCEL, Filter(job_id=frozenset({job_id})), expected=1, requested_by="operator")
         while bulk.run_batch():
             pass
 
