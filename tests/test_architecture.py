@@ -120,6 +120,7 @@ SPEAKS_OF_ITS_CONNECTION = ("dataloader.workers.listener",)  # the echo that pro
 
 READS_THE_ENVIRONMENT = (
     "dataloader.app.config",
+    "dataloader.workers.isolation.fork_server_main",
     "dataloader.workers.isolation.run",
     "dataloader.workers.isolation.watchdog",
     "dataloader.pipelines.remote",

@@ -27,6 +27,7 @@ from dataloader.workers.context import ContextSettings, JobContext
 from dataloader.workers.fingerprint import fingerprint
 from dataloader.workers.interrupt import Interrupt, InterruptibleThread
 from dataloader.workers.isolation.environment import ConnectionCheck
+from dataloader.workers.isolation.fork_server import NO_FORK_SERVER, ForkServer
 from dataloader.workers.logs.writer import POSITION_STREAM
 from dataloader.workers.offloads.remote_log import position_line
 from dataloader.workers.offloads.stopping import OffloadStopper
@@ -86,6 +87,7 @@ class AttemptSettings(ContextSettings):
     secret_store: SecretStore = field(default_factory=SecretStore)
     run_isolated: Callable[[Attempt, Task, dict[str, Any]], Outcome] | None = None  # `dataloader.workers.isolation.run`
     isolation_enabled: bool = True  # False: isolated tasks run in the thread too, but none with a program of its own
+    fork_server: ForkServer = NO_FORK_SERVER
     process_lock: ProcessLock = field(default_factory=ProcessLock)  # inherited by isolated processes
     log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None
     keep_log_positions: Callable[[UUID, int], None] = lambda job_id, attempt: None

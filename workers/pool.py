@@ -78,8 +78,7 @@ class WorkerPool:
         self._connection_settings = options.connection_settings()
         self._sessions = PoolSessions(options, self.id)
         self._build(echo)
-        self._has_started = False
-        self._all_threads_started = False  # a thread that is not alive after that has crashed
+        self._has_started = self._all_threads_started = False  # a thread that is not alive after the latter has crashed
         self._stopped = threading.Event()
         self._stop_lock = threading.Lock()
         self._crash_lock = threading.Lock()  # of two threads that crash at once, the first ends the process
@@ -383,6 +382,7 @@ class WorkerPool:
         self._settler.abandon_rest()
         self._heartbeat.deregister()
         self._maintenance.close()
+        self._options.attempts.fork_server.close()
         self._sessions.close("listen", "renew")
         if not any(worker.is_alive() for worker in self._workers):
             self._registration.process_lock.release()

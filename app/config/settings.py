@@ -164,6 +164,11 @@ class Settings(BaseSettings):
     wrap_drivers: bool = flag_setting(
         "DL_WRAP_DRIVERS", True, "Connections that tasks open by psycopg2 or psycopg are stopped with their attempt."
     )
+    preload: values.Packages = setting(
+        "DL_PRELOAD", (), "Modules that the fork server imports before it forks isolated processes, such as pandas or "
+        "a package of DL_PIPELINES; off: no fork server, each isolated process is a fresh interpreter.",
+        "names of Python modules, separated by commas, or a JSON list; or off",
+    )  # fmt: skip
     claim_backoff_sec: float = number_setting(
         "DL_CLAIM_BACKOFF_SEC", 15.0,
         "The poll interval of an idle worker, in case a notification is lost, in seconds; of queues without a poll of "

@@ -15,6 +15,7 @@ from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.retry import Exponential, Fixed, Linear, Policy, Table
 from dataloader.workers.attempt import AttemptSettings
 from dataloader.workers.duties import MaintenanceOptions
+from dataloader.workers.isolation.fork_server import ForkServer
 from dataloader.workers.listener import ListenMode
 from dataloader.workers.pool_options import PoolOptions
 from dataloader.workers.reports.secrets import SecretStore
@@ -63,6 +64,9 @@ def pool_options(
             endpoints=endpoints,
             tokens=tokens,
             secret_store=secret_store,
+            fork_server=ForkServer(
+                settings.preload, wrap_drivers=settings.wrap_drivers, is_enabled=settings.preload != ("off",)
+            ),
         ),
         tracer=tracer,
         executor=executor,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 from uuid import UUID, uuid4
 
 from dataloader.app.queue.job import ClaimedJob
+from dataloader.pipelines.contract import Pipelines, registry
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings
+from dataloader.workers.isolation.fork_server import NO_FORK_SERVER
 from dataloader.workers.isolation.run import run_isolated
+from dataloader.workers.outcome import Outcome
+
+fork_server = NO_FORK_SERVER  # of attempts and pools; set by a fixture
 
 
 def claimed_job(**more: Any) -> ClaimedJob:
@@ -37,5 +43,21 @@ class CapturedLines:
 def attempt_with(
     captured: CapturedLines | None = None, *, settings: dict[str, Any] | None = None, **row: Any
 ) -> Attempt:
-    given = {"stop_step_sec": 0.3, "run_isolated": run_isolated, "log": captured or CapturedLines(), **(settings or {})}
+    given: dict[str, Any] = {"stop_step_sec": 0.3, "run_isolated": run_isolated, "fork_server": fork_server}
+    given |= {"log": captured or CapturedLines(), **(settings or {})}
     return Attempt(claimed_job(**row), claimed_at=clock(), settings=AttemptSettings(**given))
+
+
+class Running:
+    """An attempt in a thread of its own, as a worker has it."""
+
+    def __init__(self, attempt: Attempt, pipelines: Pipelines = registry) -> None:
+        self.attempt = attempt
+        self.ends: list[Outcome] = []
+        self._thread = threading.Thread(target=lambda: self.ends.append(attempt.run(pipelines.get(attempt.job.task))))
+        self._thread.start()
+
+    def end(self, timeout: float = 30) -> Outcome:
+        self._thread.join(timeout)
+        assert self.ends, "it still runs"
+        return self.ends[0]

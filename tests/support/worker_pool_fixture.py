@@ -14,6 +14,7 @@ from dataloader.pipelines.contract import Context, Pipelines, Stop
 from dataloader.workers.attempt import AttemptSettings
 from dataloader.workers.pool import WorkerPool
 from dataloader.workers.pool_options import PoolOptions
+from tests.support import claimed_jobs
 from tests.support.job_gate import JobGate
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
@@ -94,7 +95,10 @@ class WorkerPoolFixture:
             **options,
         }
         attempt_fields = {field.name for field in fields(AttemptSettings)}
-        attempts = AttemptSettings(**{name: given.pop(name) for name in list(given) if name in attempt_fields})
+        attempts = AttemptSettings(
+            **{"fork_server": claimed_jobs.fork_server}
+            | {name: given.pop(name) for name in list(given) if name in attempt_fields}
+        )
         made = WorkerPool(
             pipelines or self.pipelines,
             PoolOptions(dsn=dsn or self.dsn, queues=queues or {"q": 2}, attempts=attempts, **given),

@@ -351,6 +351,8 @@ class _WrapOnImport(importlib.abc.MetaPathFinder):
 def wrap_drivers() -> None:
     """Replace `connect` of the drivers, once a process, before the modules of tasks are imported: one that has imported
     the function itself keeps the former one."""
+    if any(isinstance(finder, _WrapOnImport) for finder in sys.meta_path):
+        return  # by the process that forked this one
     _wrap_psycopg2(psycopg2)
     follow_threads()
     changes: dict[str, Callable[[Any], None]] = {"psycopg": _wrap_psycopg, "multiprocessing.pool": follow_thread_pool}

@@ -12,14 +12,11 @@ import math
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -29,13 +26,13 @@ from dataloader.pipelines.portable import clock
 from dataloader.pipelines.reports import Check, DatasetUse
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.isolation.database_calls import DatabaseCalls
+from dataloader.workers.isolation.processes import WatchedProcess
 from dataloader.workers.logs.records import add_fields
 from dataloader.workers.outcome import Outcome, add_event_fields
 from dataloader.workers.stop_signal import StopStep
 from dataloader.workers.threads import WakeupPipe
 
 _log = log.get(__name__)
-_WATCHDOG = str(Path(__file__).with_name("watchdog.py"))
 _READ_BYTES = 65_536
 _MAX_LINE_LENGTH = 8_192  # of output
 _MAX_MESSAGE_BYTES = 16_000_000  # in addition to the result
@@ -129,46 +126,26 @@ class ChildProcess:
     """Starts, reads and stops one process. Used by one thread."""
 
     def __init__(
-        self,
-        attempt: Attempt,
-        argv: list[str],
-        *,
-        channel: socket.socket | None = None,
-        inherited_descriptors: tuple[int, ...] = (),
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
+        self, attempt: Attempt, start: Callable[[], WatchedProcess], *, channel: socket.socket | None = None
     ) -> None:
         """Raises StartFailed. `wait` closes the channel."""
-        self._attempt, self._argv, self._channel = attempt, argv, channel
+        self._attempt, self._channel = attempt, channel
         with ExitStack() as undo:
             if channel is not None:
                 undo.enter_context(channel)
             try:
-                self._watchdog, theirs = socket.socketpair()
-                undo.enter_context(self._watchdog)
-                with theirs:
-                    self._wakeup = WakeupPipe()
-                    undo.callback(self._wakeup.close)
-                    locks = attempt.settings.process_lock.inherited_descriptors()
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-I", "-S", _WATCHDOG, str(theirs.fileno()), *argv],
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.PIPE,
-                        pass_fds=(theirs.fileno(), *inherited_descriptors, *locks),
-                        cwd=cwd,
-                        env=env,
-                        start_new_session=True,
-                    )
+                self._wakeup = WakeupPipe()
+                undo.callback(self._wakeup.close)
+                self._process = start()
             except (OSError, ValueError) as error:
                 raise StartFailed(error) from error
-            undo.enter_context(self._process)  # closes its pipes
+            undo.callback(self._process.close)
             self._resources = undo.pop_all()
-        assert self._process.stdout is not None and self._process.stderr is not None  # noqa: S101, PT018 - pipes
+        self._watchdog = self._process.watchdog
         self._output = [_LineReader(partial(self._log_line, stream)) for stream in ("stdout", "stderr")]
         self._readers = {  # by descriptor; one that has ended is removed
-            self._process.stdout.fileno(): self._output[0],
-            self._process.stderr.fileno(): self._output[1],
+            self._process.stdout: self._output[0],
+            self._process.stderr: self._output[1],
             self._watchdog.fileno(): _LineReader(self._on_watchdog_message),
         }
         if channel is not None:
@@ -213,7 +190,7 @@ class ChildProcess:
         """Wait until the process, its group and its database sessions have ended. Raises StartFailed."""
         try:
             with self._attempt.on_stop(self._wakeup.set):
-                while not self._has_exited():
+                while not self._process.has_exited():
                     self._extend_watchdog()
                     self._announce_stop()
                     for reply in self._database_calls.finished():
@@ -224,7 +201,7 @@ class ChildProcess:
         finally:
             if self._sent_deadline is not None and clock() >= self._sent_deadline:
                 self._stopped_by_us = True  # by the watchdog
-            code, peak_kb = self._collect_exit()
+            code, peak_kb = self._process.collect()
             self._read_remaining_output()
             self._resources.close()
             self._database_calls.end()
@@ -252,23 +229,6 @@ class ChildProcess:
 
     def stderr_tail(self) -> str:
         return str(log.mask("".join(f"\n{line}" for line in self._stderr_lines)))
-
-    def _has_exited(self) -> bool:
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # other code of this process has waited for it
-            return True
-
-    def _collect_exit(self) -> tuple[int, int]:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # the leader is not reaped yet, so the group's id is not reused
-        try:
-            _, status, usage = os.wait4(self.pid, 0)
-        except ChildProcessError:
-            self._process.returncode = 255
-            return 255, 0
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        return self._process.returncode, usage.ru_maxrss
 
     # ── output and messages ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -309,8 +269,7 @@ class ChildProcess:
             return True
         del self._readers[descriptor]
         if descriptor == self._watchdog.fileno():  # it is exiting
-            with suppress(ChildProcessError):
-                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            self._process.wait_exited()
         return False
 
     def _log_line(self, stream: str, line: bytes) -> None:
@@ -324,7 +283,7 @@ class ChildProcess:
             case [b"exit", code, peak_kb]:
                 self._exit = int(code), int(peak_kb)
             case [b"error", number]:
-                self._start_error = OSError(int(number), os.strerror(int(number)), self._argv[0])
+                self._start_error = OSError(int(number), os.strerror(int(number)), self._process.program)
 
     def _on_message(self, line: bytes) -> None:
         """Handle a message. It may be anything: native code may write to a descriptor that is not its own."""
@@ -366,8 +325,8 @@ class ChildProcess:
         attempt, now = self._attempt, clock()
         if self._result_at is not None:
             if now - self._result_at > _EXIT_TIMEOUT_SEC:
-                os.killpg(self.pid, signal.SIGKILL)
-        elif attempt.stop_reason is None or self._has_exited():
+                self._process.signal_group(signal.SIGKILL)
+        elif attempt.stop_reason is None or self._process.has_exited():
             return
         elif attempt.stop_signal.must_kill:
             self._send_signal(StopStep.SIGKILL, signal.SIGKILL)
@@ -394,8 +353,7 @@ class ChildProcess:
         self._stopped_by_us = True
         reason = str(attempt.stop_reason)
         _log.info("stop.escalated", stop_step=step, job=str(attempt.job.id), task=attempt.job.task, reason=reason)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        self._process.signal_group(number)
 
     def _end_sessions(self) -> None:
         attempt, settings = self._attempt, self._attempt.settings.connection_settings

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from dataloader.app.features.registry import FEATURES
@@ -118,12 +120,21 @@ def _load_task(spec: dict[str, Any], context: JobContext) -> contract.Task:
     settings = spec["connection_settings"]
     if settings is not None:
         targets.configure(spec["endpoints"], settings["targets"], spec["tokens"], fallback_dsn=lambda: settings["dsn"])
+    failures: dict[str, str] = {}
     if context.task in spec["tasks"]:  # a task of the settings needs no module but its own
         failures = contract.load_tasks((), {context.task: spec["tasks"][context.task]})
-    else:
+    elif not _is_registered_by(spec["module"], context.task):
         failures = contract.load_tasks(spec["packages"], spec["tasks"])
     task = registry.get(context.task)
     if task is not None:
         return task
     broken = "; ".join(f"{name}: {error.strip().splitlines()[-1]}" for name, error in failures.items())
     raise UnknownTask(f"the process does not know the task {context.task!r} (broken modules: {broken or 'none'})")
+
+
+def _is_registered_by(module: str | None, task: str) -> bool:
+    """Import the module of the task's function, which mostly registers it: it needs no other one then."""
+    if module is not None:
+        with suppress(Exception):  # the error is reported when all modules are loaded
+            importlib.import_module(module)
+    return registry.get(task) is not None

@@ -11,8 +11,10 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -24,7 +26,9 @@ from dataloader.pipelines.retry import RetryAction
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.connections.check_options import CHECK_OPTIONS
 from dataloader.workers.isolation.child import ChildProcess, Exit, StartFailed
+from dataloader.workers.isolation.fork_server import ForkRequest
 from dataloader.workers.isolation.interpreter import STANDALONE_PROGRAM, standalone_spec
+from dataloader.workers.isolation.processes import SpawnedProcess, WatchedProcess
 from dataloader.workers.outcome import (
     Outcome,
     Released,
@@ -63,25 +67,32 @@ def run_isolated(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
 
 
 def _run_child(attempt: Attempt, task: Task) -> Outcome:
-    # Not through PYTHONPATH, which interpreters that the pipeline starts would inherit.
-    paths = [path or os.getcwd() for path in sys.path]
     with ExitStack() as until_started:
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
             raise StartFailed(error) from error
         until_started.enter_context(theirs)
-        code = (
-            f"import sys; sys.path[:] = {paths!r}; "
-            f"from dataloader.workers.isolation.child_main import main; main({theirs.fileno()})"
-        )
         env = {**os.environ, **session_variables(attempt, task.options, os.environ.get("PGOPTIONS", ""))}
-        child = ChildProcess(
-            attempt, [sys.executable, "-c", code], channel=ours, inherited_descriptors=(theirs.fileno(),), env=env
-        )
+        child = ChildProcess(attempt, partial(_start_child, attempt, theirs.fileno(), env), channel=ours)
     child.send(_child_spec(attempt, task, parent_pid=child.pid))
     exit_ = child.wait()
     return exit_.add_to(_outcome_of(attempt, exit_))
+
+
+def _start_child(attempt: Attempt, channel: int, env: Mapping[str, str]) -> WatchedProcess:
+    """Fork a process, or start an interpreter where that cannot be done."""
+    # Not through PYTHONPATH, which interpreters that the pipeline starts would inherit.
+    paths = [path or os.getcwd() for path in sys.path]
+    locks = attempt.settings.process_lock.inherited_descriptors()
+    forked = attempt.settings.fork_server.fork(ForkRequest(channel=channel, locks=locks, env=env, paths=paths))
+    if forked is not None:
+        return forked
+    code = (
+        f"import sys; sys.path[:] = {paths!r}; "
+        f"from dataloader.workers.isolation.child_main import main; main({channel})"
+    )
+    return SpawnedProcess([sys.executable, "-c", code], descriptors=(channel, *locks), env=env)
 
 
 def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, Any]:
@@ -100,9 +111,14 @@ def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, A
         "job": attempt.job.to_json(),
         "memory_mb": task.options.memory_mb,
         "cpu_sec": task.options.cpu_sec,
+        "module": task.module if _is_in_packages(task.module, settings.packages) else None,
         "parent_pid": parent_pid,
         "connection_check": task.options.connection_check,
     }
+
+
+def _is_in_packages(module: str, packages: Sequence[str]) -> bool:
+    return any(f"{module}.".startswith(f"{package}.") for package in packages)
 
 
 def _run_standalone(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
@@ -120,14 +136,14 @@ def _run_standalone(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outco
         except OSError as error:
             raise StartFailed(error) from error
         until_started.enter_context(theirs)
-        child = ChildProcess(
-            attempt,
+        start = partial(
+            SpawnedProcess,
             [str(task.options.python), STANDALONE_PROGRAM, str(theirs.fileno())],
-            channel=ours,
-            inherited_descriptors=(theirs.fileno(),),
+            descriptors=(theirs.fileno(), *attempt.settings.process_lock.inherited_descriptors()),
             cwd=task.options.cwd,
             env=env,
         )
+        child = ChildProcess(attempt, start, channel=ours)
     child.send({**standalone_spec(attempt, task, args, argv), "parent_pid": child.pid})
     exit_ = child.wait()
     return exit_.add_to(_outcome_of(attempt, exit_))
@@ -154,7 +170,8 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
         "DL_JOB_ID": str(attempt.job_id),
         "DL_ATTEMPT": str(attempt.attempt),
     }
-    child = ChildProcess(attempt, list(argv), cwd=task.command.cwd, env=env)
+    locks = attempt.settings.process_lock.inherited_descriptors()
+    child = ChildProcess(attempt, partial(SpawnedProcess, argv, descriptors=locks, cwd=task.command.cwd, env=env))
     exit_ = child.wait()
     if exit_.stopped_by_us:
         return exit_.add_to(attempt.stop_outcome())

@@ -8,6 +8,8 @@ Run by its path in a bare interpreter, so that it starts in milliseconds; it imp
 The descriptor is a socket to the worker. The watchdog writes `exit CODE PEAK_KB` or `error ERRNO` to it, and reads the
 end of the lease, a line for each renewal, in seconds of the worker's clock. When the socket closes, the worker is gone.
 The program gets this process's environment, folder, standard streams and process group.
+
+A watchdog that `fork_server_main.py` has forked calls `watch` instead.
 """
 
 from __future__ import annotations
@@ -18,19 +20,32 @@ import signal
 import sys
 import time
 
+TYPE_CHECKING = False  # without the import of `typing`
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # as in pipelines/portable.py
 _POLL_INTERVAL_MS = 50  # where there are no pidfds
 _MAX_WAIT_MS = 3_600_000  # a job that is run on a terminal has a lease of years, which `poll` cannot wait for
 
 
 def main(descriptor: int, argv: list[str]) -> None:
+    watch(descriptor, lambda: _spawn(argv))
+
+
+def _spawn(argv: list[str]) -> int:
+    defaults = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
+    return os.posix_spawnp(argv[0], argv, os.environ, setsigmask=(), setsigdef=defaults)
+
+
+def watch(descriptor: int, start: Callable[[], int]) -> None:
+    """Start the program, which returns its process id, and wait for its end."""
     os.set_inheritable(descriptor, False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in TERMINATION_SIGNALS:
         signal.signal(number, lambda *_: None)  # they are meant for the program, which does not inherit this
     try:
-        program = os.posix_spawnp(
-            argv[0], argv, os.environ, setsigmask=(), setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
-        )
+        program = start()
     except OSError as error:
         os.write(descriptor, b"error %d\n" % (error.errno or 0))
         return

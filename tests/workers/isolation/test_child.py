@@ -23,11 +23,14 @@ from dataloader.workers.attempt import Attempt
 from dataloader.workers.isolation import child as child_module
 from dataloader.workers.isolation import watchdog
 from dataloader.workers.isolation.child import ChildProcess, StartFailed
-from dataloader.workers.outcome import LeaseLost, Outcome, Released
+from dataloader.workers.isolation.fork_server import NO_FORK_SERVER, ForkServer
+from dataloader.workers.isolation.processes import SpawnedProcess
+from dataloader.workers.outcome import LeaseLost, Released
 from tests.support import eventually, hostile_tasks
-from tests.support.claimed_jobs import CapturedLines, attempt_with
+from tests.support.claimed_jobs import CapturedLines, Running, attempt_with
 from tests.support.real_service import ServiceJobs, is_alive, query_rows
 
+pytestmark = pytest.mark.usefixtures("start_method")
 PACKAGES: dict[str, Any] = {"packages": ("tests.support.hostile_tasks",)}
 
 
@@ -46,23 +49,12 @@ def settled(
     return end
 
 
+def started(attempt: Attempt, argv: list[str], channel: Any = None, **more: Any) -> ChildProcess:
+    return ChildProcess(attempt, lambda: SpawnedProcess(argv, **more), channel=channel)
+
+
 def python(attempt: Attempt, code: str, **more: Any) -> ChildProcess:
-    return ChildProcess(attempt, [sys.executable, "-c", code], **more)
-
-
-class Running:
-    """An attempt in a thread of its own, as a worker has it."""
-
-    def __init__(self, attempt: Attempt, pipelines: Pipelines = registry) -> None:
-        self.attempt = attempt
-        self.ends: list[Outcome] = []
-        self._thread = threading.Thread(target=lambda: self.ends.append(attempt.run(pipelines.get(attempt.job.task))))
-        self._thread.start()
-
-    def end(self, timeout: float = 30) -> Outcome:
-        self._thread.join(timeout)
-        assert self.ends, "it still runs"
-        return self.ends[0]
+    return started(attempt, [sys.executable, "-c", code], **more)
 
 
 def running(task: str, **more: Any) -> Running:
@@ -215,13 +207,16 @@ def test_exit_status_collected_by_other_code_is_an_exit():
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
 @pytest.mark.parametrize("where", ["subprocess.Popen", "socket.socketpair"])
-def test_exhausted_machine_costs_the_job_no_attempt(monkeypatch: pytest.MonkeyPatch, number: int, where: str):
+@pytest.mark.parametrize("fork_server", [NO_FORK_SERVER, ForkServer()], ids=["fresh", "forked"])
+def test_exhausted_machine_costs_the_job_no_attempt(
+    monkeypatch: pytest.MonkeyPatch, number: int, where: str, fork_server: ForkServer
+):
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number))
 
     fds = psutil.Process().num_fds()
     monkeypatch.setattr(where, refuse)
-    end = settled("hostile.short")
+    end = settled("hostile.short", tools={"fork_server": fork_server})
 
     assert (end.status, end.refund_attempt, end.crashed) == (Status.QUEUED, True, False)
     assert end.retry_in_sec > 0
@@ -230,7 +225,7 @@ def test_exhausted_machine_costs_the_job_no_attempt(monkeypatch: pytest.MonkeyPa
 
 def test_missing_interpreter_fails_the_attempt(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    end = settled("hostile.short")
+    end = settled("hostile.short", tools={"fork_server": ForkServer()})
 
     assert (end.status, end.refund_attempt) == (Status.QUEUED, False)
     assert str(end.error).startswith("FileNotFoundError")
@@ -246,19 +241,17 @@ def test_missing_interpreter_fails_the_attempt(monkeypatch: pytest.MonkeyPatch):
 )
 def test_program_that_cannot_be_started_is_named(argv: list[str], kind: type[OSError]):
     with pytest.raises(StartFailed) as refused:
-        ChildProcess(attempt_with(), argv).wait()
+        started(attempt_with(), argv).wait()
 
     assert type(refused.value.error) is kind
 
 
 def test_child_killed_before_its_start_is_a_crash(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "dataloader.workers.isolation.run.ChildProcess",
-        lambda attempt, argv, **more: ChildProcess(
-            attempt, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], **more
-        ),
+        "dataloader.workers.isolation.run.SpawnedProcess",
+        lambda argv, **more: SpawnedProcess([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], **more),
     )
-    end = settled("hostile.short", args={"n": "x" * 3_000_000})
+    end = settled("hostile.short", args={"n": "x" * 3_000_000}, tools={"fork_server": NO_FORK_SERVER})
 
     assert end.crashed
     assert "killed by SIGKILL" in str(end.error)
@@ -319,7 +312,7 @@ def test_child_that_asks_and_reads_no_reply_uses_bounded_memory(monkeypatch: pyt
     ours, theirs = socket.socketpair()
     code = f"import socket\ns = socket.socket(fileno={theirs.fileno()})\n"
     code += 'while True:\n    s.sendall(b\'{"call": ["none", {}]}\\n\' * 100)\n'
-    child = python(attempt, code, channel=ours, inherited_descriptors=(theirs.fileno(),))
+    child = python(attempt, code, channel=ours, descriptors=(theirs.fileno(),))
     theirs.close()
     flush = child._flush
 

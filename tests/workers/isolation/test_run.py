@@ -15,6 +15,8 @@ from tests.support import (
 )
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
+pytestmark = pytest.mark.usefixtures("start_method")
+
 
 def apart(worker_pools: WorkerPoolFixture, **options) -> WorkerPool:
     pool = worker_pools.pool(pipelines=registry, packages=("tests.support.isolated_tasks",), start=False, **options)
