@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as listing
-from benchmarks import cluster, depth, events, flow, heartbeat, horizon, http, load, memory, schedules
+from benchmarks import cluster, depth, events, flow, heartbeat, horizon, http, isolation, load, memory, schedules
 from tests.cluster.network import require_tools
 
 pytestmark = pytest.mark.superuser("benchmarks make databases of their own")
@@ -53,6 +53,16 @@ def test_depth(run):
     assert len(rows) == 8
     assert rows[0][2] == "1.00 ×"
     assert all(ratio(row[n]) > 0 for row in rows for n in (2, 5))
+
+
+def test_isolation(run):
+    rows = run(isolation.main, "--rounds", "1", "--jobs", "3", "--children", "0", "2")
+
+    starts, drains, (idle, two) = rows[:5], rows[7:12], rows[14:]
+    assert all(ratio(starts[n][column]) > 0 for n in (2, 4) for column in (3, 6))
+    assert all(ratio(row[2]) > 0 for row in drains)
+    assert float(idle[1]) > 1
+    assert ratio(two[-1]) > 0
 
 
 @pytest.mark.parametrize(("part", "count"), [("drain", 2), ("claim", 4), ("sharing", 3), ("turns", 8), ("children", 4)])

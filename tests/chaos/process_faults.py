@@ -105,6 +105,15 @@ class JobProcessKilled(Fault):
         return [pid for service in self.environment.services for pid in service.job_pids()]
 
 
+class ForkServerKilled(JobProcessKilled):
+    """What forks the processes of jobs dies; the processes do not."""
+
+    name = "fork server SIGKILL"
+
+    def _job_pids(self) -> list[int]:
+        return [pid for service in self.environment.services for pid in service.fork_server_pids()]
+
+
 class EngineDown(Fault):
     """Its programs run on, and it knows them when it is up again."""
 
@@ -163,7 +172,7 @@ class GunicornFrozen(Fault):
 
 
 PROCESS_FAULTS: tuple[type[Fault], ...] = (
-    WorkerKilled, WorkerTreeKilled, JobProcessKilled, WorkerTerminated, WorkerFrozen, WorkerFrozenSessionsEnded,
-    WorkerFrozenKeysEnded, GunicornWorkerKilled, ArbiterKilled, GunicornTerminated, GunicornFrozen,
-    EngineDown,
+    WorkerKilled, WorkerTreeKilled, JobProcessKilled, ForkServerKilled, WorkerTerminated, WorkerFrozen,
+    WorkerFrozenSessionsEnded, WorkerFrozenKeysEnded, GunicornWorkerKilled, ArbiterKilled, GunicornTerminated,
+    GunicornFrozen, EngineDown,
 )  # fmt: skip

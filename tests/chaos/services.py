@@ -118,7 +118,7 @@ class ManagedService:
         """The processes that run jobs: gunicorn's are children of its arbiter."""
         if self.argv[0] != "gunicorn":
             return [self.pid]
-        return [child for child in self._children() if not _is_job_process(child)]
+        return [child for child in self._children() if _kind_of(child) is None]
 
     def kill(self, pid: int | None = None) -> int:
         """SIGKILL: to the process, or to one of its children."""
@@ -139,11 +139,10 @@ class ManagedService:
 
     def job_pids(self) -> list[int]:
         """The processes that jobs have of their own, without their watchdogs."""
-        return [
-            pid
-            for pid in self._descendants()
-            if _has_argument(pid, "child_main") and not _has_argument(pid, "watchdog")
-        ]
+        return [pid for pid in self._descendants() if _kind_of(pid) == "job"]
+
+    def fork_server_pids(self) -> list[int]:
+        return [pid for pid in self._descendants() if _kind_of(pid) == "fork-server"]
 
     def terminate(self) -> None:
         with suppress(ProcessLookupError):
@@ -200,12 +199,14 @@ class ManagedService:
             return []
 
 
-def _is_job_process(pid: int) -> bool:
-    return _has_argument(pid, "child_main") or _has_argument(pid, "watchdog")
-
-
-def _has_argument(pid: int, part: str) -> bool:
+def _kind_of(pid: int) -> str | None:
+    """Of a process of isolation: a forked one by its name, an interpreter by its arguments. None: another process."""
     try:
-        return any(part in word for word in psutil.Process(pid).cmdline())
+        name, command = str(psutil.Process(pid).name()), " ".join(psutil.Process(pid).cmdline())
     except psutil.Error:
-        return False
+        return None
+    if name.startswith("dl-"):
+        return name.removeprefix("dl-")
+    if "watchdog" in command:
+        return "watchdog"
+    return "job" if "child_main" in command else "fork-server" if "fork_server_main" in command else None

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from dataloader.workers.isolation.fork_server import NO_FORK_SERVER, ForkServer
+from tests.support import claimed_jobs
 from tests.support.queue_fixture import QueueFixture
 from tests.support.schedule_fixture import ScheduleFixture
 from tests.support.worker_pool_fixture import WorkerPoolFixture
@@ -50,3 +52,20 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, o
         return [record.__dict__["fields"] for record in list(caplog.records) if record.getMessage() == event]
 
     return fields
+
+
+@pytest.fixture(scope="package")
+def shared_fork_server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=["forked", pytest.param("fresh", marks=pytest.mark.full)])
+def start_method(
+    request: pytest.FixtureRequest, shared_fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """How the processes of attempts are started: forked, and in the full suite as fresh interpreters too."""
+    method: str = request.param
+    monkeypatch.setattr(claimed_jobs, "fork_server", shared_fork_server if method == "forked" else NO_FORK_SERVER)
+    return method

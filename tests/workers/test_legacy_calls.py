@@ -19,6 +19,7 @@ from tests.support.processes import free_port
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
+pytestmark = pytest.mark.usefixtures("start_method")
 MODULE = "tests.support.legacy_main"
 INTERVAL = "client_connection_check_interval"
 SHOW = "import os; print(os.environ.get('PGAPPNAME'), os.environ.get('PGOPTIONS'), os.environ.get('PGHOST'))"

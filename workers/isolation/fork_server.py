@@ -25,7 +25,7 @@ from dataloader.workers.isolation.fork_channel import ChannelClosed, ForkChannel
 from dataloader.workers.isolation.processes import WatchedProcess
 
 _log = log.get(__name__)
-_READY_WAIT_SEC = 3.0  # of an attempt, for a server that is starting
+_READY_WAIT_SEC = 10.0  # of an attempt, for a server that is starting: an interpreter would import the same modules
 _REPLY_TIMEOUT_SEC = 5.0
 _RESTART_INTERVAL_SEC = 10.0
 _FAILED_START_PAUSE_SEC = 60.0

@@ -74,6 +74,7 @@ def _preload(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     for stream in (sys.stdout, sys.stderr):  # else each child writes what an import has printed
         with suppress(Exception):
             stream.flush()
+    importlib.invalidate_caches()  # loads what each child needs for the same
     gc.collect()
     gc.freeze()  # a collection in a child does not write to what it shares with this process
     return refused, failed
