@@ -267,6 +267,8 @@ class ForkedProcess(WatchedProcess):
 
     def collect(self) -> tuple[int, int]:
         self.signal_group(signal.SIGKILL)
+        with suppress(ProcessLookupError):  # one that does not lead its group yet
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self.wait_exited()
         with suppress(ChannelClosed):
             reply, _ = self._server.request({"reap": self.pid})

@@ -131,8 +131,7 @@ def _reap(pid: int) -> dict[str, Any]:
         return {}
     if reaped == 0:
         return {}
-    cpu_sec = usage.ru_utime + usage.ru_stime  # with that of the program
-    return {"code": os.waitstatus_to_exitcode(status), "peak_kb": usage.ru_maxrss, "cpu_sec": cpu_sec}
+    return {"code": os.waitstatus_to_exitcode(status), "peak_kb": usage.ru_maxrss}
 
 
 def _fork(run: Callable[[], None]) -> int:

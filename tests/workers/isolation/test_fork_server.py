@@ -14,7 +14,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from dataloader.app.queue.job import Settlement, Status
-from dataloader.pipelines.contract import StopReason, registry
+from dataloader.pipelines.contract import Pipelines, StopReason, load_tasks, registry
 from dataloader.workers.isolation import fork_server as fork_server_module
 from dataloader.workers.isolation.fork_server import NO_FORK_SERVER, ForkServer
 from dataloader.workers.isolation.fork_server_main import EXIT_HAS_THREADS
@@ -120,8 +120,6 @@ def test_processes_are_named_for_ps(server: ForkServer, tmp_path: Path):
 
 
 def test_child_loads_the_new_file_of_a_module(server: ForkServer, folder: Path):
-    from dataloader.pipelines.contract import Pipelines, load_tasks
-
     known, tasks = Pipelines(), {"changing": "changes_often:value"}
     results = []
     for n in range(3):
@@ -133,6 +131,31 @@ def test_child_loads_the_new_file_of_a_module(server: ForkServer, folder: Path):
         results.append(end.result)
 
     assert results == [0, 1, 2]
+
+
+def test_registered_task_loads_the_module_of_its_function_alone():
+    modules = run_task(NO_FORK_SERVER, "process.loaded")
+
+    assert process_tasks.__name__ in modules
+    assert hostile_tasks.__name__ not in modules
+
+
+def test_task_registered_by_another_module_is_found(server: ForkServer, folder: Path):
+    (folder / "defined_here.py").write_text("def call():\n    return 7\n")
+    (folder / "registered_here.py").write_text(
+        "from dataloader import register\nfrom defined_here import call\n"
+        "register('elsewhere', isolation='process')(call)\n"
+    )
+    packages = ("defined_here", "registered_here")
+    assert load_tasks(packages) == {}
+    try:
+        attempt = attempt_with(settings={"packages": packages, "fork_server": server}, task="elsewhere")
+        end = attempt.run(registry.get("elsewhere"))
+    finally:
+        registry._tasks.pop("elsewhere")
+
+    assert isinstance(end, Settlement)
+    assert end.result == 7
 
 
 @pytest.mark.full
