@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from dataloader.workers.isolation.processes import WatchedProcess
 
 _log = log.get(__name__)
 _READY_WAIT_SEC = 10.0  # of an attempt, for a server that is starting: an interpreter would import the same modules
+_WAIT_SLICE_SEC = 0.1
 _REPLY_TIMEOUT_SEC = 5.0
 _RESTART_INTERVAL_SEC = 10.0
 _FAILED_START_PAUSE_SEC = 60.0
@@ -41,6 +42,7 @@ class ForkRequest:
     locks: tuple[int, ...]  # descriptors that it keeps open
     env: Mapping[str, str]
     paths: Sequence[str]  # sys.path
+    is_stopped: Callable[[], bool]  # the attempt, which does not wait for a server then
 
 
 class ForkServer:
@@ -55,14 +57,14 @@ class ForkServer:
     @property
     def pid(self) -> int | None:
         """The process id of the server; None: it does not run."""
-        with self._lock:
-            return None if self._server is None else self._server.pid
+        server = self._server  # without the lock, which is held while one starts
+        return None if server is None else server.pid
 
     def fork(self, request: ForkRequest) -> ForkedProcess | None:
         """Return a new process, or None if the attempt must start an interpreter. Raises OSError if the machine has no
         room for another process."""
         with self._lock:
-            server = self._ready_server(request.paths)
+            server = self._ready_server(request)
             if server is None:
                 return None
             try:
@@ -81,7 +83,7 @@ class ForkServer:
                 self._server.close()
                 self._server = None
 
-    def _ready_server(self, paths: Sequence[str]) -> _ServerProcess | None:
+    def _ready_server(self, request: ForkRequest) -> _ServerProcess | None:
         while True:
             if self._server is not None and not self._server.is_alive():
                 self._discard(self._server)
@@ -90,10 +92,10 @@ class ForkServer:
                 if now < self._next_start_at:
                     return None
                 self._next_start_at = now + _RESTART_INTERVAL_SEC
-                self._server = _ServerProcess(self._modules, paths, wrap_drivers=self._wrap_drivers)
+                self._server = _ServerProcess(self._modules, request.paths, wrap_drivers=self._wrap_drivers)
             server = self._server
             try:
-                if not server.await_ready():
+                if not server.await_ready(request.is_stopped):
                     return None
             except ChannelClosed:
                 self._discard(server)
@@ -169,11 +171,14 @@ class _ServerProcess:
     def is_alive(self) -> bool:
         return self._popen.poll() is None
 
-    def await_ready(self) -> bool:
+    def await_ready(self, is_stopped: Callable[[], bool]) -> bool:
         """Wait until it has imported its modules; return False if that takes too long. Raises ChannelClosed."""
-        if not self.is_ready:
-            if not self._channel.has_message(max(0.0, self._ready_deadline - clock())):
-                return False
+        while not self.is_ready:
+            left_sec = max(0.0, self._ready_deadline - clock())
+            if not self._channel.has_message(min(left_sec, _WAIT_SLICE_SEC)):
+                if left_sec == 0.0 or is_stopped():
+                    return False
+                continue
             message, _ = self._channel.receive()
             self.refused, self.is_ready = message["refused"], True
             if message["failed"]:

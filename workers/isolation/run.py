@@ -85,7 +85,10 @@ def _start_child(attempt: Attempt, channel: int, env: Mapping[str, str]) -> Watc
     # Not through PYTHONPATH, which interpreters that the pipeline starts would inherit.
     paths = [path or os.getcwd() for path in sys.path]
     locks = attempt.settings.process_lock.inherited_descriptors()
-    forked = attempt.settings.fork_server.fork(ForkRequest(channel=channel, locks=locks, env=env, paths=paths))
+    request = ForkRequest(
+        channel=channel, locks=locks, env=env, paths=paths, is_stopped=lambda: attempt.stop_reason is not None
+    )
+    forked = attempt.settings.fork_server.fork(request)
     if forked is not None:
         return forked
     code = (

@@ -351,6 +351,22 @@ def test_server_that_starts_slowly_is_not_waited_for(folder: Path, monkeypatch: 
         server.close()
 
 
+def test_stopped_attempt_does_not_wait_for_a_server(folder: Path):
+    (folder / "slow.py").write_text("import time\ntime.sleep(60)\n")
+    server = ForkServer(["slow"])
+    attempt = attempt_with(settings={"packages": PACKAGES, "fork_server": server}, task="hostile.waits")
+    run = Running(attempt)
+    try:
+        eventually(lambda: server.pid)
+        attempt.stop(StopReason.CANCEL)
+        end = run.end(8)
+    finally:
+        server.close()
+
+    assert isinstance(end, Settlement)
+    assert end.status is Status.CANCELED
+
+
 def test_refused_fork_costs_the_job_no_attempt(folder: Path):
     (folder / "may_not_fork.py").write_text(
         "import os, resource\n"
