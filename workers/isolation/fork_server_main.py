@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -45,6 +45,7 @@ def main(descriptor: int, unused: Sequence[int]) -> None:
         settings, _ = channel.receive()
         if settings["modules"] and settings["wrap_drivers"]:
             wrap_drivers()
+        before = dict(os.environ), [*sys.path]
         refused, failed = _preload(settings["modules"])
         _set_process_name("dl-fork-server")
         for number in TERMINATION_SIGNALS:  # a service manager sends them to all processes; the worker drains
@@ -52,8 +53,27 @@ def main(descriptor: int, unused: Sequence[int]) -> None:
         signal.alarm(0)
         channel.send({"refused": refused, "failed": failed})
         if not refused:
-            _serve(channel)
+            _serve(channel, ImportEffects(*before))
     os._exit(0)
+
+
+class ImportEffects:
+    """What the imports have changed for the whole process, and would change in a fresh interpreter, too."""
+
+    def __init__(self, env_before: Mapping[str, str], paths_before: Sequence[str]) -> None:
+        self._env = {name: value for name, value in os.environ.items() if env_before.get(name) != value}
+        self._paths_before, self._paths = paths_before, [*sys.path]
+
+    def apply(self, env: Mapping[str, str], paths: Sequence[str]) -> None:
+        """Set the environment and import path of the worker, with these changes."""
+        wanted = {**env, **self._env}
+        for name in os.environ.keys() - wanted.keys():
+            del os.environ[name]
+        os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
+        time.tzset()
+        added = [path for path in self._paths if path not in self._paths_before]
+        sys.path[:] = self._paths if paths == self._paths_before else [*paths, *added]
+        importlib.invalidate_caches()
 
 
 def _preload(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -63,7 +83,7 @@ def _preload(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         before = _shared_descriptors()
         try:
             importlib.import_module(module)
-        except Exception as error:  # the child that needs it reports it
+        except BaseException as error:  # the child that needs it reports it
             failed[module] = f"{type(error).__name__}: {error}"
         if (threads := _thread_count()) > 1:
             refused[module] = f"its import starts threads; there are {threads}"
@@ -94,7 +114,7 @@ def _shared_descriptors() -> set[str]:
     return {name for name in names if not name.startswith("/")}
 
 
-def _serve(channel: ForkChannel) -> None:
+def _serve(channel: ForkChannel, effects: ImportEffects) -> None:
     while True:
         message, descriptors = channel.receive()
         try:
@@ -102,19 +122,20 @@ def _serve(channel: ForkChannel) -> None:
                 case {"reap": int(pid)}:
                     channel.send(_reap(pid))
                 case {"fork": dict(request)}:
-                    _answer_fork(channel, request, descriptors)
+                    apply = partial(effects.apply, request["env"], request["paths"])
+                    _answer_fork(channel, request["descriptors"], descriptors, apply)
         finally:
             close_all(descriptors)
 
 
-def _answer_fork(channel: ForkChannel, request: dict[str, Any], descriptors: Sequence[int]) -> None:
-    if len(descriptors) < request["descriptors"]:  # there was no room for the others
+def _answer_fork(channel: ForkChannel, sent_count: int, descriptors: Sequence[int], set_up: Callable[[], None]) -> None:
+    if len(descriptors) < sent_count:  # there was no room for the others
         channel.send({"error": errno.EMFILE})
         return
     if _thread_count() > 1:  # started by something that is called at each fork
         os._exit(EXIT_HAS_THREADS)
     try:
-        pid = _fork(partial(_run_watchdog, channel, request, descriptors))
+        pid = _fork(partial(_run_watchdog, channel, descriptors, set_up))
     except OSError as error:
         channel.send({"error": error.errno})
         return
@@ -148,7 +169,7 @@ def _fork(run: Callable[[], None]) -> int:
         os._exit(1)
 
 
-def _run_watchdog(channel: ForkChannel, request: dict[str, Any], descriptors: Sequence[int]) -> None:
+def _run_watchdog(channel: ForkChannel, descriptors: Sequence[int], set_up: Callable[[], None]) -> None:
     watchdog, job_channel, stdout, stderr, folder, *locks = descriptors
     channel.close()
     os.setsid()
@@ -160,23 +181,17 @@ def _run_watchdog(channel: ForkChannel, request: dict[str, Any], descriptors: Se
         os.set_inheritable(lock, True)
     _set_process_name("dl-watchdog")
     os.write(watchdog, b"\n")  # the worker may send signals to the group
-    watch(watchdog, lambda: _fork(partial(_run_program, request, watchdog, job_channel)))
+    watch(watchdog, lambda: _fork(partial(_run_program, watchdog, job_channel, set_up)))
     os.killpg(0, signal.SIGKILL)  # with itself: the worker cannot if the fork server is gone
 
 
-def _run_program(request: dict[str, Any], watchdog: int, job_channel: int) -> None:
+def _run_program(watchdog: int, job_channel: int, set_up: Callable[[], None]) -> None:
     os.close(watchdog)
     for number in TERMINATION_SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _set_process_name("dl-job")
-    env = request["env"]
-    for name in os.environ.keys() - env.keys():
-        del os.environ[name]
-    os.environ.update({name: value for name, value in env.items() if os.environ.get(name) != value})
-    time.tzset()
-    sys.path[:] = request["paths"]
-    importlib.invalidate_caches()
+    set_up()
     _reseed()
     child_main.main(job_channel)
 

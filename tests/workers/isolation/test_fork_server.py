@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +16,12 @@ from dataloader.app.queue.job import Settlement, Status
 from dataloader.pipelines.contract import Pipelines, StopReason, load_tasks, registry
 from dataloader.workers.isolation import fork_server as fork_server_module
 from dataloader.workers.isolation.fork_server import NO_FORK_SERVER, ForkServer
-from dataloader.workers.isolation.fork_server_main import EXIT_HAS_THREADS
 from tests.support import eventually, hostile_tasks, process_tasks
 from tests.support.claimed_jobs import CapturedLines, Running, attempt_with
+from tests.support.forked_attempts import PACKAGES, run_task
 from tests.support.real_service import ServiceJobs, is_alive, query_rows
 
-PACKAGES = (process_tasks.__name__, hostile_tasks.__name__)
 MANY = 100
-
-
-@pytest.fixture
-def server() -> Iterator[ForkServer]:
-    server = ForkServer()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for modules to preload."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
-
-
-def run_task(server: ForkServer, task: str, logged: CapturedLines | None = None, **args: Any) -> Any:
-    settings = {"packages": PACKAGES, "fork_server": server}
-    attempt = attempt_with(logged, settings=settings, task=task, args_text=json.dumps(args))
-    end = attempt.run(registry.get(task))
-    assert isinstance(end, Settlement)
-    assert end.status is Status.SUCCEEDED, end.error
-    return end.result
 
 
 def start_waiting(server: ForkServer, file: Path, logged: CapturedLines | None = None, **args: Any) -> Running:
@@ -177,75 +152,6 @@ def test_hundred_processes_at_once(server: ForkServer, tmp_path: Path):
     assert psutil.Process(server.pid).children() == []  # none is a zombie
     assert {child.name() for child in me.children()} == {"dl-fork-server"}
     eventually(lambda: me.num_fds() <= fds)
-
-
-# ── modules that are preloaded ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_module_is_preloaded_and_one_that_fails_is_named(folder: Path, logged):
-    (folder / "useful.py").write_text("import sys\nsys.stdout.write('imported')\n")
-    (folder / "broken.py").write_text("import nowhere\n")
-    server = ForkServer(["useful", "broken", "absent"])
-    output = CapturedLines()
-    try:
-        modules = run_task(server, "process.loaded", output)
-        again = run_task(NO_FORK_SERVER, "process.loaded", output)
-    finally:
-        server.close()
-
-    assert "useful" in modules
-    assert "useful" not in again
-    assert "argparse" not in set(modules) - set(again)
-    assert output.texts_of("stdout") == []
-    (failed,) = logged("fork_server.modules_failed")
-    assert failed["modules"] == {
-        "broken": "ModuleNotFoundError: No module named 'nowhere'",
-        "absent": "ModuleNotFoundError: No module named 'absent'",
-    }
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()", "starts threads"),
-        ("import socket\nkept = socket.socket()", "opens socket:"),
-        ("import os\nkept = os.pipe()", "opens pipe:"),
-    ],
-)
-def test_module_that_makes_forks_unsafe_is_refused(folder: Path, logged, code: str, reason: str):
-    (folder / "harmless.py").write_text("")
-    (folder / "unsafe.py").write_text(code)
-    server = ForkServer(["harmless", "unsafe"])
-    try:
-        modules = run_task(server, "process.loaded")
-        assert server.pid is not None
-        threads = psutil.Process(server.pid).num_threads()
-    finally:
-        server.close()
-
-    assert "harmless" in modules
-    assert "unsafe" not in modules
-    assert threads == 1
-    (refused,) = logged("fork_server.modules_refused")
-    assert list(refused["modules"]) == ["unsafe"]
-    assert reason in refused["modules"]["unsafe"]
-
-
-def test_thread_started_by_a_fork_ends_the_server(folder: Path, logged):
-    (folder / "hooked.py").write_text(
-        "import os, threading\n"
-        "def start():\n    threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-        "os.register_at_fork(after_in_parent=start)\n"
-    )
-    server = ForkServer(["hooked"])
-    try:
-        run_task(server, "process.random")
-        run_task(server, "process.random")
-    finally:
-        server.close()
-
-    (exited,) = logged("fork_server.exited")
-    assert exited["code"] == EXIT_HAS_THREADS
 
 
 # ── its failures ────────────────────────────────────────────────────────────────────────────────────────────────────
