@@ -185,7 +185,7 @@ class UnknownTarget(DataloaderError):
 
 
 class SessionsRefused(DataloaderError):
-    def __init__(self, job_id: UUID) -> None:
+    def __init__(self, job_id: UUID | str) -> None:
         super().__init__(f"job {job_id}: this attempt was stopped or has ended; its threads open and use no connection")
 
 

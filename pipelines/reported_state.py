@@ -124,6 +124,12 @@ class ReportedState:
             None if self._unsaved_checkpoint is self._saved_checkpoint else self._unsaved_checkpoint,
         )
 
+    @property
+    def is_written(self) -> bool:
+        """Whether nothing was reported that is not saved yet."""
+        is_saved = self.progress is self._saved_progress and self._unsaved_checkpoint is self._saved_checkpoint
+        return is_saved and not self.checks and not self.datasets
+
     def mark_saved(self, saved: tuple[Mapping[str, Any] | None, Any]) -> None:
         """Record that these objects, which `unsaved` returned, were written."""
         progress, checkpoint = saved

@@ -66,6 +66,8 @@ def run_task(
     yielded, with its cursor recorded."""
     try:
         result = task.start(args, context)
+        if result is None:
+            return None
         # The returned object decides, not the declared kind: a decorator of the author's may have changed it.
         if isinstance(result, Generator):
             return _run_generator(result, context, max_ignored_stops)

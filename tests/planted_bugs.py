@@ -53,7 +53,7 @@ BUGS = (
         "tests/app/queue/test_ends_by_sql.py::test_cancel_by_update_takes_the_same_time_for_each_of_many",
     ),
     PlantedBug(
-        "a row with an infinite time stops the deferral of others", "app/queue/claim_variants.sql",
+        "a row with an infinite time stops the deferral of others", "app/queue/unknown_tasks.sql",
         "(date_part('epoch', clock_timestamp()) - date_part('epoch', j.created_at)) / 2",
         "extract(epoch FROM clock_timestamp() - j.created_at) / 2",
         "tests/app/queue/test_claims.py::test_unknown_task_with_an_infinite_time_is_deferred",

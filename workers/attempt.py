@@ -14,7 +14,7 @@ from uuid import UUID
 
 from dataloader.app import log
 from dataloader.app.queue.attempt_sessions import QUEUE_DATABASE, SessionsEnded
-from dataloader.app.queue.job import ClaimedJob, ReleaseReason, Settlement, Status
+from dataloader.app.queue.job import SUCCEEDED, ClaimedJob, ReleaseReason, Settlement, Status
 from dataloader.pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions, Wait
 from dataloader.pipelines.failures import caused_by_stop, describe_error
 from dataloader.pipelines.job_args import RESULT_KEY, SECRET_KEY, resolve_results, substitute
@@ -140,9 +140,16 @@ class Attempt(JobContext):
     def time_limit(self) -> float | None:
         return self.job.time_limit_sec or self.options.time_limit
 
+    @property
+    def _leaves_nothing(self) -> bool:
+        """Whether there is nothing to write but that it succeeded."""
+        return self.connections is None and self.stop_signal.reason is None and self.reported.is_written
+
     def complete(self, outcome: Outcome) -> Outcome:
         """Return the outcome to write: with what is not saved yet, and without secrets. That the job is settled, or its
         lease lost, counts however the pipeline ended."""
+        if outcome is SUCCEEDED and self._leaves_nothing:
+            return outcome
         if self.is_settled_by_task or isinstance(outcome, SettledByTask):
             return SettledByTask()
         if self.stop_reason is StopReason.LEASE_LOST or isinstance(outcome, LeaseLost):
@@ -210,6 +217,8 @@ class Attempt(JobContext):
         return self._execute(task, args)
 
     def _load_args(self) -> dict[str, Any]:
+        if self.job.args_text == "{}":
+            return {}
         value = _load_json("args", self.job.args_text)
         if not isinstance(value, dict):
             raise _NotRunnable(f"args must be an object, not {type(value).__name__}")
@@ -315,6 +324,8 @@ class Attempt(JobContext):
     def _stop_offloads(self, outcome: Outcome) -> None:
         """Stop what it has left on other engines, if it ends for good or was stopped."""
         service, reason = self.settings.offloads, self.stop_reason
+        if reason is None and not self.has_offloads:
+            return
         if service is None or service.offloads is None or isinstance(outcome, LeaseLost):
             return
         is_stopped = reason in _STOPS_OFFLOADS

@@ -72,7 +72,7 @@ class JobContext(StoppableContext):
 
     def __init__(self, job: ClaimedJob, settings: ContextSettings) -> None:
         self.job, self.settings = job, settings
-        self.job_id, self.task, self.attempt, self.max_attempts = job.id, job.task, job.attempt, job.max_attempts
+        self.task, self.attempt, self.max_attempts = job.task, job.attempt, job.max_attempts
         self.traceparent, self.logical_at, self.partition = job.traceparent, job.logical_at, job.partition_key or None
         self.interval = Interval.between(job.interval_start, job.interval_end)
         self.max_checkpoint_bytes = min(MAX_CHECKPOINT_BYTES, settings.max_result_bytes)
@@ -80,6 +80,10 @@ class JobContext(StoppableContext):
         self._lock = threading.Lock()
         self._offload_lock = threading.Lock()  # held while one of the pipeline's threads uses the connection for them
         self.parents: Mapping[str, Upstream] | None = None  # None: not read yet; the pipeline's thread alone
+
+    @property
+    def job_id(self) -> UUID:  # type: ignore[override]
+        return self.job.id
 
     @cached_property
     def _follow_ups(self) -> FollowUps:
@@ -231,6 +235,10 @@ class JobContext(StoppableContext):
         finally:
             reset_owner(token)
             self.has_task_ended = True
+
+    @property
+    def owner_id(self) -> str:
+        return self.job.id_text
 
     def own_application_name(self) -> str:
         if self.has_task_ended or self.refuses_sessions or not self._is_lease_trusted():

@@ -294,6 +294,7 @@ class Dispatcher:
         else:
             buffer.cursor.advance(hint, is_full=is_full, from_front=from_front, began=began, now=now)
         with self._lock:
+            buffer.was_full = is_full
             self._due.record_claim(hint, now, is_full=is_full or not from_front, promoted=promoted)
             if is_full or not from_front or self._due.promote_due:
                 buffer.may_have_work = True

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import threading
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 from uuid import UUID
 
-from prometheus_client import Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import Counter
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from dataloader.workers.listener import ListenMode, ListenState
 
@@ -46,6 +50,30 @@ class PoolState:
     memory: Mapping[str, Any] | None  # None: it is not watched, or not read yet
 
 
+class _DurationHistogram:
+    """A histogram of seconds by queue and task. The library's takes a lock and walks the buckets for each value."""
+
+    def __init__(self, name: str, documentation: str, labels: tuple[str, str]) -> None:
+        self._name, self._documentation, self._labels = name, documentation, labels
+        self._lock = threading.Lock()
+        self._series: dict[tuple[str, str], tuple[list[int], list[float]]] = {}  # counts of buckets, and the sum
+
+    def observe(self, queue: str, task: str, durations: Collection[float]) -> None:
+        with self._lock:
+            counts, total = self._series.setdefault((queue, task), ([0] * len(_BUCKETS_SEC), [0.0]))
+            for seconds in durations:
+                counts[bisect_left(_BUCKETS_SEC, seconds)] += 1
+            total[0] += sum(durations)
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
+        with self._lock:
+            for labels, (counts, total) in self._series.items():
+                sums = zip(map(floatToGoString, _BUCKETS_SEC), accumulate(counts), strict=True)
+                family.add_metric(labels, [(bound, float(count)) for bound, count in sums], total[0])
+        yield family
+
+
 class PoolCounters:
     """What became of attempts and webhooks. May be used by any thread."""
 
@@ -57,7 +85,7 @@ class PoolCounters:
             registry=None,
         )
         self._runs, self._waits = (
-            Histogram(name, documentation, ("queue", "task"), buckets=_BUCKETS_SEC, registry=None)
+            _DurationHistogram(name, documentation, ("queue", "task"))
             for name, documentation in (
                 ("dataloader_job_run_seconds", "How long attempts ran."),
                 ("dataloader_job_wait_seconds", "From when a job was last due until it was claimed."),
@@ -98,10 +126,8 @@ class PoolCounters:
     ) -> None:
         """Count attempts that ended with this status: one for each run duration."""
         self._attempts.labels(queue, task, status).inc(len(run_durations))
-        for histogram, durations in ((self._runs, run_durations), (self._waits, wait_durations)):
-            series = histogram.labels(queue, task)
-            for seconds in durations:
-                series.observe(seconds)
+        self._runs.observe(queue, task, run_durations)
+        self._waits.observe(queue, task, wait_durations)
 
     def record_checks(self, task: str, checks: Iterable[Mapping[str, Any]]) -> None:
         for check in checks:

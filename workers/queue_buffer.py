@@ -72,6 +72,7 @@ class QueueBuffer:
     waiting_count: int = 0  # of these, those that wait for `available`
     # Claimed and not started, each with its time. Added under the lock; a thread takes one without it.
     attempts: deque[tuple[Attempt, float]] = field(default_factory=deque)
+    was_full: bool = False  # the last claim brought as many jobs as it asked for: more may be ready
     may_have_work: bool = True  # there may be ready jobs that are not claimed; read by any thread
     retry_at: float | None = None
     next_unknown_task_check_at: float = 0.0
@@ -83,6 +84,8 @@ class QueueBuffer:
     @property
     def prefetch(self) -> int:
         """How many jobs to claim beyond the idle threads: a crash delays them, and no other process can start them."""
+        if not self.was_full:
+            return 0
         is_limited = self.limits.has_global_limit or self.limits.max_in_process is not None
         if is_limited or self.limits.is_fair or self.longest_run_sec >= PREFETCH_BELOW_SEC:
             return 0

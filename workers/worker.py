@@ -73,7 +73,8 @@ class Worker(threading.Thread):
             outcome = self._run(attempt) if self._tracer is None else self._run_traced(attempt, self._tracer)
         finally:
             log.unbind(bound)
-        self._logs.finish(attempt.job_id, attempt.attempt)
+        if self._logs.has_attempts:
+            self._logs.finish(attempt.job_id, attempt.attempt)
         self._settler.submit(attempt, outcome)
         if attempt.started_at is not None and attempt.ended_at is not None:
             self._buffer.record_run(attempt.ended_at - attempt.started_at)
@@ -86,7 +87,7 @@ class Worker(threading.Thread):
         }  # fmt: skip
 
     def _run(self, attempt: Attempt) -> Outcome:
-        with self._logs.capture.output_of(attempt.job_id, attempt.attempt):
+        with self._logs.capture.output_of(attempt):
             return attempt.run(self._pipelines.get(attempt.job.task))
 
     def _run_traced(self, attempt: Attempt, tracer: Tracer) -> Outcome:

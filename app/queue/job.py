@@ -165,15 +165,15 @@ _TIMES_OF_JOB = ("logical_at", "interval_start", "interval_end")
 
 
 class ClaimedJob(NamedTuple):
-    """A job claimed for one attempt, as the statement `claim` returns it.
+    """A job claimed for one attempt: its queue, and then the columns that the function `dl_claim` returns.
 
     JSON is not decoded yet: what cannot be decoded must fail the job, not the claim. Ids stay text: usually they are
     only sent back.
     """
 
+    queue: str
     id_text: str
     run_text: str
-    queue: str
     task: str
     args_text: str
     lock_key: str

@@ -134,28 +134,30 @@ class JobQueue(JobRecords, Upkeep):
         """
         in_turn = mode is ClaimMode.IN_TURN
         start = _TURN_START if in_turn else CURSOR_START
-        name = "prefetch" if mode is ClaimMode.PREFETCH else "claim"
-        rows = self._execute(
-            "claim_in_turn" if in_turn else f"promote_and_{name}" if promote_due else name,
+        *rows, last = self._execute(
+            "claim",
             {
                 "queue": queue,
                 "tasks": array(tasks),
-                "claim_limit": len(run_ids),
+                "wanted": len(run_ids),
                 "scan_limit": max(scan, len(run_ids)),
+                "after": start if after is None else array(after),
+                "in_turn": in_turn,
+                "promotes": promote_due,
+                "needs_permit": mode is ClaimMode.PREFETCH,
                 "run_ids": unquoted_array(run_ids),
                 "worker": worker,
                 "worker_id": None if worker_id is None else str(worker_id),
-                "take_session_locks": lock_keys,
-                "after": start if after is None else array(after),
-                "in_turn": in_turn,
+                "takes_session_locks": lock_keys,
                 "min_lease_sec": self._limits.min_lease_sec,
             },
         )
-        return _claimed_from_rows(rows), ClaimHint(*rows[0][-4:])
+        return [ClaimedJob(queue, *row[:-4]) for row in rows], ClaimHint(*last[-4:])
 
     def recover_claim(self, run_ids: Sequence[UUID | str]) -> list[ClaimedJob]:
         """The jobs of a claim whose response was lost."""
-        return _claimed_from_rows(self._execute("recover_claim", {"run_ids": unquoted_array(run_ids)}))
+        rows = self._execute("recover_claim", {"run_ids": unquoted_array(run_ids)})
+        return list(map(ClaimedJob._make, rows))
 
     def lock_keys(self, jobs: Sequence[ClaimedJob]) -> list[tuple[bool, bool]]:
         """Take the session locks of the jobs' keys: for each (locked, still owned)."""
@@ -269,7 +271,3 @@ class JobQueue(JobRecords, Upkeep):
             },
         )
         return [from_row(ReapedJob, row[:9]) for row in rows]
-
-
-def _claimed_from_rows(rows: Iterable[tuple[Any, ...]]) -> list[ClaimedJob]:
-    return [ClaimedJob._make(row[:-4]) for row in rows if row[0] is not None]  # the last four are the claim hint

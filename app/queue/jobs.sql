@@ -50,146 +50,19 @@ WITH request AS MATERIALIZED (
      WHERE j.live_key = r.live_key AND j.status IN ('queued', 'running') AND NOT EXISTS (SELECT FROM inserted)
 ) LIMIT 1;
 
--- name: promote_due
--- queued -> queued: jobs of all queues that are due become ready; the other queues are notified. Claims that know of due
--- jobs have this in front of them.
-WITH due AS (
-    SELECT job_id
-      FROM dl_jobs
-     WHERE status = 'queued' AND wait_state = 'scheduled' AND available_at <= (SELECT clock_timestamp())
-     ORDER BY available_at
-     LIMIT 500
-       FOR NO KEY UPDATE SKIP LOCKED
-), promoted AS (
-    UPDATE dl_jobs j SET wait_state = 'ready' FROM due WHERE j.job_id = ANY (ARRAY[due.job_id]) RETURNING j.queue
-)
-SELECT dl_notify_queue(queue) FROM (SELECT DISTINCT queue FROM promoted WHERE queue <> %(queue)s::text) other_queues;
-
--- A claim has two steps in one message: find and lock ready jobs, and start them.
-
--- name: find_oldest
--- Locks the first `scan_limit` ready rows, by priority and age, and tries their keys. With `after`, a (priority, created_at,
--- job_id), ready rows up to that one are skipped: where a transaction of hours keeps the index from being cleaned, the way from
--- its front to the first live row is long.
-WITH candidates AS (
-    SELECT job_id, lock_key
-      FROM dl_jobs
-     WHERE queue = %(queue)s::text AND status = 'queued' AND wait_state = 'ready' AND task = ANY (%(tasks)s::text[])
-       AND (priority, created_at, job_id) > ((%(after)s::text[])[1]::int, (%(after)s::text[])[2]::timestamptz,
-                                             (%(after)s::text[])[3]::uuid)
-       AND (expires_at IS NULL OR expires_at > clock_timestamp())
-       AND NOT EXISTS (SELECT FROM dl_workers w
-                        WHERE w.worker_id = %(worker_id)s::uuid AND w.superseded_by IS NOT NULL)
-     ORDER BY priority, created_at, job_id
-     LIMIT %(scan_limit)s::int
-       FOR NO KEY UPDATE SKIP LOCKED
-), key_locked AS (
-    SELECT job_id, pg_try_advisory_xact_lock(1684828526, hashtext(lock_key)) AS is_locked FROM candidates
-)
-SELECT set_config('dl.candidates', coalesce(string_agg(job_id::text, ',') FILTER (WHERE is_locked), ''), true),
-       set_config('dl.skipped', (count(*) FILTER (WHERE NOT is_locked))::text, true),
-       set_config('dl.free_slots', CASE WHEN count(*) > 0 THEN dl_free_slots(%(queue)s::text)::text END, true)
-  FROM key_locked;
-
--- name: start
--- queued -> running. In a fresh snapshot, under the locks of their keys: blocks the jobs that were found whose key is busy, and
--- claims the first `claim_limit` of the rest. With `take_session_locks` the keys' session locks are taken too, for the life of
--- each run: a former owner that lost its lease but not its session still holds one, and the job is blocked. They outlive a claim
--- that fails: its sender must then close the session. A paused queue yields no job, and a limited one no more than it has free
--- slots. A job whose limit is full becomes limited: dl_apply_limits. A lease shorter
--- than `min_lease_sec`, which is what the process can renew in time, is lengthened to that, in the row too: reapers and renewals
--- read the row. A process that was frozen while another took over its name claims nothing: it has not learned of that yet.
--- Every row has the claim hint: `skipped` rows that were scanned in vain, because they were blocked or limited or their key
--- was locked by another transaction, and jobs that were woken in their place (more may be ready: claim again at once),
--- `next_due_sec` until the next scheduled job. The first row also has the position of the last claimed job, or where the next
--- claim of a fair queue begins, `cursor`, and the keys whose jobs were blocked, `blocked_keys`. One row without a job_id:
--- nothing was claimed.
-WITH candidates AS MATERIALIZED (
-    SELECT j.job_id, j.priority, j.created_at, j.waits_on, hashtext(j.lock_key)::bigint AS key_hash,
-           CASE WHEN %(in_turn)s::bool THEN array_position(string_to_array(current_setting('dl.candidates', true), ',')::uuid[], j.job_id) END AS turn,
-           j.limits IS NOT NULL OR j.waits_on IS NOT NULL AS names_limits,
-           row_number() OVER (PARTITION BY j.lock_key ORDER BY j.priority, j.created_at, j.job_id) > 1
-           OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = j.lock_key AND r.status = 'running') AS is_busy
-      FROM dl_jobs j
-     WHERE j.job_id = ANY (string_to_array(current_setting('dl.candidates', true), ',')::uuid[])
-), first AS MATERIALIZED (
-    SELECT job_id, priority, created_at, waits_on, key_hash, row_number() OVER (ORDER BY turn, priority, created_at, job_id) AS n
-      FROM candidates
-     WHERE NOT is_busy
-     ORDER BY n
-     LIMIT least(%(claim_limit)s::int, nullif(current_setting('dl.free_slots', true), '')::int)
-), limited AS MATERIALIZED (
-    SELECT dl_apply_limits((SELECT array_agg(job_id ORDER BY n) FROM first),
-                           (SELECT array_agg(waits_on) FROM candidates WHERE is_busy AND waits_on IS NOT NULL),
-                           EXISTS (SELECT FROM candidates WHERE names_limits)) AS job_id
-), selected AS MATERIALIZED (
-    SELECT job_id, priority, created_at, waits_on, key_hash, n,
-           CASE WHEN %(take_session_locks)s::bool THEN pg_try_advisory_lock(key_hash) ELSE true END AS is_free
-      FROM first
-     WHERE job_id NOT IN (SELECT job_id FROM limited)
-), busy_jobs AS (
-    SELECT job_id, waits_on FROM candidates WHERE is_busy UNION ALL SELECT job_id, waits_on FROM selected WHERE NOT is_free
-), blocked AS (
-    UPDATE dl_jobs j SET wait_state = 'blocked', waits_on = NULL
-      FROM busy_jobs
-     WHERE j.job_id = ANY (ARRAY[busy_jobs.job_id])
-    RETURNING j.lock_key, busy_jobs.waits_on AS woken_for
-), claimed AS (
-    -- An operator may have lowered max_attempts. A running job is `scheduled`: dl_jobs_manual_update then sets the wait state of
-    -- one that a settlement or a reap queues again.
-    UPDATE dl_jobs j
-       SET status = 'running', wait_state = 'scheduled', waits_on = NULL, unknown_task = false, attempt = least(j.attempt + 1, j.max_attempts),
-           run_id = (%(run_ids)s::uuid[])[selected.n], worker = %(worker)s::text, worker_id = %(worker_id)s::uuid,
-           lease_ttl_sec = greatest(j.lease_ttl_sec, %(min_lease_sec)s::int),
-           error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL,
-           started_at = coalesce(j.started_at, clock_timestamp()), heartbeat_at = clock_timestamp(),
-           lease_expires_at = clock_timestamp() + make_interval(secs => greatest(j.lease_ttl_sec, %(min_lease_sec)s::int))
-      FROM selected
-     WHERE j.job_id = ANY (ARRAY[selected.job_id]) AND selected.is_free
-    RETURNING selected.n, j.job_id, j.run_id::text, j.queue, j.task, dl_json_text(j.args) AS args, j.lock_key, selected.key_hash,
-              j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.producer, dl_json_text(j.progress) AS progress,
-              dl_json_text(j.checkpoint) AS checkpoint, j.time_limit_sec, dl_json_text(j.retry) AS retry, j.crashes, j.traceparent,
-              date_part('epoch', j.heartbeat_at - greatest(least(greatest(j.created_at, j.available_at), j.heartbeat_at),
-                                                           j.heartbeat_at - interval '10 years')) AS waited_sec,  -- may be infinite
-              j.partition_key, j.logical_at, j.interval_start, j.interval_end
-), events AS (
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, clock_timestamp(), 'picked',
-           jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'worker', %(worker)s::text)
-      FROM claimed
-)
-SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash,
-       c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.producer, c.progress, c.checkpoint,
-       c.time_limit_sec, c.retry, c.crashes, c.traceparent, c.waited_sec, c.partition_key, c.logical_at, c.interval_start, c.interval_end,
-       current_setting('dl.skipped')::int + (SELECT count(*) FROM busy_jobs)::int + (SELECT count(*) FROM limited)::int
-       + coalesce((SELECT dl_jobs_ended(woken_for => array_agg(DISTINCT woken_for)) FROM blocked
-                    WHERE woken_for IS NOT NULL HAVING count(*) > 0), 0) AS skipped,
-       (SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8
-          FROM dl_jobs
-         WHERE status = 'queued' AND wait_state = 'scheduled'
-           AND available_at > '-infinity' AND available_at < 'infinity') AS next_due_sec,
-       CASE WHEN %(in_turn)s::bool THEN ARRAY(SELECT jsonb_array_elements_text(nullif(current_setting('dl.fair_position', true), '')::jsonb))
-            WHEN c.n = 1 THEN (SELECT ARRAY[priority::text, created_at::text, job_id::text]
-                                 FROM selected ORDER BY n DESC LIMIT 1) END AS cursor,
-       CASE WHEN c.n IS NOT DISTINCT FROM (SELECT min(n) FROM claimed)
-            THEN (SELECT array_agg(DISTINCT lock_key) FROM blocked) END AS blocked_keys
-  FROM (VALUES (1)) AS single (n) LEFT JOIN claimed c ON true
- ORDER BY c.n;
-
--- name: claim = find_oldest + start
-
--- name: promote_and_claim = promote_due + find_oldest + start
+-- name: claim
+-- queued -> running: see dl_claim in schema.sql. The last row has no job: it is the hint for the next claim.
+SELECT * FROM dl_claim(%(queue)s::text, %(tasks)s::text[], %(wanted)s::int, %(scan_limit)s::int, %(after)s::text[], %(in_turn)s::bool,
+                       %(promotes)s::bool, %(needs_permit)s::bool, %(run_ids)s::uuid[], %(worker)s::text, %(worker_id)s::uuid,
+                       %(takes_session_locks)s::bool, %(min_lease_sec)s::int);
 
 -- name: recover_claim
--- Reads the jobs of a claim whose response was lost, as rows of the claim itself.
-SELECT j.job_id::text, j.run_id::text, j.queue, j.task, dl_json_text(j.args), j.lock_key,
-       hashtext(j.lock_key)::bigint AS key_hash,
-       j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.producer, dl_json_text(j.progress), dl_json_text(j.checkpoint),
+-- Reads the jobs of a claim whose response was lost: their queue, and then the columns that the claim returns.
+SELECT j.queue, j.job_id, j.run_id, j.task, dl_json_text(j.args), j.lock_key, hashtext(j.lock_key)::bigint AS key_hash, j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.producer, dl_json_text(j.progress), dl_json_text(j.checkpoint),
        j.time_limit_sec, dl_json_text(j.retry), j.crashes, j.traceparent,
        date_part('epoch', j.heartbeat_at - greatest(least(greatest(j.created_at, j.available_at), j.heartbeat_at),
                                                     j.heartbeat_at - interval '10 years')) AS waited_sec,  -- may be infinite
-       j.partition_key, j.logical_at, j.interval_start, j.interval_end,
-       0 AS skipped, NULL AS next_due_sec, NULL AS cursor, NULL AS blocked_keys
+       j.partition_key, j.logical_at, j.interval_start, j.interval_end
   FROM dl_jobs j
  WHERE j.status = 'running' AND j.run_id = ANY (%(run_ids)s::uuid[]);
 

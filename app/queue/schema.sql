@@ -25,7 +25,7 @@ CREATE TABLE dl_schema (
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     serves_from int
 );
-INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (10, 'by hand', 9);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (11, 'by hand', 9);
 
 -- ── Types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -547,9 +547,11 @@ BEGIN
             RETURN;
         END IF;
     END LOOP;
-    PERFORM pg_advisory_xact_lock(1684828533, hashtext(queue_name) # floor(4 * random())::int);
-EXCEPTION WHEN lock_not_available THEN
-    NULL;
+    BEGIN
+        PERFORM pg_advisory_xact_lock(1684828533, hashtext(queue_name) # floor(4 * random())::int);
+    EXCEPTION WHEN lock_not_available THEN
+        NULL;
+    END;
 END $$;
 
 -- The next ready jobs of a fair queue, at most `wanted`: of the best priority, its tenants in turn, beginning behind `start_key`,
@@ -796,6 +798,13 @@ BEGIN
     RETURN;
 END $$;
 
+-- Whether a limit may keep any job from its start, so that claims call dl_apply_limits.
+CREATE OR REPLACE FUNCTION dl_uses_limits() RETURNS bool
+    LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN false;
+END $$;
+
 -- Called last by each statement that ends runs or waits, when the rows have their new state. Returns how many jobs became ready.
 --   job_ids     jobs that have ended, or are retried after a failure
 --   has_webhook whether one of these has a webhook of its own
@@ -848,6 +857,210 @@ CREATE OR REPLACE FUNCTION dl_after_problem(after jsonb, need text) RETURNS text
 -- Makes a job of this transaction wait for others.
 CREATE OR REPLACE FUNCTION dl_set_parents(child uuid, after jsonb, need_text text) RETURNS void
     LANGUAGE sql RETURN NULL;
+
+-- ── Claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- queued -> queued: jobs of all queues that are due become ready; the other queues are notified.
+CREATE OR REPLACE FUNCTION dl_promote_due(claimed_queue text) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    other_queue text;
+BEGIN
+    FOR other_queue IN
+        WITH due AS (
+            SELECT job_id
+              FROM dl_jobs
+             WHERE status = 'queued' AND wait_state = 'scheduled' AND available_at <= (SELECT clock_timestamp())
+             ORDER BY available_at
+             LIMIT 500
+               FOR NO KEY UPDATE SKIP LOCKED
+        ), promoted AS (
+            UPDATE dl_jobs j SET wait_state = 'ready' FROM due WHERE j.job_id = ANY (ARRAY[due.job_id]) RETURNING j.queue
+        )
+        SELECT DISTINCT queue FROM promoted WHERE queue <> claimed_queue
+    LOOP
+        PERFORM dl_notify_queue(other_queue);
+    END LOOP;
+END $$;
+
+-- queued -> running: claims up to `wanted` ready jobs of the queue, the best priority and the oldest first. What is unusual is
+-- behind an IF: a claim of a queue that uses no feature is two statements.
+--   scan_limit          how many ready jobs to look at: more than `wanted` where many keys are busy
+--   after               where to begin: a (priority, created_at, job_id), of which ready jobs up to that one are skipped; where a
+--                       transaction of hours keeps the index from being cleaned, the way from its front to the first live row is
+--                       long. In turn: the tenant and how many of its jobs have had their turn.
+--   promotes            makes ready first what is due
+--   needs_permit        it takes more than idle threads need
+--   takes_session_locks takes the session locks of the keys too, for the life of each run: a former owner that lost its lease but
+--                       not its session still holds one, and the job is blocked. They outlive a claim that fails: its sender must
+--                       then close the session.
+--   min_lease_sec       what the process can renew in time: a shorter lease is lengthened to that, in the row too, which reapers
+--                       and renewals read
+-- The first statement locks rows, and tries their keys. All others have a newer snapshot, under the locks of the keys: jobs whose
+-- key is busy are blocked. A paused queue yields no job, and a limited one no more than it has free slots; a job whose limit is full
+-- becomes limited. A process that was frozen while another took over its name claims nothing: it has not learned of that yet.
+-- Returns the claimed jobs and then one row without a job, the hint for the next claim: `skipped` rows that were scanned in vain,
+-- because they were blocked or limited or their key was locked by another transaction, and jobs that were woken in their place
+-- (more may be ready: claim again at once); `next_due_sec` until the next scheduled job; `next_after`, where the next claim
+-- may begin; the keys whose jobs were blocked.
+CREATE OR REPLACE FUNCTION dl_claim(
+    queue_name text, known_tasks text[], wanted int, scan_limit int, after text[], in_turn bool, promotes bool, needs_permit bool,
+    run_ids uuid[], worker_name text, own_id uuid, takes_session_locks bool, min_lease_sec int
+) RETURNS TABLE (
+    job_id uuid, run_id uuid, task text, args text, lock_key text, key_hash bigint, priority int, attempt int, max_attempts int,
+    lease_ttl_sec int, producer text, progress text, checkpoint text, time_limit_sec int, retry text, crashes int,
+    traceparent text, waited_sec float8, partition_key text, logical_at timestamptz, interval_start timestamptz,
+    interval_end timestamptz, skipped int, next_due_sec float8, next_after text[], blocked_keys text[]
+)
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    found   record;              -- the first ready jobs whose keys are not locked, in their order
+    ids     uuid[];              -- those of them that may start
+    keys    text[];              -- theirs
+    busy    uuid[] := '{}';      -- those whose key is busy
+    limited uuid[] := '{}';      -- those whose limit is full
+    room    int;
+    started int := 0;
+    woken   text[];
+    last_n  int;
+BEGIN
+    IF needs_permit THEN
+        PERFORM dl_take_claim_permit(queue_name);
+    END IF;
+    IF promotes THEN
+        PERFORM dl_promote_due(queue_name);
+    END IF;
+    IF in_turn THEN
+        WITH chosen AS MATERIALIZED (
+            SELECT c.n, c.job_id FROM dl_fair_candidates(queue_name, known_tasks, scan_limit, after[1], after[2]::int) c
+             WHERE NOT EXISTS (SELECT FROM dl_workers w WHERE w.worker_id = own_id AND w.superseded_by IS NOT NULL)
+        ), candidates AS (
+            SELECT j.job_id, j.lock_key, chosen.n
+              FROM chosen JOIN dl_jobs j ON j.job_id = ANY (ARRAY[chosen.job_id]) AND j.status::text = 'queued' AND j.wait_state::text = 'ready'
+               FOR NO KEY UPDATE OF j SKIP LOCKED
+        ), tried AS (
+            SELECT c.*, pg_try_advisory_xact_lock(1684828526, hashtext(c.lock_key)) AS is_locked FROM candidates c
+        )
+        SELECT array_agg(t.job_id ORDER BY t.n) FILTER (WHERE t.is_locked) AS ids,
+               array_agg(t.lock_key ORDER BY t.n) FILTER (WHERE t.is_locked) AS keys, NULL::int[] AS priorities, NULL::timestamptz[] AS created,
+               count(*) FILTER (WHERE NOT t.is_locked) + coalesce(nullif(current_setting('dl.fair_more', true), ''), '0')::int AS passed,
+               true AS is_unusual
+          INTO found FROM tried t;
+    ELSE
+        WITH candidates AS (
+            SELECT j.job_id, j.lock_key, j.priority, j.created_at
+              FROM dl_jobs j
+             WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready' AND j.task = ANY (known_tasks)
+               AND (j.priority, j.created_at, j.job_id) > (after[1]::int, after[2]::timestamptz, after[3]::uuid)
+               AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+               AND NOT EXISTS (SELECT FROM dl_workers w WHERE w.worker_id = own_id AND w.superseded_by IS NOT NULL)
+             ORDER BY j.priority, j.created_at, j.job_id
+             LIMIT scan_limit
+               FOR NO KEY UPDATE SKIP LOCKED
+        ), tried AS (
+            SELECT c.*, pg_try_advisory_xact_lock(1684828526, hashtext(c.lock_key)) AS is_locked FROM candidates c
+        )
+        SELECT array_agg(t.job_id) FILTER (WHERE t.is_locked) AS ids, array_agg(t.lock_key) FILTER (WHERE t.is_locked) AS keys,
+               array_agg(t.priority) FILTER (WHERE t.is_locked) AS priorities, array_agg(t.created_at) FILTER (WHERE t.is_locked) AS created,
+               count(*) FILTER (WHERE NOT t.is_locked) AS passed,
+               scan_limit > wanted OR count(DISTINCT t.lock_key) < count(*) OR dl_uses_limits()
+               OR EXISTS (SELECT FROM dl_queues q WHERE q.queue = queue_name AND (q.state <> 'open' OR q.concurrency IS NOT NULL)) AS is_unusual
+          INTO found FROM tried t;
+    END IF;
+    ids := found.ids;
+    keys := found.keys;
+    skipped := found.passed;
+    IF ids IS NOT NULL AND found.is_unusual THEN
+        SELECT array_agg(c.job_id ORDER BY c.n) FILTER (WHERE NOT c.is_busy), coalesce(array_agg(c.job_id) FILTER (WHERE c.is_busy), '{}')
+          INTO ids, busy
+          FROM (SELECT f.job_id, f.n, row_number() OVER (PARTITION BY f.lock_key ORDER BY f.n) > 1
+                                      OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = f.lock_key AND r.status = 'running' OFFSET 0) AS is_busy
+                  FROM unnest(ids, keys) WITH ORDINALITY AS f (job_id, lock_key, n)) c;
+        room := dl_free_slots(queue_name);
+        ids := ids[:least(wanted, room)];
+        IF dl_uses_limits() THEN
+            limited := ARRAY(
+                SELECT dl_apply_limits(ids, (SELECT array_agg(j.waits_on) FROM dl_jobs j WHERE j.job_id = ANY (busy) AND j.waits_on IS NOT NULL),
+                                       EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = ANY (ids || busy)
+                                                                       AND (j.limits IS NOT NULL OR j.waits_on IS NOT NULL))));
+        END IF;
+        SELECT array_agg(f.job_id ORDER BY f.n), array_agg(f.lock_key ORDER BY f.n)
+          INTO ids, keys
+          FROM unnest(found.ids::uuid[], found.keys::text[]) WITH ORDINALITY AS f (job_id, lock_key, n)
+         WHERE f.job_id = ANY (ids) AND f.job_id <> ALL (limited);
+    END IF;
+    IF ids IS NOT NULL THEN
+        RETURN QUERY
+        WITH selected AS MATERIALIZED (
+            SELECT f.job_id, f.n, hashtext(f.lock_key)::bigint AS key_hash,
+                   CASE WHEN takes_session_locks THEN pg_try_advisory_lock(hashtext(f.lock_key)::bigint) ELSE true END AS is_free
+              FROM unnest(ids, keys) WITH ORDINALITY AS f (job_id, lock_key, n)
+             WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = f.lock_key AND r.status = 'running' OFFSET 0)
+        ), claimed AS (
+            -- An operator may have lowered max_attempts. A running job is `scheduled`: dl_jobs_manual_update then sets the wait
+            -- state of one that a settlement or a reap queues again.
+            UPDATE dl_jobs j
+               SET status = 'running', wait_state = 'scheduled', waits_on = NULL, unknown_task = false,
+                   attempt = least(j.attempt + 1, j.max_attempts), run_id = run_ids[s.n], worker = worker_name, worker_id = own_id,
+                   lease_ttl_sec = greatest(j.lease_ttl_sec, min_lease_sec),
+                   error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL,
+                   started_at = coalesce(j.started_at, clock_timestamp()), heartbeat_at = clock_timestamp(),
+                   lease_expires_at = clock_timestamp() + make_interval(secs => greatest(j.lease_ttl_sec, min_lease_sec))
+              FROM selected s
+             WHERE j.job_id = ANY (ARRAY[s.job_id]) AND s.is_free
+            RETURNING s.n, s.key_hash, j.job_id, j.run_id, j.task, j.args, j.lock_key, j.priority, j.attempt, j.max_attempts,
+                      j.lease_ttl_sec, j.producer, j.progress, j.checkpoint, j.time_limit_sec, j.retry, j.crashes, j.traceparent,
+                      j.heartbeat_at, greatest(j.created_at, j.available_at) AS due_at,
+                      j.partition_key, j.logical_at, j.interval_start, j.interval_end
+        ), events AS (
+            INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+            SELECT c.job_id, queue_name, clock_timestamp(), 'picked',
+                   jsonb_build_object('status', 'running', 'attempt', c.attempt, 'run_id', c.run_id, 'worker', worker_name)
+              FROM claimed c
+        )
+        SELECT c.job_id, c.run_id, c.task, dl_json_text(c.args), c.lock_key, c.key_hash, c.priority, c.attempt, c.max_attempts,
+               c.lease_ttl_sec, c.producer, dl_json_text(c.progress), dl_json_text(c.checkpoint), c.time_limit_sec,
+               dl_json_text(c.retry), c.crashes, c.traceparent,
+               date_part('epoch', c.heartbeat_at - greatest(least(c.due_at, c.heartbeat_at), c.heartbeat_at - interval '10 years')),  -- may be infinite
+               c.partition_key, c.logical_at, c.interval_start, c.interval_end, NULL::int, NULL::float8, NULL::text[], NULL::text[]
+          FROM claimed c
+         ORDER BY c.n;
+        GET DIAGNOSTICS started = ROW_COUNT;
+        IF started < cardinality(ids) THEN
+            SELECT array_agg(j.job_id ORDER BY i.n) FILTER (WHERE j.status = 'running'),
+                   busy || array_agg(j.job_id) FILTER (WHERE j.status = 'queued')
+              INTO ids, busy
+              FROM unnest(ids) WITH ORDINALITY AS i (job_id, n) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id]);
+        END IF;
+        last_n := array_position(found.ids::uuid[], ids[cardinality(ids)]);
+    END IF;
+    IF busy <> '{}' THEN
+        WITH waiting AS MATERIALIZED (
+            SELECT j.job_id, j.waits_on FROM unnest(busy) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+        ), blocked AS (
+            UPDATE dl_jobs j SET wait_state = 'blocked', waits_on = NULL
+              FROM waiting w
+             WHERE j.job_id = ANY (ARRAY[w.job_id])
+            RETURNING j.lock_key, w.waits_on AS woken_for
+        )
+        SELECT array_agg(DISTINCT b.lock_key), array_agg(DISTINCT b.woken_for) FILTER (WHERE b.woken_for IS NOT NULL)
+          INTO blocked_keys, woken FROM blocked b;
+        IF woken IS NOT NULL THEN
+            skipped := skipped + dl_jobs_ended(woken_for => woken);
+        END IF;
+    END IF;
+    skipped := skipped + cardinality(busy) + cardinality(limited);
+    next_due_sec := (SELECT extract(epoch FROM min(j.available_at) - clock_timestamp())::float8
+                       FROM dl_jobs j
+                      WHERE j.status = 'queued' AND j.wait_state = 'scheduled' AND j.available_at > '-infinity' AND j.available_at < 'infinity');
+    IF in_turn THEN
+        next_after := ARRAY(SELECT jsonb_array_elements_text(nullif(current_setting('dl.fair_position', true), '')::jsonb));
+    ELSIF last_n IS NOT NULL THEN
+        next_after := ARRAY[found.priorities[last_n]::text, found.created[last_n]::text, ids[cardinality(ids)]::text];
+    END IF;
+    RETURN NEXT;
+END $$;
 
 -- ── Jobs written by other services ───────────────────────────────────────────────────────────────────────────────────
 

@@ -263,7 +263,7 @@ def _run_locally(
     outcomes: list[Outcome] = []
 
     def run_attempt() -> None:
-        with capture.output_of(attempt.job_id, attempt.attempt):
+        with capture.output_of(attempt):
             outcomes.append(attempt.run(task))
 
     capture.install()

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.chaos.mutant import Mutant, StatementEdit, replace_attribute
+from tests.chaos.mutant import FunctionEdit, Mutant, StatementEdit, replace_attribute
 
 _KEY_TRANSACTION_LOCK = r"pg_advisory_xact_lock\(1684828526, hash(text\(lock_key\))?\)"
 _RUNNING_CONDITION = r"AND j\.status::text = 'running'"
-_NO_LOOK_AT_KEY = StatementEdit(
-    "start", r"row_number\(\) OVER \(PARTITION BY j\.lock_key[^>]*> 1\s+OR EXISTS \(.*?'running'\)", "false"
+_NO_LOOK_AT_KEY = (
+    (r"row_number\(\) OVER \(PARTITION BY f\.lock_key[^>]*> 1\s+OR EXISTS \(.*?'running' OFFSET 0\)", "false"),
+    (
+        r"NOT EXISTS \(SELECT FROM dl_jobs r WHERE r\.lock_key = f\.lock_key AND r\.status = 'running' OFFSET 0\)",
+        "true",
+    ),
 )
-_NO_SESSION_LOCK = [
-    StatementEdit("start", r"pg_try_advisory_lock\(key_hash\)", "true"),
-    StatementEdit("lock_keys", r"pg_try_advisory_lock\(runs\.key_hash\)", "true"),
-]
+_NO_SESSION_LOCK = (r"pg_try_advisory_lock\(hashtext\(f\.lock_key\)::bigint\)", "true")
+_NO_LATER_SESSION_LOCK = StatementEdit("lock_keys", r"pg_try_advisory_lock\(runs\.key_hash\)", "true")
+_NO_KEY_LOCK_OF_CLAIM = (r"pg_try_advisory_xact_lock\(1684828526, hashtext\(c\.lock_key\)\)", "true")
 _DROP_RUNNING_KEY_INDEX = "DROP INDEX dl_jobs_running_key_idx"
 
 
@@ -132,7 +135,8 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "no-exclusion",
         "nothing keeps two runs of a key apart: no index, no look at it, no session lock",
         "hot",
-        edits=[_NO_LOOK_AT_KEY, *_NO_SESSION_LOCK],
+        edits=[_NO_LATER_SESSION_LOCK],
+        functions=[FunctionEdit("dl_claim", *_NO_SESSION_LOCK, _NO_LOOK_AT_KEY)],
         schema_changes=[_DROP_RUNNING_KEY_INDEX],
         expects=("overlapping runs", "overlapping runs in events"),
     ),
@@ -140,7 +144,7 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "no-exclusion-in-the-table",
         "no index and no look at it: the session lock alone keeps the runs of a key apart",
         "hot",
-        edits=[_NO_LOOK_AT_KEY],
+        functions=[FunctionEdit("dl_claim", *_NO_LOOK_AT_KEY[0], _NO_LOOK_AT_KEY[1:])],
         schema_changes=[_DROP_RUNNING_KEY_INDEX],
         expects=("overlapping runs in events", "overlapping runs"),
     ),
@@ -148,7 +152,8 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "no-session-lock",
         "a successor does not wait for a run that lost its lease and continues",
         "frozen stubborn runs",
-        edits=_NO_SESSION_LOCK,
+        edits=[_NO_LATER_SESSION_LOCK],
+        functions=[FunctionEdit("dl_claim", *_NO_SESSION_LOCK)],
         expects=("overlapping runs",),
     ),
     Mutant(
@@ -205,16 +210,19 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "claim-without-skip-locked",
         "a claim waits for a locked row, without SKIP LOCKED",
         "held row",
-        edits=[StatementEdit("find_oldest", r"FOR NO KEY UPDATE SKIP LOCKED", "FOR NO KEY UPDATE")],
+        functions=[
+            FunctionEdit("dl_claim", r"(LIMIT scan_limit)\s+FOR NO KEY UPDATE SKIP LOCKED", r"\1 FOR NO KEY UPDATE")
+        ],
         expects=("job not finished",),
     ),
     Mutant(
         "claim-without-locks",
         "a claim locks neither rows nor keys, and asks nothing again",
         "concurrent claims",
-        edits=[
-            StatementEdit("find_oldest", r"(LIMIT %\(scan_limit\)s::int)\s+FOR NO KEY UPDATE SKIP LOCKED", r"\1"),
-            StatementEdit("find_oldest", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),
+        functions=[
+            FunctionEdit(
+                "dl_claim", r"(LIMIT scan_limit)\s+FOR NO KEY UPDATE SKIP LOCKED", r"\1", [_NO_KEY_LOCK_OF_CLAIM]
+            )
         ],
         expects=("invalid event sequence", "run without claim", "inconsistent row"),
     ),
@@ -224,8 +232,8 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "key freed during a claim",
         edits=[
             *(StatementEdit(name, _KEY_TRANSACTION_LOCK, "1") for name in ("settle", "release", "reap", "cancel")),
-            StatementEdit("find_oldest", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),
         ],
+        functions=[FunctionEdit("dl_claim", *_NO_KEY_LOCK_OF_CLAIM)],
         patch=_never_repair_blocked,
         expects=("job not finished",),
     ),

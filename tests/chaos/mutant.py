@@ -37,6 +37,7 @@ class FunctionEdit:
     function: str
     pattern: str
     replacement: str
+    more: Sequence[tuple[str, str]] = ()  # further patterns and replacements
 
     def statement(self) -> str:
         """The CREATE FUNCTION of the changed function; of a hook, that of the feature."""
@@ -45,7 +46,9 @@ class FunctionEdit:
             _SCHEMA.read_text(encoding="utf-8"),
             re.MULTILINE | re.DOTALL,
         )
-        return StatementEdit(self.function, self.pattern, self.replacement).applied(text)
+        for pattern, replacement in ((self.pattern, self.replacement), *self.more):
+            text = StatementEdit(self.function, pattern, replacement).applied(text)
+        return str(text)
 
 
 @dataclass(frozen=True)

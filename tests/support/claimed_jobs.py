@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from dataloader.app.queue.job import ClaimedJob
@@ -25,6 +25,13 @@ def claimed_job(**more: Any) -> ClaimedJob:
         "checkpoint_text": None, "time_limit_sec": None, "retry_text": None, "crashes": 0,
     }  # fmt: skip
     return ClaimedJob(**{**row, **more})
+
+
+class Source(NamedTuple):
+    """What captured output is of."""
+
+    job_id: UUID
+    attempt: int = 1
 
 
 class CapturedLines:

@@ -30,6 +30,10 @@ class OwningAttempt:
         )
         self.unchecked: list[str] = []
 
+    @property
+    def owner_id(self) -> str:
+        return str(self.job_id)
+
     def own_application_name(self) -> str:
         return self.name
 

@@ -172,7 +172,7 @@ class QueueFixture:
         """Make ready what has fallen due, in any queue; returns how many jobs that were."""
         scheduled = "SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND wait_state = 'scheduled'"
         before = self.fetch_row(scheduled)
-        self.session.execute("promote_due", {"queue": ""})
+        self.sql("SELECT dl_promote_due('')")
         return int(before - self.fetch_row(scheduled))
 
     def reap(self, *job_ids: UUID, pause_sec: float = 0.0) -> list[ReapedJob]:

@@ -140,7 +140,7 @@ class RandomQueueLoad:
         self.queue.repair_blocked(after="", recently_repaired=())
 
     def promote(self) -> None:
-        self.session.execute("promote_due", {"queue": ""})
+        self.queue.claim("", [], [], "w", promote_due=True)
 
 
 def main(dsn: str, seed: str, seconds: str) -> None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from dataloader.app.queue.job import ClaimHint
+from dataloader.app.queue.job import ClaimHint, ClaimMode
 from dataloader.pipelines.retry import Fixed
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import PollTimer
@@ -59,6 +59,7 @@ def buffer_of(threads: int = 10, longest_run_sec: float = 0.1, **limits: object)
     buffer = QueueBuffer(
         "q", threads, threading.Condition(), PollTimer(Fixed(15)), idle_count=threads, longest_run_sec=longest_run_sec
     )
+    buffer.was_full = True
     buffer.limits = QueueLimits(**limits)  # type: ignore[arg-type]
     return buffer
 
@@ -87,6 +88,14 @@ def test_nothing_is_prefetched_until_runs_are_known_to_be_short():
 )
 def test_only_runs_below_20_ms_are_prefetched(longest_run_sec: float, is_prefetched: bool):
     assert (buffer_of(longest_run_sec=longest_run_sec).prefetch > 0) is is_prefetched
+
+
+def test_nothing_is_prefetched_until_a_claim_came_back_full():
+    buffer = buffer_of(longest_run_sec=0.001)
+    assert (buffer.claim_mode, buffer.claim_size) == (ClaimMode.PREFETCH, 410)
+
+    buffer.was_full = False
+    assert (buffer.claim_mode, buffer.claim_size) == (ClaimMode.PLAIN, 10)
 
 
 def test_limited_queue_prefetches_nothing():

@@ -15,7 +15,6 @@ from contextvars import ContextVar, Token
 from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, Protocol
-from uuid import UUID
 
 from psycopg2 import extensions as ext
 
@@ -30,7 +29,9 @@ _THREAD_POOL_METHODS = (
 class Owner(Protocol):
     """An attempt whose code opens connections."""
 
-    job_id: UUID
+    @property
+    def owner_id(self) -> str:
+        """The id of its job."""
 
     def own_application_name(self) -> str:
         """The name for a session that is about to be opened or used. Raises when none may be, as after its end."""
@@ -48,7 +49,7 @@ class Owner(Protocol):
 class _LibraryPool:
     """Owns what the threads of psycopg_pool open, which outlive attempts, until an attempt uses it."""
 
-    job_id = UUID(int=0)
+    owner_id = "of a library's pool"
 
     def own_application_name(self) -> str:
         return "dataloader:pool:idle"
@@ -63,14 +64,14 @@ class _LibraryPool:
 class _Origin:
     """The owner of a thread or a work item. It keeps nothing of an attempt alive."""
 
-    __slots__ = ("_job_id", "_owner")
+    __slots__ = ("_owner", "_owner_id")
 
     def __init__(self, owner: Owner) -> None:
-        self._owner, self._job_id = weakref.ref(owner), owner.job_id
+        self._owner, self._owner_id = weakref.ref(owner), owner.owner_id
 
     def owner(self) -> Owner:
         if (owner := self._owner()) is None:
-            raise SessionsRefused(self._job_id)
+            raise SessionsRefused(self._owner_id)
         return owner
 
 

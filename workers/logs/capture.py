@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from dataloader.app import log
@@ -39,11 +39,21 @@ def record_lines(record: logging.LogRecord) -> Iterator[str]:
         yield from text.splitlines() or [""]
 
 
+class OutputSource(Protocol):
+    """An attempt."""
+
+    @property
+    def job_id(self) -> UUID: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+
 class CapturedOutput:
     """The output of one attempt. Its asyncio tasks and helper threads may write too."""
 
-    def __init__(self, capture: Capture, job_id: UUID, attempt: int) -> None:
-        self.capture, self._job_id, self._attempt = capture, job_id, attempt
+    def __init__(self, capture: Capture, source: OutputSource) -> None:
+        self.capture, self._source = capture, source
         self._lock = threading.Lock()
         self._partial: dict[str, str] = {}  # by stream: printed without the end of its line; under the lock
 
@@ -73,7 +83,7 @@ class CapturedOutput:
             self._emit("INFO", stream, line)
 
     def _emit(self, level: str, stream: str, line: str) -> None:
-        self.capture.sink(self._job_id, self._attempt, level, stream, _collapse_carriage_returns(line))
+        self.capture.sink(self._source.job_id, self._source.attempt, level, stream, _collapse_carriage_returns(line))
 
 
 def _collapse_carriage_returns(line: str) -> str:
@@ -139,9 +149,9 @@ class Capture:
         self._streams: dict[str, CapturedStream] = {}
         self._saved_level: int | None = None
 
-    def output_of(self, job_id: UUID, attempt: int) -> CapturedOutput:
+    def output_of(self, source: OutputSource) -> CapturedOutput:
         """Return a context manager within which output belongs to this attempt."""
-        return CapturedOutput(self, job_id, attempt)
+        return CapturedOutput(self, source)
 
     def current_output(self) -> CapturedOutput | None:
         output = _CURRENT_OUTPUT.get()

@@ -126,10 +126,13 @@ class JobLogWriter:
             if must_wake:
                 self.thread.wake()
 
+    @property
+    def has_attempts(self) -> bool:
+        """Whether an attempt that has not been finished may have written anything."""
+        return bool(self._quotas)
+
     def finish(self, job_id: UUID, attempt: int) -> None:
         """Add the last lines of an attempt that has ended, if they were dropped: they say how it ended."""
-        if not self._quotas:  # no attempt has written anything
-            return
         key = (job_id, attempt)
         with self._lock:
             quota = self._quotas.pop(key, None)

@@ -136,6 +136,13 @@ BEGIN
        FROM (SELECT DISTINCT hashtext(n) AS hash FROM unnest(limit_names) n ORDER BY 1 OFFSET 0) ordered;
 END $$;
 
+-- A limit that a job names may have no row: then it counts nothing.
+CREATE OR REPLACE FUNCTION dl_uses_limits() RETURNS bool
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM dl_limits) OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed');
+END $$;
+
 -- Of jobs that a claim has locked, in the order of their claim, those that may not start now: they become limited, each by the
 -- first of its limits that is full. Starts of rates are recorded for the others. A job that was woken for another limit
 -- hands that on to the next one.

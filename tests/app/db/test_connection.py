@@ -12,8 +12,9 @@ from dataloader.app.db import connection
 from dataloader.app.db.connection import Session
 from dataloader.app.db.statements import parse_statements, statements
 from dataloader.app.errors import DatabaseUnavailable, InvalidJob
-from dataloader.app.queue.job import SUCCEEDED, NewJob, new_run_ids
-from dataloader.app.queue.jobs import CURSOR_START, JobQueue
+from dataloader.app.queue.job import SUCCEEDED, NewJob, ReleaseReason, ReleaseRequest, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.parameters import release_parameters
 from tests.support import answer_of, eventually, free_port
 from tests.support.claimed_jobs import claimed_job
 from tests.support.proxy import SilentProxy
@@ -183,24 +184,14 @@ def test_a_refused_value_leaves_the_connection_as_it_was(queue_db):
 
 
 def test_statement_of_several_parts_is_atomic(queue_db):
-    queue_db.make_due(queue_db.insert("due", available_at="2999-01-01"))
-    bad = {
-        "queue": "q",
-        "tasks": "{t}",
-        "claim_limit": 1,
-        "scan_limit": 1,
-        "run_ids": "{not a uuid}",
-        "worker": "w",
-        "take_session_locks": False,
-        "in_turn": False,
-    }
-    bad |= {"after": CURSOR_START, "min_lease_sec": 1, "worker_id": None}
+    run = queue_db.enqueue_and_claim("k")
+    released = release_parameters([ReleaseRequest(run, ReleaseReason.WAITS)], max_result_bytes=100)
 
     with pytest.raises(InvalidJob):
-        queue_db.session.execute("promote_and_claim", bad)
+        queue_db.session.execute("release_for_offloads", released | {"offloads": "no array"})
 
-    assert queue_db.fetch_row("SELECT wait_state FROM dl_jobs") == "scheduled"
-    assert len(queue_db.claim()) == 1
+    assert queue_db.status(run.id) == "running"
+    queue_db.settle(run)
 
 
 def test_threads_may_share_it_one_at_a_time(queue_db, session):
@@ -212,13 +203,13 @@ def test_threads_may_share_it_one_at_a_time(queue_db, session):
 
 def test_statements_have_schema_and_ordered_parameters():
     found = statements('a "b')
-    claim = found["claim"].parts[0]
+    lock_keys = found["lock_keys"].parts[0]
 
     assert not [name for name, one in found.items() if re.search(r"\b(FROM|JOIN|INTO|UPDATE) dl_", one.text)]
-    assert '"a ""b".dl_jobs' in claim.text
-    assert claim.parameters == ("queue", "tasks", "after", "worker_id", "scan_limit")
-    assert "$2" in claim.prepare
-    assert claim.execute == f"EXECUTE {claim.name}(%(queue)s, %(tasks)s, %(after)s, %(worker_id)s, %(scan_limit)s)"
+    assert '"a ""b".dl_jobs' in lock_keys.text
+    assert lock_keys.parameters == ("job_ids", "run_ids", "key_hashes")
+    assert "$2" in lock_keys.prepare
+    assert lock_keys.execute == f"EXECUTE {lock_keys.name}(%(job_ids)s, %(run_ids)s, %(key_hashes)s)"
 
 
 def test_comments_and_notes_of_channels_are_left_alone():
@@ -239,7 +230,7 @@ def test_only_statements_of_every_job_are_prepared(own_queue_db):
         assert len(claimed) == 1
 
     prepared = {row[0] for row in session.execute_raw("SELECT name FROM pg_prepared_statements")}
-    assert prepared == {part.name for part in statements("public")["promote_and_claim"].parts}
+    assert prepared == {part.name for part in statements("public")["claim"].parts}
     assert session.execute_raw("SELECT DISTINCT generic_plans > 0 FROM pg_prepared_statements") == [(True,)]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg2
 import pytest
 
 from dataloader.app.db.encoding import array
@@ -14,6 +15,7 @@ from dataloader.app.db.statements import statements
 from dataloader.app.queue.job import ClaimHint, ReleaseReason, Status
 from dataloader.app.queue.jobs import CURSOR_START
 from tests.support import Databases
+from tests.support.databases import superuser_dsn
 from tests.support.queue_fixture import QueueFixture
 
 NOTHING = "{NULL,NULL,NULL,NULL,NULL}"  # of five runs
@@ -129,11 +131,23 @@ def crowd(queue_db: QueueFixture) -> None:
     )
 
 
+_EXPLAIN = (
+    "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_analyze = on;"
+    " SET auto_explain.log_nested_statements = on; SET auto_explain.log_format = json; SET client_min_messages = log"
+)
+_CLAIM = {
+    "queue": "q", "tasks": "{t}", "wanted": 5, "scan_limit": 5, "run_ids": "{}", "worker": "w",
+    "takes_session_locks": True, "in_turn": False, "promotes": False, "needs_permit": False, "min_lease_sec": 1,
+}  # fmt: skip
+
+
 def plans(
     queue_db: QueueFixture, name: str, parameters: dict[str, Any], *, fill: Callable[[], dict[str, Any]] | None = None
 ) -> list[dict[str, Any]]:
-    """The generic plan of each part of a statement, as a Session has it: its settings, prepared, then executed; after
-    which everything is undone. With `fill` the plan is made before the table is filled, and run after it."""
+    """The generic plans that read dl_jobs, of a statement and of what its functions execute, in their order.
+
+    As a Session has them: its settings, prepared, then executed; after which everything is undone. With `fill` the
+    plans are made before the table is filled, and run after it."""
     statement = statements("public")[name]
     queue_db.session.close()
     queue_db.queue.ping()  # a new connection: no plan is left from before
@@ -143,7 +157,7 @@ def plans(
             " ('enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit')"
         )
     )
-    connection = queue_db.connect()
+    connection = psycopg2.connect(superuser_dsn(queue_db.dsn))  # who may load auto_explain
     try:
         with connection.cursor() as cursor:
             for setting, value in settings.items():
@@ -158,12 +172,14 @@ def plans(
                     cursor.execute(part.execute, given)
                 connection.rollback()
                 parameters = parameters | fill()
-            found = []
+            cursor.execute(_EXPLAIN)
+            connection.notices.clear()
             for part in statement.parts:
                 given = {name: (NO_PROCESS | parameters).get(name, NOTHING) for name in part.parameters}
-                cursor.execute(f"EXPLAIN (FORMAT JSON, ANALYZE) {part.execute}", given)
-                found.append(cursor.fetchall()[0][0][0]["Plan"])
-            return found
+                cursor.execute(part.execute, given)
+            found = [notice for notice in connection.notices if "plan:" in notice]
+            made = [json.loads(notice[notice.index("{") :])["Plan"] for notice in found]
+            return [plan for plan in made if scans(plan)]
     finally:
         connection.close()
 
@@ -201,23 +217,13 @@ def of_runs(queue_db: QueueFixture, **more: str) -> dict[str, Any]:
 
 
 def test_a_claim_walks_the_ready_index_and_reads_what_it_takes(crowded):
-    asked = {
-        "queue": "q",
-        "tasks": "{t}",
-        "claim_limit": 5,
-        "scan_limit": 5,
-        "run_ids": "{}",
-        "worker": "w",
-        "take_session_locks": True,
-        "in_turn": False,
-        "min_lease_sec": 1,
-    }
-    pick, take = plans(crowded, "claim", asked | {"after": CURSOR_START})
+    pick, *others = plans(crowded, "claim", _CLAIM | {"after": CURSOR_START})
 
     assert [index for _, index in scans(pick)] == ["dl_jobs_ready_idx"]
     assert rows_read(pick) <= 5
-    assert not [node for node, _ in scans(take) if node == "Seq Scan"]
-    assert rows_read(take) <= 5
+    for plan in others:
+        assert not [node for node, _ in scans(plan) if node == "Seq Scan"]
+        assert rows_read(plan) <= 5
 
 
 def test_a_claim_from_a_mark_begins_to_read_there(crowded):
@@ -226,18 +232,7 @@ def test_a_claim_from_a_mark_begins_to_read_there(crowded):
         " WHERE queue = 'q' AND task = 't' AND status = 'queued' AND wait_state = 'ready'"
         " ORDER BY priority, created_at, job_id OFFSET 20 LIMIT 1"
     )
-    asked = {
-        "queue": "q",
-        "tasks": "{t}",
-        "claim_limit": 5,
-        "scan_limit": 5,
-        "run_ids": "{}",
-        "worker": "w",
-        "take_session_locks": True,
-        "in_turn": False,
-        "min_lease_sec": 1,
-    }
-    pick, _ = plans(crowded, "claim", asked | {"after": array(mark)})
+    pick, *_ = plans(crowded, "claim", _CLAIM | {"after": array(mark)})
 
     assert [index for _, index in scans(pick)] == ["dl_jobs_ready_idx"]
     assert rows_read(pick) <= 5
@@ -278,11 +273,11 @@ def test_cursor_is_last_claimed_job_not_last_scanned(queue_db):
 
 
 def test_what_is_due_is_found_by_the_timed_index(crowded):
-    (plan,) = plans(crowded, "promote_due", {"queue": "q"})
+    promote, *_ = plans(crowded, "claim", _CLAIM | {"after": CURSOR_START, "promotes": True})
 
-    assert ("Index Scan", "dl_jobs_scheduled_idx") in scans(plan)
-    assert not [node for node, _ in scans(plan) if node == "Seq Scan"]
-    assert rows_read(plan) <= 5
+    assert ("Index Scan", "dl_jobs_scheduled_idx") in scans(promote)
+    assert not [node for node, _ in scans(promote) if node == "Seq Scan"]
+    assert rows_read(promote) <= 5
 
 
 @pytest.mark.parametrize(
@@ -313,26 +308,13 @@ def test_a_run_is_found_by_its_primary_key_among_ten_thousand(crowded, name, mor
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        (
-            "claim",
-            {
-                "queue": "q",
-                "tasks": "{t}",
-                "claim_limit": 5,
-                "scan_limit": 5,
-                "worker": "w",
-                "take_session_locks": False,
-                "in_turn": False,
-                "after": CURSOR_START,
-                "min_lease_sec": 1,
-            },
-        ),
+        ("claim", _CLAIM | {"after": CURSOR_START, "takes_session_locks": False}),
+        ("claim", _CLAIM | {"after": CURSOR_START, "takes_session_locks": False, "promotes": True}),
         ("renew", {"late_sec": 60, "min_lease_sec": 1}),
         ("settle", dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}")),
         ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}"}),
         ("reap", {"pause_sec": 1}),
         ("lock_keys", {"key_hashes": "{1,2,3,4,5}"}),
-        ("promote_due", {"queue": "q"}),
         ("restore_unknown_tasks", {"queues": "{q}", "tasks": "{t}"}),
         ("delete_finished", {}),
         ("cancel", {}),

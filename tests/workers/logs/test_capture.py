@@ -16,6 +16,7 @@ import pytest
 
 from dataloader.app import log
 from dataloader.workers.logs.capture import Capture, CapturedStream, is_captured
+from tests.support.claimed_jobs import Source
 from tests.support.processes import ROOT
 
 JOB = UUID(int=1)
@@ -31,7 +32,7 @@ class Kept:
         """Installed only here: pytest changes the streams between a fixture and its test."""
         self.capture.install()
         try:
-            with self.capture.output_of(JOB, 1):
+            with self.capture.output_of(Source(JOB)):
                 yield
         finally:
             self.capture.remove()
@@ -133,11 +134,11 @@ def test_captures_can_be_removed_in_any_order():
     first, second = Kept(), Kept()
     first.capture.install()
     second.capture.install()
-    with first.capture.output_of(JOB, 1):
+    with first.capture.output_of(Source(JOB)):
         print("to the first")
     first.capture.remove()
     assert isinstance(sys.stdout, CapturedStream)
-    with second.capture.output_of(JOB, 1):
+    with second.capture.output_of(Source(JOB)):
         print("to the second")
     second.capture.remove()
 
@@ -146,7 +147,7 @@ def test_captures_can_be_removed_in_any_order():
 
 
 IN_A_BARE_PROCESS = """
-import logging, sys, uuid, warnings
+import logging, sys, types, uuid, warnings
 from dataloader.app import log
 from dataloader.workers.logs.capture import Capture
 class Hostile:
@@ -156,7 +157,7 @@ class Hostile:
 kept = []
 capture = Capture(lambda *chunk: kept.append(chunk[-1]))
 capture.install()
-with capture.output_of(uuid.uuid4(), 1):
+with capture.output_of(types.SimpleNamespace(job_id=uuid.uuid4(), attempt=1)):
     log.get("pipeline").info("kept although nothing is set up")
     logging.getLogger("theirs").info("not loud enough")
     warnings.warn("old ways", UserWarning)

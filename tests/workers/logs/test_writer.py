@@ -16,6 +16,7 @@ from dataloader.app.queue.job import Status
 from dataloader.workers.logs import writer
 from dataloader.workers.logs.writer import POSITION_STREAM, JobLogLimits, JobLogWriter, sanitize_line
 from tests.support import eventually
+from tests.support.claimed_jobs import Source
 
 
 @dataclass
@@ -74,7 +75,7 @@ JOB = uuid4()
 
 @contextmanager
 def within(logs: JobLogWriter, attempt: int) -> Iterator[None]:
-    with logs.capture.output_of(JOB, attempt):
+    with logs.capture.output_of(Source(JOB, attempt)):
         yield
     logs.finish(JOB, attempt)
 
