@@ -24,12 +24,17 @@ HOURLY_SEC = 3600.0
 
 @dataclass(frozen=True)
 class Duty:
-    """A periodic duty: `run` does one bounded slice and returns the seconds until the next one, None: the interval."""
+    """A periodic duty: `run` does one bounded slice and returns the seconds until the next one, None: the interval.
+
+    `has_work` names a statement that says whether there is anything to do. Those of all duties are asked in one, and a
+    duty without work is not run.
+    """
 
     name: str
     interval_sec: float
     run: Callable[[], float | None]
     first_delay_sec: float = 0.0
+    has_work: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,11 @@ class KeyLocks:
         self._generation = -1  # the connection that holds the locks
         self._claim_generation = -1  # the connection of the last claim
 
+    @property
+    def are_held(self) -> bool:
+        """Read without the lock."""
+        return bool(self._holders)
+
     def claim(self, queue: str, tasks: Iterable[str], **options: Any) -> tuple[list[ClaimedJob], ClaimHint]:
         """Claim jobs and lock their keys in one statement; `adopt` returns those that may start."""
         with self._session.lock:

@@ -57,6 +57,7 @@ class Maintenance:
         self._answered_at = self._followed_at = -math.inf  # the last heartbeat with nothing to do; the last check
         self._backoffs: dict[str, Backoff] = {}  # of duties that fail
         self._next_run_at = {duty.name: clock() + duty.first_delay_sec for duty in duties}
+        self._asked: set[str] = set()  # due duties that have work, as their statements said
         self.thread = BackgroundThread("maintenance", self.run_once, on_crash=on_crash)
 
     @property
@@ -97,10 +98,30 @@ class Maintenance:
         name = min(self._next_run_at, key=self._next_run_at.__getitem__)
         if self._next_run_at[name] <= clock():
             duty = self._duties[name]
-            pause = self._run_duty(duty, self._next_run_at)
-            if pause is not None:
-                self._next_run_at[name] = clock() + min(pause, duty.interval_sec)
+            if duty.has_work is not None and name not in self._asked:
+                self._postpone_idle_duties()
+            if duty.has_work is None or name in self._asked:
+                self._asked.discard(name)
+                pause = self._run_duty(duty, self._next_run_at)
+                if pause is not None:
+                    self._next_run_at[name] = clock() + min(pause, duty.interval_sec)
         return max(0.0, min(self._next_run_at.values()) - clock())
+
+    def _postpone_idle_duties(self) -> None:
+        """Ask which duties have work, all in one statement."""
+        asked = [duty for duty in self._duties.values() if duty.has_work is not None]
+        now = clock()
+        try:
+            answers = self._session.ask(duty.has_work or "" for duty in asked)
+        except DataloaderError:
+            if not self.is_leader:
+                raise  # the connection is gone, and the lock with it
+            answers = (True,) * len(asked)  # each then fails by itself, and says so
+        for duty, has_work in zip(asked, answers, strict=True):
+            if not has_work:
+                self._next_run_at[duty.name] = now + duty.interval_sec
+            elif self._next_run_at[duty.name] <= now:
+                self._asked.add(duty.name)
 
     def _follow(self) -> None:
         self._followed_at = clock()
@@ -144,9 +165,9 @@ def duties(context: DutyContext, features: Sequence[Feature] = FEATURES) -> list
     """All duties of the maintenance leader: those of the queue, then those of the features."""
     session, queue = context.executor, JobQueue(context.executor)
     of_queue = [
-        Duty("notify-waiting", _NOTIFY_INTERVAL_SEC, lambda: notify_waiting_queues(session)),
-        Duty("blocked", _REPAIR_INTERVAL_SEC, BlockedJobsDuty(queue).run),
-        Duty("expiry", _EXPIRY_INTERVAL_SEC, lambda: _expire(queue)),
+        Duty("notify-waiting", _NOTIFY_INTERVAL_SEC, lambda: notify_waiting_queues(session), has_work="has_ready_jobs"),
+        Duty("blocked", _REPAIR_INTERVAL_SEC, BlockedJobsDuty(queue).run, has_work="has_blocked_jobs"),
+        Duty("expiry", _EXPIRY_INTERVAL_SEC, lambda: _expire(queue), has_work="has_expired_jobs"),
     ]
     return [*of_queue, *(duty for create in load_all(features, "duties") for duty in create(context))]
 

@@ -29,6 +29,7 @@ from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)
 _STEP_INTERVAL_SEC = 0.5
+_IDLE_INTERVAL_SEC = 1.0  # while this process holds no job
 _QUIET_PERIODS = 3  # between two checks, if no heartbeat says whether a lease has expired
 
 RunKey = tuple[UUID, UUID | None]  # job, run
@@ -102,8 +103,9 @@ class Reaper:
     def run_once(self) -> float:
         self._release_stale()
         self._key_locks.relock_all()
+        step_sec = min(_STEP_INTERVAL_SEC if self._key_locks.are_held else _IDLE_INTERVAL_SEC, self._interval_sec)
         if not self._takes_from_others:
-            return min(_STEP_INTERVAL_SEC, self._interval_sec)
+            return step_sec
         while self._finished_runs:
             self._reap(*self._finished_runs.popleft())
         now = clock()
@@ -112,7 +114,7 @@ class Reaper:
             soon_sec = min(self._interval_sec, self._heartbeat_sec)
             self._next_check_at = now + (soon_sec if self._expired_leases else self._quiet_interval_sec)
             self.last_check_at = now
-        return min(_STEP_INTERVAL_SEC, self._interval_sec)
+        return step_sec
 
     def _check_leases(self, now: float) -> None:
         """Reap a run only if its lease was found expired twice, a heartbeat apart, over one connection to a server that

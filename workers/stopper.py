@@ -18,6 +18,7 @@ from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)
 _CHECK_INTERVAL_SEC = 0.25
+_IDLE_INTERVAL_SEC = 1.0  # while nothing runs: the shortest time limit
 _STEPS = (StopStep.REQUEST, StopStep.CANCEL_QUERY, StopStep.INTERRUPT, StopStep.TERMINATE_SESSION, StopStep.PENDING)
 
 
@@ -49,7 +50,7 @@ class StopEscalator:
         if self._last_step_at:
             run_ids = {attempt.job.run_text for attempt in running}
             self._last_step_at = {run: at for run, at in self._last_step_at.items() if run in run_ids}
-        return _CHECK_INTERVAL_SEC
+        return _CHECK_INTERVAL_SEC if running else _IDLE_INTERVAL_SEC
 
     def _escalate(self, attempt: Attempt, now: float) -> None:
         run_id = attempt.job.run_text

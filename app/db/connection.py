@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -18,7 +18,7 @@ import psycopg2
 from psycopg2 import extensions as ext
 
 from dataloader.app.db.known_servers import KNOWN_QUEUES, KNOWN_TIMELINES, TIMELINE_QUERY
-from dataloader.app.db.statements import Statement, statements, with_audit_setting
+from dataloader.app.db.statements import Statement, combine, statements, with_audit_setting
 from dataloader.app.errors import (
     ConfigError,
     DatabaseUnavailable,
@@ -319,7 +319,13 @@ class Session:
 
     def execute(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
         """Execute a named statement as one message: all of it takes effect, or none."""
-        statement = self._statements[name]
+        return self._execute(self._statements[name], parameters)
+
+    def ask(self, names: Iterable[str]) -> Row:
+        """Return the single values of these statements, which have no parameters, asked in one."""
+        return self._execute(combine(self.schema, tuple(names)), None)[0]
+
+    def _execute(self, statement: Statement, parameters: Mapping[str, Any] | None) -> list[Row]:
         with self.lock, translate_errors():
             try:
                 with self._opened() as connection:

@@ -92,9 +92,11 @@ class Statement:
     parts: tuple[StatementPart, ...]
     summands: tuple[str, ...] = ()  # the statements that it is composed of, which may be in other files
 
+    is_combined: bool = False  # of others: see `combine`
+
     @property
     def is_prepared(self) -> bool:
-        return self.name in _PREPARED
+        return self.is_combined or self.name in _PREPARED
 
     @cached_property
     def text(self) -> str:
@@ -119,6 +121,13 @@ def statements(schema: str) -> Mapping[str, Statement]:
     if missing := _PREPARED - by_name.keys():
         raise ValueError(f"no .sql file has these prepared statements: {', '.join(sorted(missing))}")
     return by_name
+
+
+@cache
+def combine(schema: str, names: tuple[str, ...]) -> Statement:
+    """Return one statement whose row has the single values of these."""
+    columns = ", ".join(f"({statements(schema)[name].text})" for name in names)
+    return Statement(" ".join(names), (StatementPart(f"SELECT {columns}"),), is_combined=True)
 
 
 def qualify(schema: str, name: str) -> str:

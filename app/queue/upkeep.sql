@@ -81,3 +81,13 @@ SELECT count(*)::int,
                              woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
           FROM expired) AS woken
   FROM expired;
+
+-- name: has_ready_jobs
+-- This and the following are asked in one statement with those of other duties: see Duty.has_work.
+SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready');
+
+-- name: has_blocked_jobs
+SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND wait_state = 'blocked');
+
+-- name: has_expired_jobs
+SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND expires_at <= (SELECT clock_timestamp()));

@@ -68,6 +68,31 @@ def test_new_duty_is_one_entry(queue_db):
     assert 15.0 < pause <= 30.0
 
 
+def test_duties_without_work_are_one_statement(queue_db):
+    runs: list[str] = []
+    entries = [
+        Duty(name, 0.0, lambda name=name: runs.append(name), has_work=name)  # type: ignore[misc]
+        for name in ("has_ready_jobs", "has_blocked_jobs", "has_graph_work")
+    ]
+    leader = new_maintenance(queue_db, *entries)
+    run_steps(leader, 4)
+    assert runs == []
+
+    queue_db.enqueue("k")
+    run_steps(leader, 4)
+    assert set(runs) == {"has_ready_jobs"}
+
+
+def test_duty_runs_when_it_cannot_be_asked_whether_it_has_work(queue_db):
+    runs: list[str] = []
+    leader = new_maintenance(queue_db, Duty("repair", 30.0, lambda: runs.append("repair"), has_work="has_graph_work"))
+    queue_db.sql("ALTER TABLE dl_graph_work RENAME TO dl_elsewhere")
+
+    run_steps(leader, 2)
+
+    assert runs == ["repair"]
+
+
 def test_duty_with_more_to_do_leaves_turns_to_the_others(queue_db):
     runs: list[str] = []
 

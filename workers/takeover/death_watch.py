@@ -28,6 +28,7 @@ from dataloader.workers.takeover.process_identity import Identity, LockState, Pr
 
 _log = log.get(__name__)
 _CHECK_INTERVAL_SEC = 0.25
+_ALONE_INTERVAL_SEC = 1.0  # while no other process is known
 _TAKEOVER_INTERVAL_SEC = 0.5  # between two checks of a dead process that has sessions or runs left
 _TAKEOVER_RETRY_SEC = 2.0  # after an error: later than the next step, which then serves another dead process
 _TAKEOVER_LEASE_SEC = 5.0  # after which another process may take over
@@ -89,7 +90,7 @@ class DeathWatch:
 
     def run_once(self) -> float:
         if not self._takes_from_others:
-            return _CHECK_INTERVAL_SEC
+            return _ALONE_INTERVAL_SEC
         with self._lock:
             known = dict(self._other_workers)
         takeovers = self._takeovers.items()
@@ -116,7 +117,7 @@ class DeathWatch:
                 except DatabaseUnavailable:
                     takeover.next_check_at = clock() + _TAKEOVER_RETRY_SEC
                     raise
-        return _CHECK_INTERVAL_SEC
+        return _CHECK_INTERVAL_SEC if known or self._takeovers else _ALONE_INTERVAL_SEC
 
     def _watch_all(self) -> None:
         """Watch all processes of the host at once, until the takeovers are over: more than one may have been killed."""

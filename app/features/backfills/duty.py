@@ -115,4 +115,4 @@ def backfill_job(
 
 def create_duties(context: DutyContext) -> list[Duty]:
     backfills = BackfillsDuty(context.executor, context.tasks, default_lease_sec=context.options.default_lease_sec)
-    return [Duty("backfills", _INTERVAL_SEC, backfills.run)]
+    return [Duty("backfills", _INTERVAL_SEC, backfills.run, has_work="has_backfills")]

@@ -145,3 +145,7 @@ SELECT state::text, succeeded_at IS NOT NULL, count(*)::int
 -- name: slice_errors
 SELECT j.job_id, left(j.error, 300), j.attempt, j.max_attempts
   FROM unnest(%(jobs)s::uuid[]) AS s (job_id) JOIN dl_jobs j ON j.job_id = s.job_id;
+
+-- name: has_backfills
+-- Those that make jobs, and those that have ended, until their limits are gone.
+SELECT EXISTS (SELECT FROM dl_backfills WHERE state = 'open') OR EXISTS (SELECT FROM dl_limits WHERE name ^@ 'backfill:');

@@ -236,3 +236,6 @@ RETURNING b.changed;
 
 -- name: prune_bulk
 DELETE FROM dl_bulk WHERE finished_at < clock_timestamp() - interval '90 days';
+
+-- name: has_bulk_operations
+SELECT EXISTS (SELECT FROM dl_bulk WHERE state IN ('waiting', 'running'));

@@ -12,7 +12,7 @@ _INTERVAL_SEC = 1.0
 
 def create_duties(context: DutyContext) -> list[Duty]:
     graphs = Graphs(context.executor)
-    return [Duty("graphs", _INTERVAL_SEC, lambda: _decide_left(graphs))]
+    return [Duty("graphs", _INTERVAL_SEC, lambda: _decide_left(graphs), has_work="has_graph_work")]
 
 
 def _decide_left(graphs: Graphs) -> float | None:

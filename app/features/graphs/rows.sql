@@ -197,3 +197,6 @@ SELECT r.run_id, w.status
  WHERE w.status IS NOT NULL;
 
 -- name: release_waiting = lock_awaited + release + wait_for_jobs
+
+-- name: has_graph_work
+SELECT EXISTS (SELECT FROM dl_graph_work);

@@ -167,3 +167,9 @@ SELECT listed.name
  WHERE EXISTS (SELECT FROM (SELECT j.task FROM dl_jobs j
                              WHERE j.waits_on = listed.name AND j.status = 'queued' LIMIT %(max_jobs)s::int) first
                 WHERE first.task = %(task)s::text);
+
+-- name: has_limited_jobs
+SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND waits_on IS NOT NULL);
+
+-- name: has_open_breakers
+SELECT EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed');
