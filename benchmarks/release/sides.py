@@ -5,6 +5,7 @@ Both are used as a user uses them: by their commands, over HTTP, and by SQL. So 
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import time
@@ -46,6 +47,13 @@ def note_30_ms():
     os.write(_pipe, time.monotonic_ns().to_bytes(8, "big"))
     time.sleep(0.03)
 """
+# Release 0.2.0 had a second way for triggers alone, which decision 45 removed. It is closed when the app is wrapped.
+_ORDINARY_WSGI = """
+from wsgi import app
+
+_wrapped = app.wsgi_app
+app.wsgi_app = lambda environ, start_response: _wrapped(environ, start_response)
+"""
 _CANARY = "INSERT INTO dl_jobs (queue, task, lock_key) VALUES (%s, 'empty', 'canary') RETURNING job_id::text"
 
 
@@ -82,11 +90,14 @@ def both_sides(folder: Path) -> Iterator[tuple[Side, Side]]:
     """Install both wheels into the folder, or use what an earlier call has installed there."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "release_tasks.py").write_text(_TASKS, encoding="utf-8")
+    (folder / "ordinary_wsgi.py").write_text(_ORDINARY_WSGI, encoding="utf-8")
     wheels = Wheels(folder)
+    for built in wheels.folder.glob("current*/"):  # of the checkout as it was
+        shutil.rmtree(built)
     former, current = wheels.former(), wheels.current()
     (site,) = former.parent.glob("lib/python*/site-packages")
     yield (
-        Side(f"release {FORMER_RELEASE}", former, ("--config", str(site / "gunicorn.conf.py"), "wsgi:app"), folder),
+        Side(f"release {FORMER_RELEASE}", former, ("--config", str(site / "gunicorn.conf.py"), "ordinary_wsgi:app"), folder),
         Side("checkout", current, ("--config", "python:dataloader.gunicorn_conf", "dataloader.wsgi:app"), folder),
     )
 
