@@ -49,7 +49,7 @@ BUGS = (
     ),
     PlantedBug(
         "a cancel by SQL passes all that it has canceled", "schema.sql",
-        "IF OLD.wait_state <> 'blocked'\n       AND EXISTS", "IF EXISTS",
+        "IF OLD.wait_state <> 'blocked'\n           AND EXISTS", "IF EXISTS",
         "tests/app/queue/test_ends_by_sql.py::test_cancel_by_update_takes_the_same_time_for_each_of_many",
     ),
     PlantedBug(

@@ -39,6 +39,21 @@ BEGIN
     RETURN woken_count;
 END $$;
 
+-- The core's hook for jobs that have another status.
+CREATE OR REPLACE FUNCTION dl_job_status_changed(job dl_jobs, old_status dl_status) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    IF job.status IN ('failed', 'lost') AND old_status NOT IN ('failed', 'lost') AND starts_with(job.producer, 'on_failed:') IS NOT TRUE THEN
+        PERFORM dl_enqueue_failure_handler(job);
+    END IF;
+    IF job.graph_id IS NOT NULL AND (job.status IN ('queued', 'running')) <> (old_status IN ('queued', 'running')) THEN
+        PERFORM dl_graph_job_changed(job);
+    END IF;
+    IF job.live_key IS NOT NULL THEN
+        PERFORM dl_record_slice(job);
+    END IF;
+END $$;
+
 -- The core's hooks for the heartbeat of a process and for known names, with what features answer.
 CREATE OR REPLACE FUNCTION dl_due_work(OUT next_schedule_in_sec float8, OUT has_updates bool, OUT has_due_deliveries bool)
     LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$

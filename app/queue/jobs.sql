@@ -84,6 +84,8 @@ SELECT count(pg_advisory_unlock(key_hash)) FROM unnest(%(key_hashes)s::bigint[])
 -- renew is lengthened again. Progress is NULL where it has not changed. A row that another transaction has locked is left
 -- out, so that one locked row does not cost the others their lease. The result says of each run whether it was renewed,
 -- and if not, whether it still owns its job.
+SELECT set_config('dl.own_update', 'on', true);  -- no trigger has anything to do
+
 WITH requested AS (
     SELECT *
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(progress)s::text[], %(checkpoints)s::text[])
@@ -123,80 +125,11 @@ SELECT run_id, bool_or(is_renewed),
  GROUP BY job_id, run_id;
 
 -- name: settle
--- running -> succeeded | failed | canceled | queued: how an attempt that counts ends. An error after a cancel request ends as
--- canceled; a success stays one; without attempts left a retry ends as failed. The next blocked job of each freed key becomes
--- ready. The sender has released the keys' session locks before.
--- `reports` has the data checks and datasets of the runs that have any; see dl_record_reports.
--- Plain successes, which leave no value, come as `plain_jobs` and `plain_runs` alone. The result is one row: how many were
--- applied; the runs whose status differs from the requested one, with their status; and, if not all were applied, which.
-SELECT count(pg_advisory_xact_lock(1684828526, hash))
-  FROM (SELECT DISTINCT hash::int FROM unnest(%(key_hashes)s::bigint[]) AS k (hash) ORDER BY 1 OFFSET 0) ordered;
-
-WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for it is not matched
-    SELECT job_id, run_id, 'succeeded'::dl_status AS status, NULL AS error, NULL AS traceback, NULL AS result,
-           NULL AS progress, NULL AS checkpoint, 0::float8 AS pause, 0 AS refund, 0 AS crashed, NULL AS event_fields,
-           NULL AS fingerprint
-      FROM unnest(%(plain_jobs)s::uuid[], %(plain_runs)s::uuid[]) AS p (job_id, run_id)
-    UNION ALL
-    SELECT *
-      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(statuses)s::dl_status[], %(errors)s::text[],
-                  %(tracebacks)s::text[], %(results)s::text[], %(progress)s::text[], %(checkpoints)s::text[],
-                  %(pauses)s::float8[], %(refunds)s::int[], %(crashes)s::int[], %(event_fields)s::text[],
-                  %(fingerprints)s::text[])
-           AS t (job_id, run_id, status, error, traceback, result, progress, checkpoint, pause, refund, crashed, event_fields,
-                 fingerprint)
-), owned AS MATERIALIZED (
-    SELECT settlements.*,
-           CASE WHEN j.cancel_requested AND settlements.status <> 'succeeded' THEN 'canceled'::dl_status
-                WHEN settlements.status = 'queued' AND j.attempt - settlements.refund >= j.max_attempts THEN 'failed'::dl_status
-                ELSE settlements.status END AS final_status,
-           -- of a snooze without a pause: longer with the job's age, since no attempt is counted
-           CASE WHEN settlements.refund > 0 AND settlements.pause <= 1
-                THEN least(60, greatest(1, (date_part('epoch', clock_timestamp()) - date_part('epoch', j.created_at)) / 10))
-                ELSE settlements.pause END AS final_pause,
-           clock_timestamp() AS ended_at
-      FROM settlements JOIN dl_jobs j ON j.job_id = ANY (ARRAY[settlements.job_id]) AND j.run_id = settlements.run_id AND j.status::text = 'running'
-     ORDER BY settlements.job_id
-       FOR NO KEY UPDATE OF j
-), settled AS (
-    UPDATE dl_jobs j
-       SET status = owned.final_status,
-           error = CASE WHEN owned.final_status <> 'succeeded' THEN owned.error END,
-           traceback = CASE WHEN owned.final_status <> 'succeeded' THEN owned.traceback END,
-           error_fingerprint = CASE WHEN owned.final_status <> 'succeeded' THEN owned.fingerprint END,
-           result = owned.result::jsonb,
-           progress = coalesce(owned.progress::jsonb, j.progress),
-           checkpoint = CASE WHEN owned.final_status <> 'succeeded' THEN coalesce(owned.checkpoint::jsonb, j.checkpoint) END,
-           attempt = greatest(j.attempt - CASE WHEN owned.final_status = 'queued' THEN owned.refund ELSE 0 END, 0),
-           crashes = j.crashes + owned.crashed,
-           available_at = CASE WHEN owned.final_status = 'queued' THEN ended_at + make_interval(secs => owned.final_pause) ELSE j.available_at END,
-           finished_at = CASE WHEN owned.final_status <> 'queued' THEN ended_at END,
-           lease_expires_at = NULL, worker_id = NULL
-      FROM owned
-     WHERE j.job_id = ANY (ARRAY[owned.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, j.webhook, j.traceback, j.error_fingerprint,
-              owned.status AS requested_status, owned.final_pause, owned.refund, owned.event_fields, owned.ended_at
-), events AS (
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, ended_at,
-           CASE status WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue' ELSE status::text END,
-           coalesce(event_fields::jsonb, '{}') || jsonb_strip_nulls(jsonb_build_object(
-               'status', status, 'attempt', attempt, 'run_id', run_id, 'error', error,
-               'reason', CASE WHEN status = 'queued' THEN 'error' END,
-               'pause_sec', CASE WHEN status = 'queued' THEN final_pause END,
-               'traceback', right(traceback, 16000), 'error_fingerprint', error_fingerprint))  -- the next attempt clears the job's own
-      FROM settled
-)
-SELECT count(*)::int AS applied,
-       array_agg(run_id || ' ' || status) FILTER (WHERE status <> requested_status) AS changed_statuses,
-       CASE WHEN count(*) < cardinality(%(plain_runs)s::uuid[]) + cardinality(%(run_ids)s::uuid[])
-            THEN array_agg(run_id::text) END AS applied_runs,
-       (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM settled))) AS unblocked,
-       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL), runs => array_agg(job_id),
-                             counted => array_agg(job_id) FILTER (WHERE status IN ('succeeded', 'failed') OR status = 'queued' AND refund = 0),
-                             reports => %(reports)s::jsonb)
-          FROM settled) AS woken
-  FROM settled;
+-- running -> succeeded | failed | canceled | queued: see dl_settle in schema.sql.
+SELECT * FROM dl_settle(%(key_hashes)s::bigint[], %(plain_jobs)s::uuid[], %(plain_runs)s::uuid[], %(job_ids)s::uuid[], %(run_ids)s::uuid[],
+                        %(statuses)s::dl_status[], %(errors)s::text[], %(tracebacks)s::text[], %(results)s::text[], %(progress)s::text[],
+                        %(checkpoints)s::text[], %(pauses)s::float8[], %(refunds)s::int[], %(crashes)s::int[], %(event_fields)s::text[],
+                        %(fingerprints)s::text[], %(reports)s::jsonb);
 
 -- name: find_settlement
 -- Of settlements that were not applied: the status of those that the same run had applied before, if the response was lost.
@@ -356,7 +289,7 @@ SELECT c.status::text,
 
 -- name: retry
 -- failed | canceled | lost -> queued, by an operator: the same job with all its attempts. Not while another job has its live
--- key. With `keep_time` one that was to start later still does; dl_jobs_manual_update writes its event, since its wait state stays.
+-- key. With `keep_time` one that was to start later still does; dl_jobs_before_update writes its event, since its wait state stays.
 WITH requeued AS (
     UPDATE dl_jobs
        SET status = 'queued',

@@ -417,11 +417,18 @@ CREATE OR REPLACE TRIGGER dl_job_events_check_job AFTER INSERT ON dl_job_events
 CREATE OR REPLACE FUNCTION dl_jobs_deleted() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
     SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+DECLARE
+    of_graphs record;
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         DELETE FROM dl_job_events;  -- not TRUNCATE: it may be one of the tables of this TRUNCATE
-    ELSE
-        DELETE FROM dl_job_events e USING deleted WHERE e.job_id = ANY (ARRAY[deleted.job_id]);
+        PERFORM dl_graph_jobs_deleted(NULL, NULL);
+        RETURN NULL;
+    END IF;
+    DELETE FROM dl_job_events e USING deleted WHERE e.job_id = ANY (ARRAY[deleted.job_id]);
+    SELECT array_agg(job_id) AS jobs, array_agg(graph_id) AS graphs INTO of_graphs FROM deleted WHERE graph_id IS NOT NULL;
+    IF of_graphs.jobs IS NOT NULL THEN
+        PERFORM dl_graph_jobs_deleted(of_graphs.jobs, of_graphs.graphs);
     END IF;
     RETURN NULL;
 END $$;
@@ -475,20 +482,6 @@ CREATE TABLE dl_workers (
 -- Heartbeats update it often. Each vacuum or analyze would make all sessions plan their statements on it again; updates prune its pages,
 -- as long as these have room for the next version of each row.
 ) WITH (fillfactor = 50, autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);
-
--- A claim of another service or an older process leaves worker_id as it is: that of an earlier attempt, whose process may
--- be dead. Our claims set it and every end of an attempt clears it, so one that does not change is stale.
-CREATE OR REPLACE FUNCTION dl_jobs_clear_worker_id() RETURNS trigger
-    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-BEGIN
-    NEW.worker_id := NULL;
-    RETURN NEW;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_clear_worker_id BEFORE UPDATE OF run_id ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.worker_id = OLD.worker_id AND NEW.run_id IS DISTINCT FROM OLD.run_id)
-    EXECUTE FUNCTION dl_jobs_clear_worker_id();
 
 -- Settings of queues. A queue without a row is open and has no limit.
 CREATE TABLE dl_queues (
@@ -772,7 +765,7 @@ BEGIN
                CROSS JOIN LATERAL (SELECT j.job_id
                                      FROM dl_jobs j
                                     WHERE j.lock_key = freed.lock_key AND j.status = 'queued' AND j.wait_state = 'blocked'
-                                      AND NOT j.cancel_requested AND j.max_attempts > 0  -- else dl_jobs_end_queued ends it
+                                      AND NOT j.cancel_requested AND j.max_attempts > 0  -- else dl_jobs_before_update ends it
                                     ORDER BY j.priority, j.created_at, j.job_id
                                     LIMIT 1
                                       FOR NO KEY UPDATE SKIP LOCKED) candidate
@@ -819,6 +812,25 @@ CREATE OR REPLACE FUNCTION dl_jobs_ended(
     LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN 0;
+END $$;
+
+-- A job has another status than `old_status`. Called for each job that a plain UPDATE changes, and by claims and settlements for
+-- jobs that failed, or have a graph or a live key.
+CREATE OR REPLACE FUNCTION dl_job_status_changed(job dl_jobs, old_status dl_status) RETURNS void
+    LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+END $$;
+
+-- Jobs with a live key were inserted.
+CREATE OR REPLACE FUNCTION dl_jobs_created(job_ids uuid[]) RETURNS void
+    LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+END $$;
+
+-- Jobs of graphs were deleted; NULL: all jobs.
+CREATE OR REPLACE FUNCTION dl_graph_jobs_deleted(job_ids uuid[], graph_ids uuid[]) RETURNS void
+    LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
 END $$;
 
 -- What features have to do, for the heartbeat of a process.
@@ -924,6 +936,7 @@ DECLARE
     started int := 0;
     woken   text[];
     last_n  int;
+    own     text;                -- dl.own_update
 BEGIN
     IF needs_permit THEN
         PERFORM dl_take_claim_permit(queue_name);
@@ -944,12 +957,12 @@ BEGIN
         )
         SELECT array_agg(t.job_id ORDER BY t.n) FILTER (WHERE t.is_locked) AS ids,
                array_agg(t.lock_key ORDER BY t.n) FILTER (WHERE t.is_locked) AS keys, NULL::int[] AS priorities, NULL::timestamptz[] AS created,
-               count(*) FILTER (WHERE NOT t.is_locked) + coalesce(nullif(current_setting('dl.fair_more', true), ''), '0')::int AS passed,
+               true AS has_live_key, count(*) FILTER (WHERE NOT t.is_locked) + coalesce(nullif(current_setting('dl.fair_more', true), ''), '0')::int AS passed,
                true AS is_unusual
           INTO found FROM tried t;
     ELSE
         WITH candidates AS (
-            SELECT j.job_id, j.lock_key, j.priority, j.created_at
+            SELECT j.job_id, j.lock_key, j.priority, j.created_at, j.live_key IS NOT NULL AS has_live_key
               FROM dl_jobs j
              WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready' AND j.task = ANY (known_tasks)
                AND (j.priority, j.created_at, j.job_id) > (after[1]::int, after[2]::timestamptz, after[3]::uuid)
@@ -963,7 +976,7 @@ BEGIN
         )
         SELECT array_agg(t.job_id) FILTER (WHERE t.is_locked) AS ids, array_agg(t.lock_key) FILTER (WHERE t.is_locked) AS keys,
                array_agg(t.priority) FILTER (WHERE t.is_locked) AS priorities, array_agg(t.created_at) FILTER (WHERE t.is_locked) AS created,
-               count(*) FILTER (WHERE NOT t.is_locked) AS passed,
+               bool_or(t.has_live_key) AS has_live_key, count(*) FILTER (WHERE NOT t.is_locked) AS passed,
                scan_limit > wanted OR count(DISTINCT t.lock_key) < count(*) OR dl_uses_limits()
                OR EXISTS (SELECT FROM dl_queues q WHERE q.queue = queue_name AND (q.state <> 'open' OR q.concurrency IS NOT NULL)) AS is_unusual
           INTO found FROM tried t;
@@ -991,6 +1004,7 @@ BEGIN
          WHERE f.job_id = ANY (ids) AND f.job_id <> ALL (limited);
     END IF;
     IF ids IS NOT NULL THEN
+        own := set_config('dl.own_update', 'on', true);
         RETURN QUERY
         WITH selected AS MATERIALIZED (
             SELECT f.job_id, f.n, hashtext(f.lock_key)::bigint AS key_hash,
@@ -998,11 +1012,11 @@ BEGIN
               FROM unnest(ids, keys) WITH ORDINALITY AS f (job_id, lock_key, n)
              WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = f.lock_key AND r.status = 'running' OFFSET 0)
         ), claimed AS (
-            -- An operator may have lowered max_attempts. A running job is `scheduled`: dl_jobs_manual_update then sets the wait
-            -- state of one that a settlement or a reap queues again.
+            -- An operator may have lowered max_attempts. A running job is `scheduled`: dl_jobs_before_update then sets the wait
+            -- state of one that a release, a reap or a plain UPDATE queues again.
             UPDATE dl_jobs j
                SET status = 'running', wait_state = 'scheduled', waits_on = NULL, unknown_task = false,
-                   attempt = least(j.attempt + 1, j.max_attempts), run_id = run_ids[s.n], worker = worker_name, worker_id = own_id,
+                   debounce_key = NULL, expires_at = NULL, attempt = least(j.attempt + 1, j.max_attempts), run_id = run_ids[s.n], worker = worker_name, worker_id = own_id,
                    lease_ttl_sec = greatest(j.lease_ttl_sec, min_lease_sec),
                    error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL,
                    started_at = coalesce(j.started_at, clock_timestamp()), heartbeat_at = clock_timestamp(),
@@ -1027,6 +1041,12 @@ BEGIN
           FROM claimed c
          ORDER BY c.n;
         GET DIAGNOSTICS started = ROW_COUNT;
+        own := set_config('dl.own_update', '', true);
+        IF found.has_live_key THEN
+            PERFORM dl_job_status_changed(j, 'queued')
+               FROM unnest(ids) AS i (job_id)
+                    JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id]) AND j.status::text = 'running' AND j.live_key IS NOT NULL;
+        END IF;
         IF started < cardinality(ids) THEN
             SELECT array_agg(j.job_id ORDER BY i.n) FILTER (WHERE j.status = 'running'),
                    busy || array_agg(j.job_id) FILTER (WHERE j.status = 'queued')
@@ -1062,34 +1082,125 @@ BEGIN
     RETURN NEXT;
 END $$;
 
+-- running -> succeeded | failed | canceled | queued: how attempts that count end. An error after a cancel request ends as
+-- canceled; a success stays one; without attempts left a retry ends as failed. The next blocked job of each freed key becomes
+-- ready. The sender has released the keys' session locks before.
+-- `reports` has the data checks and datasets of the runs that have any; see dl_record_reports.
+-- Plain successes, which leave no value, come as `plain_jobs` and `plain_runs` alone. The result is one row: how many were
+-- applied; the runs whose status differs from the requested one, with their status; and, if not all were applied, which.
+CREATE OR REPLACE FUNCTION dl_settle(
+    key_hashes bigint[], plain_jobs uuid[], plain_runs uuid[], job_ids uuid[], run_ids uuid[], statuses dl_status[], errors text[],
+    tracebacks text[], results text[], progress_values text[], checkpoints text[], pauses float8[], refunds int[], crash_counts int[],
+    event_fields text[], fingerprints text[], reports jsonb,
+    OUT applied int, OUT changed_statuses text[], OUT applied_runs text[]
+)
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    ended record;
+    own   text;  -- dl.own_update
+BEGIN
+    PERFORM pg_advisory_xact_lock(1684828526, k.hash)
+       FROM (SELECT DISTINCT h::int AS hash FROM unnest(key_hashes) AS u (h) ORDER BY 1 OFFSET 0) k;
+    own := set_config('dl.own_update', 'on', true);
+    WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for it is not matched
+        SELECT p.job_id, p.run_id, 'succeeded'::dl_status AS status, NULL AS error, NULL AS traceback, NULL AS result,
+               NULL AS progress, NULL AS checkpoint, 0::float8 AS pause, 0 AS refund, 0 AS crashed, NULL AS event_fields,
+               NULL AS fingerprint
+          FROM unnest(plain_jobs, plain_runs) AS p (job_id, run_id)
+        UNION ALL
+        SELECT *
+          FROM unnest(job_ids, run_ids, statuses, errors, tracebacks, results, progress_values, checkpoints, pauses, refunds, crash_counts,
+                      dl_settle.event_fields, fingerprints)
+               AS t (job_id, run_id, status, error, traceback, result, progress, checkpoint, pause, refund, crashed, event_fields,
+                     fingerprint)
+    ), owned AS MATERIALIZED (
+        SELECT settlements.*,
+               CASE WHEN j.cancel_requested AND settlements.status <> 'succeeded' THEN 'canceled'::dl_status
+                    WHEN settlements.status = 'queued' AND j.attempt - settlements.refund >= j.max_attempts THEN 'failed'::dl_status
+                    ELSE settlements.status END AS final_status,
+               -- of a snooze without a pause: longer with the job's age, since no attempt is counted
+               CASE WHEN settlements.refund > 0 AND settlements.pause <= 1
+                    THEN least(60, greatest(1, (date_part('epoch', clock_timestamp()) - date_part('epoch', j.created_at)) / 10))
+                    ELSE settlements.pause END AS final_pause,
+               clock_timestamp() AS ended_at
+          FROM settlements JOIN dl_jobs j ON j.job_id = ANY (ARRAY[settlements.job_id]) AND j.run_id = settlements.run_id AND j.status::text = 'running'
+         ORDER BY settlements.job_id
+           FOR NO KEY UPDATE OF j
+    ), settled AS (
+        UPDATE dl_jobs j
+           SET status = owned.final_status,
+               wait_state = CASE WHEN owned.final_status = 'queued' AND owned.final_pause <= 0 THEN 'ready' ELSE 'scheduled' END::dl_wait_state,
+               error = CASE WHEN owned.final_status <> 'succeeded' THEN owned.error END,
+               traceback = CASE WHEN owned.final_status <> 'succeeded' THEN owned.traceback END,
+               error_fingerprint = CASE WHEN owned.final_status <> 'succeeded' THEN owned.fingerprint END,
+               result = owned.result::jsonb,
+               progress = coalesce(owned.progress::jsonb, j.progress),
+               checkpoint = CASE WHEN owned.final_status <> 'succeeded' THEN coalesce(owned.checkpoint::jsonb, j.checkpoint) END,
+               attempt = greatest(j.attempt - CASE WHEN owned.final_status = 'queued' THEN owned.refund ELSE 0 END, 0),
+               crashes = j.crashes + owned.crashed,
+               available_at = CASE WHEN owned.final_status = 'queued' THEN owned.ended_at + make_interval(secs => owned.final_pause) ELSE j.available_at END,
+               finished_at = CASE WHEN owned.final_status <> 'queued' THEN owned.ended_at END,
+               lease_expires_at = NULL, worker_id = NULL
+          FROM owned
+         WHERE j.job_id = ANY (ARRAY[owned.job_id])
+        RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, j.webhook, j.traceback, j.error_fingerprint,
+                  j.graph_id IS NOT NULL OR j.live_key IS NOT NULL AS is_of_feature,
+                  owned.status AS requested_status, owned.final_pause, owned.refund, owned.event_fields, owned.ended_at
+    ), events AS (
+        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+        SELECT job_id, queue, ended_at,
+               CASE status WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue' ELSE status::text END,
+               coalesce(event_fields::jsonb, '{}') || jsonb_strip_nulls(jsonb_build_object(
+                   'status', status, 'attempt', attempt, 'run_id', run_id, 'error', error,
+                   'reason', CASE WHEN status = 'queued' THEN 'error' END,
+                   'pause_sec', CASE WHEN status = 'queued' THEN final_pause END,
+                   'traceback', right(traceback, 16000), 'error_fingerprint', error_fingerprint))  -- the next attempt clears the job's own
+          FROM settled
+    )
+    SELECT count(*)::int AS jobs, array_agg(job_id) AS ids, array_agg(run_id) AS runs, array_agg(DISTINCT lock_key) AS keys,
+           array_agg(run_id || ' ' || status) FILTER (WHERE status <> requested_status) AS changed, bool_or(webhook IS NOT NULL) AS has_webhook,
+           array_agg(job_id) FILTER (WHERE status IN ('succeeded', 'failed') OR status = 'queued' AND refund = 0) AS counted,
+           array_agg(DISTINCT queue) FILTER (WHERE status = 'queued') AS queues,
+           array_agg(job_id) FILTER (WHERE status = 'failed' OR is_of_feature) AS of_features
+      INTO ended FROM settled;
+    own := set_config('dl.own_update', '', true);
+    applied := ended.jobs;
+    changed_statuses := ended.changed;
+    IF applied < cardinality(plain_runs) + cardinality(run_ids) THEN
+        applied_runs := ended.runs::text[];
+    END IF;
+    IF applied = 0 THEN
+        RETURN;
+    END IF;
+    IF ended.of_features IS NOT NULL THEN
+        PERFORM dl_job_status_changed(j, 'running')
+           FROM unnest(ended.of_features::uuid[]) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id]);
+    END IF;
+    IF ended.queues IS NOT NULL THEN
+        PERFORM dl_notify_queue(q) FROM unnest(ended.queues::text[]) q;
+    END IF;
+    PERFORM dl_unblock_next(ended.keys);
+    PERFORM dl_jobs_ended(job_ids => ended.ids, has_webhook => ended.has_webhook, runs => ended.ids, counted => ended.counted, reports => reports);
+END $$;
+
 -- ── Jobs written by other services ───────────────────────────────────────────────────────────────────────────────────
 
 -- Triggers that make a plain INSERT, UPDATE or DELETE of a job as good as ours. SECURITY DEFINER: a service that may only
--- INSERT INTO dl_jobs has no right to the other tables. Their conditions are in WHEN, so that claims, heartbeats and
--- settlements pay no call.
+-- INSERT INTO dl_jobs has no right to the other tables. There are few, and the WHEN of those for updates is short: a statement
+-- parses and plans the WHEN of each trigger that may fire, which costs it 20 µs each. Statements of every job (claims, renewals,
+-- settlements) set dl.own_update to 'on' around their UPDATE, which then fires none, and do what it would do themselves.
 
--- A job that is inserted for a later time, or as finished, is scheduled. One that is inserted as waiting for jobs or a limit has nothing yet
--- that would end its wait. The statements of this project set the state themselves.
-CREATE OR REPLACE FUNCTION dl_jobs_set_ready() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    NEW.wait_state := CASE WHEN NEW.status = 'queued' AND NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END;
-    RETURN NEW;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_set_ready BEFORE INSERT ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.wait_state <> 'blocked'
-          AND (NEW.wait_state = 'ready') <> (NEW.status = 'queued' AND NEW.available_at <= clock_timestamp())
-          OR NEW.status = 'queued' AND NEW.wait_state IN ('waiting', 'limited'))
-    EXECUTE FUNCTION dl_jobs_set_ready();
-
--- A new job gets its event, its tenant if its queue has a rule for them, and its queue a notification.
+-- A new job gets its event, its tenant if its queue has a rule for them, and its queue a notification. One for a later time is
+-- scheduled, as is one that is inserted as finished; one that is inserted as waiting for jobs or a limit has nothing yet that would
+-- end its wait. The statements of this project set the wait state themselves.
 CREATE OR REPLACE FUNCTION dl_jobs_inserted() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    queued     record;
+    new        record;
     queue_name text;
+    problem    text;
+    own        text;  -- dl.own_update
 BEGIN
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'queued',
@@ -1097,22 +1208,47 @@ BEGIN
                 ELSE jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task, 'producer', producer) END
       FROM inserted
      WHERE status = 'queued';
-    SELECT array_agg(i.queue ORDER BY i.queue) AS queues, bool_or(q.fair IS NOT NULL) AS has_fair, bool_or(i.has_ending) AS has_ending
-      INTO queued
-      FROM (SELECT queue, bool_or(cancel_requested OR max_attempts < 1) AS has_ending
-              FROM inserted WHERE status = 'queued' GROUP BY queue) i
+    SELECT array_agg(i.queue ORDER BY i.queue) FILTER (WHERE i.has_queued) AS queues, bool_or(q.fair IS NOT NULL AND i.has_queued) AS has_fair,
+           bool_or(i.has_ending) AS has_ending, bool_or(i.has_wrong_state) AS has_wrong_state, bool_or(i.has_limits) AS has_limits,
+           bool_or(i.has_live_key) AS has_live_key
+      INTO new
+      FROM (SELECT queue, bool_or(status = 'queued') AS has_queued, bool_or(limits IS NOT NULL) AS has_limits, bool_or(live_key IS NOT NULL) AS has_live_key,
+                   bool_or(status = 'queued' AND (cancel_requested OR max_attempts < 1)) AS has_ending,
+                   bool_or(wait_state <> 'blocked' AND (wait_state = 'ready') <> (status = 'queued' AND available_at <= clock_timestamp())
+                           OR status = 'queued' AND wait_state IN ('waiting', 'limited')) AS has_wrong_state
+              FROM inserted GROUP BY queue) i
            LEFT JOIN dl_queues q ON q.queue = i.queue;
-    IF queued.has_fair THEN
+    IF new.has_limits THEN
+        problem := (SELECT min(found.problem) FROM inserted i CROSS JOIN LATERAL (SELECT dl_limits_problem(i.limits) AS problem) found
+                     WHERE i.limits IS NOT NULL);
+        IF problem IS NOT NULL THEN
+            RAISE invalid_parameter_value USING MESSAGE = 'limits ' || problem, COLUMN = 'limits';
+        END IF;
+    END IF;
+    IF new.has_wrong_state THEN
+        own := set_config('dl.own_update', 'on', true);
+        UPDATE dl_jobs j
+           SET wait_state = CASE WHEN j.status = 'queued' AND j.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END::dl_wait_state
+          FROM inserted i
+         WHERE j.job_id = i.job_id
+           AND (i.wait_state <> 'blocked' AND (i.wait_state = 'ready') <> (i.status = 'queued' AND i.available_at <= clock_timestamp())
+                OR i.status = 'queued' AND i.wait_state IN ('waiting', 'limited'));
+        own := set_config('dl.own_update', '', true);
+    END IF;
+    IF new.has_fair THEN
         UPDATE dl_jobs j SET fair_key = dl_fair_key(f.queue, f.partition_key, f.producer, f.args)
           FROM inserted f JOIN dl_queues q ON q.queue = f.queue AND q.fair IS NOT NULL
          WHERE j.job_id = f.job_id AND f.status = 'queued' AND f.fair_key IS NULL;
     END IF;
-    IF queued.has_ending THEN
-        UPDATE dl_jobs j SET cancel_requested = j.cancel_requested  -- fires dl_jobs_queued_ends
+    IF new.has_live_key THEN
+        PERFORM dl_jobs_created((SELECT array_agg(job_id) FROM inserted WHERE live_key IS NOT NULL));
+    END IF;
+    IF new.has_ending THEN
+        UPDATE dl_jobs j SET cancel_requested = j.cancel_requested  -- fires dl_jobs_before_upd
           FROM inserted f
          WHERE j.job_id = f.job_id AND f.status = 'queued' AND (f.cancel_requested OR f.max_attempts < 1);
     END IF;
-    FOREACH queue_name IN ARRAY coalesce(queued.queues, '{}') LOOP
+    FOREACH queue_name IN ARRAY coalesce(new.queues, '{}') LOOP
         PERFORM dl_notify_queue(queue_name);
     END LOOP;
     RETURN NULL;
@@ -1122,136 +1258,122 @@ CREATE OR REPLACE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
     REFERENCING NEW TABLE AS inserted
     FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_inserted();
 
--- Another service requeues a job or moves its time, and does not set its wait state, which follows from the time. (If its
--- key is busy, a claim will block it.) One that waits for jobs or a limit continues to wait, and keeps the time for
--- afterwards. A job that was finished or running is reset as by a retry or a release. Our own
--- statements either set the wait state or end the lease.
-CREATE OR REPLACE FUNCTION dl_jobs_on_manual_update() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    NEW.wait_state := CASE WHEN NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END;
-    NEW.waits_on := NULL;
-    IF OLD.status <> 'queued' AND (OLD.status <> 'running' OR NEW.lease_expires_at IS NOT NULL) THEN
-        NEW.attempt := CASE OLD.status WHEN 'running' THEN greatest(OLD.attempt - 1, 0) ELSE 0 END;
-        NEW.cancel_requested := false;
-        NEW.lease_expires_at := NULL;
-        NEW.finished_at := NULL;
-        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-        VALUES (NEW.job_id, NEW.queue, clock_timestamp(), 'requeue',
-                jsonb_build_object('status', 'queued', 'attempt', NEW.attempt, 'reason', 'by_hand'));
-    END IF;
-    RETURN NEW;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_manual_update BEFORE UPDATE ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND NEW.wait_state = OLD.wait_state
-          AND (OLD.status <> 'queued'
-               OR NEW.available_at <> OLD.available_at AND OLD.wait_state NOT IN ('waiting', 'limited')))
-    EXECUTE FUNCTION dl_jobs_on_manual_update();
-
--- A queued job whose cancel is requested by a plain UPDATE is canceled, and one with max_attempts 0 fails: without an
--- attempt, with its event and deliveries, as by the statement `cancel`, which sets the status itself and skips this. It ends in the
--- same UPDATE; one that this UPDATE has queued again ends in another, so that its events keep their order.
-CREATE OR REPLACE FUNCTION dl_jobs_end_queued() RETURNS trigger
+-- What a plain UPDATE leaves to us.
+CREATE OR REPLACE FUNCTION dl_jobs_before_update() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    ending  dl_status := CASE WHEN NEW.cancel_requested THEN 'canceled' ELSE 'failed' END;
-    message text := CASE WHEN NOT NEW.cancel_requested THEN 'max_attempts is 0: the job may have no attempt' END;
+    problem text;
+    ending  dl_status;
 BEGIN
-    NEW.status := ending;
-    NEW.wait_state := 'scheduled';
-    NEW.waits_on := NULL;
-    NEW.unknown_task := false;
-    NEW.debounce_key := NULL;
-    NEW.finished_at := clock_timestamp();
-    NEW.error := coalesce(message, NEW.error);
-    PERFORM set_config('dl.ended_job', NEW.job_id::text, true);  -- for dl_jobs_queued_ended
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    VALUES (NEW.job_id, NEW.queue, clock_timestamp(), ending::text,
-            jsonb_strip_nulls(jsonb_build_object('status', ending, 'attempt', NEW.attempt, 'error', message,
-                                                 'reason', CASE ending WHEN 'failed' THEN 'no_attempts' ELSE 'sql' END)));
+    IF NEW.limits IS DISTINCT FROM OLD.limits THEN
+        problem := dl_limits_problem(NEW.limits);
+        IF problem IS NOT NULL THEN
+            RAISE invalid_parameter_value USING MESSAGE = 'limits ' || problem, COLUMN = 'limits';
+        END IF;
+    END IF;
+    -- A claim of another service or an older process leaves worker_id as it is: that of an earlier attempt, whose process may
+    -- be dead. Our claims set it and every end of an attempt clears it, so one that does not change is stale.
+    IF NEW.worker_id = OLD.worker_id AND NEW.run_id IS DISTINCT FROM OLD.run_id THEN
+        NEW.worker_id := NULL;
+    END IF;
+    -- Once a job has left the queue a trigger can no longer change it, and it cannot expire.
+    IF NEW.status <> OLD.status AND (OLD.debounce_key IS NOT NULL OR OLD.expires_at IS NOT NULL) THEN
+        NEW.debounce_key := NULL;
+        IF NEW.status IN ('queued', 'running') THEN
+            NEW.expires_at := NULL;
+        END IF;
+    END IF;
+    -- Another service requeues a job or moves its time, and does not set its wait state, which follows from the time. (If its
+    -- key is busy, a claim will block it.) One that waits for jobs or a limit continues to wait, and keeps the time for
+    -- afterwards. A job that was finished or running is reset as by a retry or a release. Our own
+    -- statements either set the wait state or end the lease.
+    IF NEW.status = 'queued' AND NEW.wait_state = OLD.wait_state
+       AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at AND OLD.wait_state NOT IN ('waiting', 'limited')) THEN
+        NEW.wait_state := CASE WHEN NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END;
+        NEW.waits_on := NULL;
+        IF OLD.status <> 'queued' AND (OLD.status <> 'running' OR NEW.lease_expires_at IS NOT NULL) THEN
+            NEW.attempt := CASE OLD.status WHEN 'running' THEN greatest(OLD.attempt - 1, 0) ELSE 0 END;
+            NEW.cancel_requested := false;
+            NEW.lease_expires_at := NULL;
+            NEW.finished_at := NULL;
+            INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+            VALUES (NEW.job_id, NEW.queue, clock_timestamp(), 'requeue',
+                    jsonb_build_object('status', 'queued', 'attempt', NEW.attempt, 'reason', 'by_hand'));
+        END IF;
+    END IF;
+    -- A queued job whose cancel is requested by a plain UPDATE is canceled, and one with max_attempts 0 fails: without an
+    -- attempt, with its event and deliveries, as by the statement `cancel`, which sets the status itself and skips this. It ends in the
+    -- same UPDATE; one that this UPDATE has queued again ends in another, so that its events keep their order.
+    IF OLD.status = 'queued' AND NEW.status = 'queued' AND (NEW.cancel_requested OR NEW.max_attempts < 1) THEN
+        ending := CASE WHEN NEW.cancel_requested THEN 'canceled' ELSE 'failed' END;
+        problem := CASE WHEN NOT NEW.cancel_requested THEN 'max_attempts is 0: the job may have no attempt' END;
+        NEW.status := ending;
+        NEW.wait_state := 'scheduled';
+        NEW.waits_on := NULL;
+        NEW.unknown_task := false;
+        NEW.debounce_key := NULL;
+        NEW.finished_at := clock_timestamp();
+        NEW.error := coalesce(problem, NEW.error);
+        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+        VALUES (NEW.job_id, NEW.queue, clock_timestamp(), ending::text,
+                jsonb_strip_nulls(jsonb_build_object('status', ending, 'attempt', NEW.attempt, 'error', problem,
+                                                     'reason', CASE ending WHEN 'failed' THEN 'no_attempts' ELSE 'sql' END)));
+    END IF;
     RETURN NEW;
 END $$;
 
-CREATE OR REPLACE TRIGGER dl_jobs_queued_ends BEFORE UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
-    FOR EACH ROW
-    WHEN (OLD.status = 'queued' AND NEW.status = 'queued' AND (NEW.cancel_requested OR NEW.max_attempts < 1))
-    EXECUTE FUNCTION dl_jobs_end_queued();
+CREATE OR REPLACE TRIGGER dl_jobs_before_upd BEFORE UPDATE ON dl_jobs
+    FOR EACH ROW WHEN (current_setting('dl.own_update', true) IS DISTINCT FROM 'on')
+    EXECUTE FUNCTION dl_jobs_before_update();
 
--- The row is locked already, so the key's lock is only tried: its holder may wait for the row. If it is not free, the
--- maintenance leader unblocks the key's next job a second later.
-CREATE OR REPLACE FUNCTION dl_jobs_queued_ended() RETURNS trigger
+CREATE OR REPLACE FUNCTION dl_jobs_updated() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    IF NEW.status = 'queued' THEN
-        UPDATE dl_jobs SET cancel_requested = cancel_requested WHERE job_id = NEW.job_id AND status = 'queued';
-        RETURN NULL;
+    -- The cancel of a running job, by HTTP or by SQL, notifies its worker.
+    IF NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested THEN
+        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+        SELECT NEW.job_id, NEW.queue, clock_timestamp(), 'cancel_requested',
+               jsonb_build_object('status', 'running', 'attempt', NEW.attempt)
+         WHERE NOT EXISTS (SELECT FROM dl_job_events e
+                            WHERE e.job_id = NEW.job_id AND e.kind = 'cancel_requested'
+                              AND e.xmin = pg_current_xact_id()::xid);
+        IF NEW.run_id IS NOT NULL THEN
+            PERFORM pg_notify('dl_control', 'cancel ' || NEW.run_id);
+        END IF;
     END IF;
-    -- No job waits for one that was blocked itself: to search for the next at each of thousands that an UPDATE cancels would pass all
-    -- that it has canceled before. Tested before locking: a lock for each key of a large UPDATE would fill the server's lock table. While
-    -- the key runs, it must not be locked until this transaction ends, which may stay open: the settlement waits for the lock.
-    IF OLD.wait_state <> 'blocked'
-       AND EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'queued' AND wait_state = 'blocked')
-       AND NOT EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'running')
-       AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key)) THEN
-        PERFORM dl_unblock_next(ARRAY[NEW.lock_key]);
+    IF NEW.status <> OLD.status THEN
+        PERFORM dl_job_status_changed(NEW, OLD.status);
     END IF;
-    PERFORM dl_jobs_ended(job_ids => ARRAY[NEW.job_id], has_webhook => NEW.webhook IS NOT NULL,
-                          woken_for => array_remove(ARRAY[OLD.waits_on], NULL));
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_queued_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND (NEW.cancel_requested OR NEW.max_attempts < 1)
-          OR NEW.status IN ('canceled', 'failed') AND NEW.job_id::text = current_setting('dl.ended_job', true))
-    EXECUTE FUNCTION dl_jobs_queued_ended();
-
--- A job that is queued again, or at another time, notifies its queue; the cancel of a running job, by HTTP or by SQL, its worker.
-CREATE OR REPLACE FUNCTION dl_jobs_notify() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    IF NEW.status = 'queued' THEN
+    -- A job that is queued again, or at another time, notifies its queue.
+    IF NEW.status = 'queued' AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at) THEN
         PERFORM dl_notify_queue(NEW.queue);
-        RETURN NULL;
     END IF;
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT NEW.job_id, NEW.queue, clock_timestamp(), 'cancel_requested',
-           jsonb_build_object('status', 'running', 'attempt', NEW.attempt)
-     WHERE NOT EXISTS (SELECT FROM dl_job_events e
-                        WHERE e.job_id = NEW.job_id AND e.kind = 'cancel_requested'
-                          AND e.xmin = pg_current_xact_id()::xid);
-    IF NEW.run_id IS NOT NULL THEN
-        PERFORM pg_notify('dl_control', 'cancel ' || NEW.run_id);
+    IF NEW.status = 'queued' AND (NEW.cancel_requested OR NEW.max_attempts < 1) THEN
+        UPDATE dl_jobs SET cancel_requested = cancel_requested WHERE job_id = NEW.job_id AND status = 'queued';
+    ELSIF OLD.status = 'queued' AND NEW.status IN ('canceled', 'failed')
+          -- Ended by dl_jobs_before_update: statements that end queued jobs themselves write events with other reasons.
+          AND (SELECT e.payload ->> 'reason' FROM dl_job_events e WHERE e.job_id = NEW.job_id ORDER BY e.event_id DESC LIMIT 1)
+              IN ('sql', 'no_attempts') THEN
+        -- The row is locked already, so the key's lock is only tried: its holder may wait for the row. If it is not free, the
+        -- maintenance leader unblocks the key's next job a second later.
+        -- No job waits for one that was blocked itself: to search for the next at each of thousands that an UPDATE cancels would pass all
+        -- that it has canceled before. Tested before locking: a lock for each key of a large UPDATE would fill the server's lock table. While
+        -- the key runs, it must not be locked until this transaction ends, which may stay open: the settlement waits for the lock.
+        IF OLD.wait_state <> 'blocked'
+           AND EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'queued' AND wait_state = 'blocked')
+           AND NOT EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'running')
+           AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key)) THEN
+            PERFORM dl_unblock_next(ARRAY[NEW.lock_key]);
+        END IF;
+        PERFORM dl_jobs_ended(job_ids => ARRAY[NEW.job_id], has_webhook => NEW.webhook IS NOT NULL,
+                              woken_for => array_remove(ARRAY[OLD.waits_on], NULL));
     END IF;
     RETURN NULL;
 END $$;
 
 CREATE OR REPLACE TRIGGER dl_jobs_notify_upd AFTER UPDATE ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
-    EXECUTE FUNCTION dl_jobs_notify();
-CREATE OR REPLACE TRIGGER dl_jobs_cancel_running AFTER UPDATE OF cancel_requested ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested)
-    EXECUTE FUNCTION dl_jobs_notify();
-
--- Once a job has left the queue a trigger can no longer change it, and it cannot expire.
-CREATE OR REPLACE FUNCTION dl_jobs_left_queue() RETURNS trigger
-    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-BEGIN
-    NEW.debounce_key := NULL;
-    IF NEW.status IN ('queued', 'running') THEN
-        NEW.expires_at := NULL;
-    END IF;
-    RETURN NEW;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_left_queue BEFORE UPDATE OF status ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.status <> OLD.status AND (OLD.debounce_key IS NOT NULL OR OLD.expires_at IS NOT NULL))
-    EXECUTE FUNCTION dl_jobs_left_queue();
+    FOR EACH ROW WHEN (current_setting('dl.own_update', true) IS DISTINCT FROM 'on')
+    EXECUTE FUNCTION dl_jobs_updated();
 
 -- ── Enqueueing from SQL ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -1660,8 +1782,7 @@ SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_adv
 -- same. PUBLIC keeps two: a plain INSERT draws an id and checks tags with the rights of its sender.
 REVOKE EXECUTE ON FUNCTION
     dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
-    dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_notify,
-    dl_jobs_on_manual_update, dl_jobs_end_queued, dl_jobs_queued_ended,
+    dl_notify_queue, dl_jobs_inserted, dl_jobs_before_update, dl_jobs_updated,
     dl_parse_requests, dl_enqueue_many, dl_enqueue
   FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION dl_new_id, dl_is_tag_list TO PUBLIC;

@@ -97,7 +97,12 @@ def both_sides(folder: Path) -> Iterator[tuple[Side, Side]]:
     former, current = wheels.former(), wheels.current()
     (site,) = former.parent.glob("lib/python*/site-packages")
     yield (
-        Side(f"release {FORMER_RELEASE}", former, ("--config", str(site / "gunicorn.conf.py"), "ordinary_wsgi:app"), folder),
+        Side(
+            f"release {FORMER_RELEASE}",
+            former,
+            ("--config", str(site / "gunicorn.conf.py"), "ordinary_wsgi:app"),
+            folder,
+        ),
         Side("checkout", current, ("--config", "python:dataloader.gunicorn_conf", "dataloader.wsgi:app"), folder),
     )
 

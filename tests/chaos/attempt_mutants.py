@@ -84,7 +84,7 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "settle-without-fence",
         "a settlement names the job and not the run, and a dead attempt's sessions are not ended",
         "stubborn runs",
-        edits=[StatementEdit("settle", r"AND j\.run_id = settlements\.run_id", "")],
+        functions=[FunctionEdit("dl_settle", r"AND j\.run_id = settlements\.run_id", "")],
         patch=_keep_dead_sessions,
         expects=("result of another run", "invalid event sequence", "overlapping runs"),
     ),
@@ -92,7 +92,7 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "settle-without-guard",
         "a settlement does not ask whether the job is running",
         "stubborn runs",
-        edits=[StatementEdit("settle", _RUNNING_CONDITION, "")],
+        functions=[FunctionEdit("dl_settle", _RUNNING_CONDITION, "")],
         expects=("invalid event sequence",),
     ),
     Mutant(
@@ -231,9 +231,12 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "blocking and unblocking do not meet under the key's lock, and no repair follows",
         "key freed during a claim",
         edits=[
-            *(StatementEdit(name, _KEY_TRANSACTION_LOCK, "1") for name in ("settle", "release", "reap", "cancel")),
+            *(StatementEdit(name, _KEY_TRANSACTION_LOCK, "1") for name in ("release", "reap", "cancel")),
         ],
-        functions=[FunctionEdit("dl_claim", *_NO_KEY_LOCK_OF_CLAIM)],
+        functions=[
+            FunctionEdit("dl_settle", r"PERFORM pg_advisory_xact_lock\(1684828526, k\.hash\)", "PERFORM 1"),
+            FunctionEdit("dl_claim", *_NO_KEY_LOCK_OF_CLAIM),
+        ],
         patch=_never_repair_blocked,
         expects=("job not finished",),
     ),
@@ -241,8 +244,10 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "cancel-forgotten",
         "an error after a cancel goes back to the queue",
         "cancels",
+        functions=[
+            FunctionEdit("dl_settle", r"WHEN j\.cancel_requested AND settlements\.status <> 'succeeded'", "WHEN false")
+        ],
         edits=[
-            StatementEdit("settle", r"WHEN j\.cancel_requested AND settlements\.status <> 'succeeded'", "WHEN false"),
             StatementEdit("reap", r"WHEN cancel_requested THEN 'canceled' ", ""),
             StatementEdit(
                 "release",

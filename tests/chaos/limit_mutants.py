@@ -67,7 +67,7 @@ LIMIT_MUTANTS: Sequence[Mutant] = (
         "graphs",
         functions=[
             FunctionEdit(
-                "dl_jobs_graph_changed", r"VALUES \(NEW\.job_id\)", "SELECT NEW.job_id WHERE NEW.status = 'succeeded'"
+                "dl_graph_job_changed", r"VALUES \(job\.job_id\)", "SELECT job.job_id WHERE job.status = 'succeeded'"
             )
         ],
         expects=("job left waiting", "job not finished"),
@@ -102,7 +102,7 @@ LIMIT_MUTANTS: Sequence[Mutant] = (
         "graphs",
         functions=[
             FunctionEdit(
-                "dl_jobs_graph_changed", r"VALUES \(NEW\.job_id\)", "SELECT NEW.job_id WHERE NEW.skipped IS NOT TRUE"
+                "dl_graph_job_changed", r"VALUES \(job\.job_id\)", "SELECT job.job_id WHERE job.skipped IS NOT TRUE"
             )
         ],
         expects=("job left waiting", "job not finished"),

@@ -136,7 +136,7 @@ SCHEDULE_MUTANTS: Sequence[Mutant] = (
         "backfills",
         functions=[
             FunctionEdit(
-                "dl_jobs_record_slice",
+                "dl_record_slice",
                 r"WHERE s\.job_id = excluded\.job_id OR",
                 "WHERE s.job_id = excluded.job_id AND excluded.state = 'succeeded' OR",
             )

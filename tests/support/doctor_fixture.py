@@ -48,9 +48,7 @@ DEFECTS = (
         "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'dl_jobs_created_idx'::regclass",
     ),
     Defect("a default was changed", "schema", "error", "ALTER TABLE dl_jobs ALTER COLUMN priority SET DEFAULT 5"),
-    Defect(
-        "a trigger was switched off", "schema", "error", "ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_manual_update"
-    ),
+    Defect("a trigger was switched off", "schema", "error", "ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_before_upd"),
     Defect("a team has added an index", "schema", "info", "CREATE INDEX of_the_report ON dl_jobs (producer)"),
     Defect("a right was taken from the service's role", "rights", "error", f"REVOKE UPDATE ON dl_jobs FROM {ROLE}"),
     Defect("and another, which costs one feature", "rights", "warning", f"REVOKE DELETE ON dl_bulk FROM {ROLE}"),

@@ -99,14 +99,18 @@ BEGIN
     RETURN NEXT;
 END $$;
 
-CREATE OR REPLACE FUNCTION dl_jobs_record_slice() RETURNS trigger
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+-- The state of a slice is that of its last job, which has its live key.
+CREATE OR REPLACE FUNCTION dl_record_slice(job dl_jobs) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 BEGIN
+    IF job.live_key NOT LIKE 'slice:%' OR job.live_key <> 'slice:' || job.task || ':' || job.partition_key THEN
+        RETURN;
+    END IF;
     INSERT INTO dl_slices AS s (task, partition_key, interval_start, interval_end, state, job_id, backfill_id, runs, succeeded_at,
                                 succeeded_job)
-    VALUES (NEW.task, NEW.partition_key, NEW.interval_start, NEW.interval_end, NEW.status, NEW.job_id, NEW.backfill_id,
-            (NEW.status = 'running')::int, CASE NEW.status WHEN 'succeeded' THEN clock_timestamp() END,
-            CASE NEW.status WHEN 'succeeded' THEN NEW.job_id END)
+    VALUES (job.task, job.partition_key, job.interval_start, job.interval_end, job.status, job.job_id, job.backfill_id,
+            (job.status = 'running')::int, CASE job.status WHEN 'succeeded' THEN clock_timestamp() END,
+            CASE job.status WHEN 'succeeded' THEN job.job_id END)
         ON CONFLICT (task, partition_key) DO UPDATE
        SET interval_start = coalesce(excluded.interval_start, s.interval_start),
            interval_end = coalesce(excluded.interval_end, s.interval_end),
@@ -115,17 +119,11 @@ BEGIN
            succeeded_at = coalesce(excluded.succeeded_at, s.succeeded_at),
            succeeded_job = coalesce(excluded.succeeded_job, s.succeeded_job), changed_at = clock_timestamp()
      WHERE s.job_id = excluded.job_id OR excluded.state IN ('queued', 'running');
-    RETURN NULL;
 END $$;
 
-CREATE OR REPLACE TRIGGER dl_jobs_slice_inserted AFTER INSERT ON dl_jobs
-    FOR EACH ROW WHEN (NEW.live_key LIKE 'slice:%' AND NEW.live_key = 'slice:' || NEW.task || ':' || NEW.partition_key)
-    EXECUTE FUNCTION dl_jobs_record_slice();
-CREATE OR REPLACE TRIGGER dl_jobs_slice_changed AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
-    FOR EACH ROW WHEN (NEW.live_key LIKE 'slice:%' AND NEW.live_key = 'slice:' || NEW.task || ':' || NEW.partition_key
-                       AND NEW.status <> OLD.status)
-    EXECUTE FUNCTION dl_jobs_record_slice();
-
-REVOKE EXECUTE ON FUNCTION
-    dl_jobs_record_slice
-  FROM PUBLIC;
+-- The core's hook.
+CREATE OR REPLACE FUNCTION dl_jobs_created(job_ids uuid[]) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    PERFORM dl_record_slice(j) FROM unnest(job_ids) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id]) WHERE j.live_key LIKE 'slice:%';
+END $$;

@@ -40,30 +40,30 @@ END $$;
 
 -- A job of a graph has ended, by any statement of any process: its children are decided when this commits. Or it is retried: it
 -- waits again for the parents that have not all ended, and its children wait again for it, also those that had been skipped.
-CREATE OR REPLACE FUNCTION dl_jobs_graph_changed() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+CREATE OR REPLACE FUNCTION dl_graph_job_changed(job dl_jobs) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     checked_before text := coalesce(current_setting('dl.events_checked', true), '');
 BEGIN
-    IF NEW.status NOT IN ('queued', 'running') THEN
-        INSERT INTO dl_graph_work (job_id) VALUES (NEW.job_id) ON CONFLICT (job_id) DO NOTHING;
-        RETURN NULL;
+    IF job.status NOT IN ('queued', 'running') THEN
+        INSERT INTO dl_graph_work (job_id) VALUES (job.job_id) ON CONFLICT (job_id) DO NOTHING;
+        RETURN;
     END IF;
-    DELETE FROM dl_graph_work WHERE job_id = NEW.job_id;
-    IF EXISTS (SELECT FROM dl_edges e WHERE e.child_id = NEW.job_id AND e.met IS NULL) THEN
+    DELETE FROM dl_graph_work WHERE job_id = job.job_id;
+    IF EXISTS (SELECT FROM dl_edges e WHERE e.child_id = job.job_id AND e.met IS NULL) THEN
         UPDATE dl_jobs SET wait_state = 'waiting', waits_on = NULL
-         WHERE job_id = NEW.job_id AND status = 'queued' AND wait_state <> 'waiting';
+         WHERE job_id = job.job_id AND status = 'queued' AND wait_state <> 'waiting';
         INSERT INTO dl_graph_work (job_id)  -- decided again when this commits: a parent may end now
-        SELECT e.parent_id FROM dl_edges e WHERE e.child_id = NEW.job_id
+        SELECT e.parent_id FROM dl_edges e WHERE e.child_id = job.job_id
             ON CONFLICT (job_id) DO NOTHING;
     END IF;
-    UPDATE dl_edges SET met = NULL WHERE parent_id = NEW.job_id;
+    UPDATE dl_edges SET met = NULL WHERE parent_id = job.job_id;
     PERFORM set_config('dl.events_checked', 'yes', true);
     WITH again AS (
         UPDATE dl_jobs j
            SET status = 'queued', wait_state = 'waiting', skipped = NULL, error = NULL, finished_at = NULL, attempt = 0
           FROM dl_edges e
-         WHERE e.parent_id = NEW.job_id AND j.job_id = ANY (ARRAY[e.child_id]) AND j.status = 'canceled' AND j.skipped
+         WHERE e.parent_id = job.job_id AND j.job_id = ANY (ARRAY[e.child_id]) AND j.status = 'canceled' AND j.skipped
         RETURNING j.job_id, j.queue
     )
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -74,48 +74,30 @@ BEGIN
     UPDATE dl_jobs j
        SET wait_state = 'waiting', waits_on = NULL
       FROM dl_edges e
-     WHERE e.parent_id = NEW.job_id AND j.job_id = ANY (ARRAY[e.child_id]) AND j.status = 'queued' AND j.wait_state <> 'waiting';
-    RETURN NULL;
+     WHERE e.parent_id = job.job_id AND j.job_id = ANY (ARRAY[e.child_id]) AND j.status = 'queued' AND j.wait_state <> 'waiting';
 END $$;
 
-CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.graph_id IS NOT NULL AND NEW.status NOT IN ('queued', 'running') AND OLD.status IN ('queued', 'running'))
-    EXECUTE FUNCTION dl_jobs_graph_changed();
-
-CREATE OR REPLACE TRIGGER dl_jobs_graph_requeued AFTER UPDATE OF status ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.graph_id IS NOT NULL AND NEW.status IN ('queued', 'running') AND OLD.status NOT IN ('queued', 'running'))
-    EXECUTE FUNCTION dl_jobs_graph_changed();
-
--- By SQL: the API deletes finished jobs only. A job that waits for a deleted one can never run.
-CREATE OR REPLACE FUNCTION dl_jobs_graph_deleted() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+-- The core's hook. By SQL: the API deletes finished jobs only. A job that waits for a deleted one can never run.
+CREATE OR REPLACE FUNCTION dl_graph_jobs_deleted(job_ids uuid[], graph_ids uuid[]) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
     SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 BEGIN
-    IF TG_OP = 'TRUNCATE' THEN
+    IF job_ids IS NULL THEN
         DELETE FROM dl_edges;
         DELETE FROM dl_graphs;
         DELETE FROM dl_graph_work;
-    ELSIF EXISTS (SELECT FROM deleted WHERE graph_id IS NOT NULL) THEN
-        UPDATE dl_jobs c
-           SET cancel_requested = true, error = 'not needed: a job that it waited for was deleted'
-          FROM deleted d JOIN dl_edges e ON e.parent_id = d.job_id AND e.met IS NULL
-         WHERE d.graph_id IS NOT NULL AND c.job_id = ANY (ARRAY[e.child_id]) AND c.status = 'queued' AND c.wait_state = 'waiting';
-        DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.child_id = d.job_id;
-        -- What is left are edges of jobs that still exist: they keep such a job from reading fewer results than it waited for.
-        UPDATE dl_edges e SET met = false FROM deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id AND e.met IS NULL;
-        DELETE FROM dl_graphs g USING deleted d
-         WHERE g.graph_id = d.graph_id AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = g.graph_id);
+        RETURN;
     END IF;
-    RETURN NULL;
+    UPDATE dl_jobs c
+       SET cancel_requested = true, error = 'not needed: a job that it waited for was deleted'
+      FROM unnest(job_ids) AS d (job_id) JOIN dl_edges e ON e.parent_id = d.job_id AND e.met IS NULL
+     WHERE c.job_id = ANY (ARRAY[e.child_id]) AND c.status = 'queued' AND c.wait_state = 'waiting';
+    DELETE FROM dl_edges e USING unnest(job_ids) AS d (job_id) WHERE e.child_id = d.job_id;
+    -- What is left are edges of jobs that still exist: they keep such a job from reading fewer results than it waited for.
+    UPDATE dl_edges e SET met = false FROM unnest(job_ids) AS d (job_id) WHERE e.parent_id = d.job_id AND e.met IS NULL;
+    DELETE FROM dl_graphs g USING unnest(graph_ids) AS d (graph_id)
+     WHERE g.graph_id = d.graph_id AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = g.graph_id);
 END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_graph_del AFTER DELETE ON dl_jobs
-    REFERENCING OLD TABLE AS deleted
-    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_graph_deleted();
-CREATE OR REPLACE TRIGGER dl_jobs_graph_trunc AFTER TRUNCATE ON dl_jobs
-    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_graph_deleted();
 
 -- What the ends of these jobs decide, once their edges are met or not: the children that may run or are to be skipped, with the
 -- reason. In a graph with on_failure 'cancel' a failure skips every queued job that has no edge for a failure or any end.
@@ -559,5 +541,5 @@ BEGIN
 END $$;
 
 REVOKE EXECUTE ON FUNCTION
-    dl_jobs_graph_changed, dl_jobs_graph_deleted, dl_graph_work_done, dl_edges_added, dl_enqueue_graph
+    dl_graph_work_done, dl_edges_added, dl_enqueue_graph
   FROM PUBLIC;

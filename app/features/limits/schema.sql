@@ -81,22 +81,6 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE FUNCTION dl_jobs_check_limits() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    problem text := dl_limits_problem(NEW.limits);
-BEGIN
-    IF problem IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'limits ' || problem, COLUMN = 'limits';
-    END IF;
-    RETURN NEW;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_check_limits BEFORE INSERT OR UPDATE OF limits ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.limits IS NOT NULL)
-    EXECUTE FUNCTION dl_jobs_check_limits();
-
 -- The state of those of these limits that have a row, their own or a default, or a breaker that is not closed: what they allow,
 -- and what is used.
 CREATE OR REPLACE FUNCTION dl_limit_states(limit_names text[])
@@ -407,7 +391,3 @@ END $$;
 CREATE OR REPLACE TRIGGER dl_breakers_audit AFTER INSERT OR UPDATE OR DELETE ON dl_breakers
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('breaker', 'task', 'changed_by,changed_at,failed_at', '');
-
-REVOKE EXECUTE ON FUNCTION
-    dl_jobs_check_limits
-  FROM PUBLIC;

@@ -69,8 +69,8 @@ BROKEN = [
     ),
     ("ALTER TABLE dl_jobs ALTER COLUMN queue DROP NOT NULL", "the column dl_jobs.queue is not", "SET NOT NULL"),
     (
-        "DROP TRIGGER dl_jobs_manual_update ON dl_jobs",
-        "the trigger dl_jobs.dl_jobs_manual_update is missing",
+        "DROP TRIGGER dl_jobs_before_upd ON dl_jobs",
+        "the trigger dl_jobs.dl_jobs_before_upd is missing",
         "dataloader migrate",
     ),
     ("ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_upd", "dl_jobs_notify_upd is not enabled", "ENABLE TRIGGER"),

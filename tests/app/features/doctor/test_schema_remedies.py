@@ -35,8 +35,8 @@ SCHEMA = [
     Case("error schema", "constraint dl_webhooks.", "ALTER TABLE dl_webhooks DROP CONSTRAINT dl_webhooks_pkey CASCADE"),
     Case(
         "error schema",
-        "trigger dl_jobs.dl_jobs_manual_update is missing",
-        "DROP TRIGGER dl_jobs_manual_update ON dl_jobs",
+        "trigger dl_jobs.dl_jobs_before_upd is missing",
+        "DROP TRIGGER dl_jobs_before_upd ON dl_jobs",
     ),
     Case("error schema", "dl_jobs_notify_upd is not enabled", "ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_upd"),
     Case(
@@ -132,7 +132,7 @@ def test_remedies_name_schema_that_is_not_public(dsn):
     execute_sql(
         dsn,
         "ALTER TABLE other.dl_jobs ALTER COLUMN priority SET DEFAULT 5",
-        "ALTER TABLE other.dl_jobs DISABLE TRIGGER dl_jobs_manual_update",
+        "ALTER TABLE other.dl_jobs DISABLE TRIGGER dl_jobs_before_upd",
         "CREATE INDEX extra ON other.dl_jobs (producer)",
         "DROP INDEX other.dl_jobs_blocked_idx",
     )
@@ -147,12 +147,12 @@ def test_remedies_name_schema_that_is_not_public(dsn):
 
 def test_migrate_names_what_it_restored_and_then_nothing(dsn):
     migrate(dsn)
-    execute_sql(dsn, "DROP INDEX dl_jobs_blocked_idx; DROP TRIGGER dl_jobs_manual_update ON dl_jobs")
+    execute_sql(dsn, "DROP INDEX dl_jobs_blocked_idx; DROP TRIGGER dl_jobs_before_upd ON dl_jobs")
 
     shown = run_in_process(dsn, "migrate")
 
     assert "restored index dl_jobs_blocked_idx" in shown
-    assert "restored trigger dl_jobs.dl_jobs_manual_update" in shown
+    assert "restored trigger dl_jobs.dl_jobs_before_upd" in shown
     assert "nothing to do" in run_in_process(dsn, "migrate")
 
 
