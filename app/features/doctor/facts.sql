@@ -9,7 +9,7 @@ WITH tables AS (
      WHERE c.relnamespace = to_regnamespace(quote_ident(%(schema)s::text)) AND c.relkind IN ('r', 'p')
        AND starts_with(c.relname, 'dl_') AND NOT c.relispartition
 ), definitions AS (
-    SELECT 'table' AS kind, relname AS name, CASE relkind WHEN 'p' THEN 'partitioned' ELSE 'plain' END AS definition, NULL AS problem FROM tables
+    SELECT 'table' AS kind, relname::text AS name, CASE relkind WHEN 'p' THEN 'partitioned' ELSE 'plain' END AS definition, NULL AS problem FROM tables
     UNION ALL
     SELECT 'column', tables.relname || '.' || a.attname,
            format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull THEN ' not null' ELSE '' END
