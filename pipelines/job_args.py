@@ -205,6 +205,9 @@ def _argument_text(value: Any) -> str:
 # ── references: only the worker that runs the job knows their values ────────────────────────────────────────────────
 
 
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+
+
 class BadReference(ValueError):
     """A mapping with the key of a reference that is no valid one; the message says where."""
 
@@ -218,7 +221,9 @@ class Reference(NamedTuple):
 
 def parse_reference(value: Any) -> Reference | None:
     """Return the reference, or None for another value. Raises BadReference."""
-    key = next((key for key in REFERENCE_KEYS if key in value), None) if isinstance(value, Mapping) else None
+    if not (type(value) is dict or isinstance(value, Mapping)):
+        return None
+    key = next((key for key in REFERENCE_KEYS if key in value), None)
     if key is None:
         return None
     name = value[key]
@@ -249,7 +254,8 @@ def find_references(value: Any, steps: tuple[str | int, ...] = ()) -> Iterator[t
     elif len(steps) < _MAX_DEPTH:
         items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
         for step, item in items:
-            yield from find_references(item, (*steps, step))
+            if type(item) not in _SCALARS:
+                yield from find_references(item, (*steps, step))
 
 
 def substitute(args: Any, values: Mapping[str, Mapping[str, Any]]) -> Any:

@@ -116,10 +116,22 @@ def parse(body: bytes, *, max_depth: int) -> ParsedJson:
         raise InvalidJson(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         return ParsedJson({}, (_too_deep(_field_exceeding_depth(text, max_depth), max_depth),))
-    # NUL and lone surrogates occur as escapes only, and depth needs brackets: other bodies need no search.
-    if _STRICT.needs_check or "\\u" in text or text.count("[") + text.count("{") > max_depth:
+    # NUL and lone surrogates occur as escapes only: other bodies need no search for them.
+    if _STRICT.needs_check or "\\u" in text or _is_too_deep(value, max_depth):
         return ParsedJson(value, tuple(islice(_find_errors(value, "", 1, max_depth), MAX_ERRORS)))
     return ParsedJson(value)
+
+
+def _is_too_deep(value: Any, max_depth: int) -> bool:
+    level = [value] if isinstance(value, (dict, list)) else []  # the containers of one depth
+    for _ in range(max_depth):
+        level = [
+            item
+            for container in level
+            for item in (container.values() if isinstance(container, dict) else container)
+            if isinstance(item, (dict, list))
+        ]
+    return bool(level)
 
 
 def join_path(parent: str, key: str | int) -> str:

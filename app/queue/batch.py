@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 from uuid import UUID
 
-from dataloader.app.db.encoding import from_row, validate_json
+from dataloader.app.db.encoding import validate_json
 from dataloader.app.db.statements import Executor
 from dataloader.app.queue.job import NewJob, Status, encode_request
 
@@ -26,8 +26,11 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"  # valid, but another request of an all-or-none batch is not
 
 
-@dataclass(frozen=True)
-class BatchOutcome:
+_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+_STATUSES = {status.value: status for status in Status}
+
+
+class BatchOutcome(NamedTuple):
     outcome: Outcome
     job_id: UUID | None  # of the job that serves the request; in a conflict, of the job that has the key
     status: Status | None
@@ -40,7 +43,10 @@ def enqueue_batch(executor: Executor, jobs: Sequence[NewJob], *, all_or_none: bo
     if not jobs:
         return []
     rows = executor.execute("enqueue_batch", {"jobs": encode_requests(jobs), "all_or_none": all_or_none})
-    return [from_row(BatchOutcome, row) for row in rows]
+    return [
+        BatchOutcome(_OUTCOMES[outcome], job_id and UUID(job_id), status and _STATUSES[status], field, detail)
+        for outcome, job_id, status, field, detail in rows
+    ]
 
 
 def encode_requests(jobs: Sequence[NewJob]) -> str:

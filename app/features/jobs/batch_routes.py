@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from dataloader.app.errors import DataloaderError, IdempotencyConflict
 from dataloader.app.http.auth.api_keys import Scope
@@ -78,6 +79,7 @@ def create_batch_blueprint(site: Site) -> ApiBlueprint:
     jobs, options = site.jobs, site.options
     blueprint = ApiBlueprint("batch", "/api/v1", MAX_JSON_DEPTH + 2, problems=DATABASE_PROBLEMS)
     model = trigger_request_model(options, site.pipelines)
+    all_requests = TypeAdapter(list[model])  # type: ignore[valid-type]  # made at run time
 
     @blueprint.post(
         "/jobs/batch",
@@ -98,7 +100,7 @@ def create_batch_blueprint(site: Site) -> ApiBlueprint:
         it is when every request has an idempotency key.
         """
         all_or_none = body.mode == "all_or_none"
-        checked = [_validate_item(item) for item in body.jobs]
+        checked = _validate(body.jobs)
         valid_jobs = [job for job in checked if isinstance(job, NewJob)]
         if all_or_none and len(valid_jobs) < len(checked):
             outcomes = iter([BatchOutcome(Outcome.SKIPPED, None, None)] * len(valid_jobs))
@@ -121,9 +123,15 @@ def create_batch_blueprint(site: Site) -> ApiBlueprint:
             raise RequestRejected(ProblemCode.BATCH_REFUSED, detail, fields=vars(response))
         return response
 
-    def _validate_item(item: Any) -> NewJob | ItemProblem:
+    def _validate(items: Sequence[Any]) -> Sequence[NewJob | ItemProblem]:
+        requests = items
+        with suppress(ValidationError):  # then each by itself: it has its own problem
+            requests = all_requests.validate_python(items)
+        return [_checked(item) for item in requests]
+
+    def _checked(item: Any) -> NewJob | ItemProblem:
         try:
-            valid: JobRequest = model.model_validate(item)
+            valid: JobRequest = item if isinstance(item, model) else model.model_validate(item)
             jobs.check_request(valid)
         except ValidationError as error:
             return _item_problem(InvalidRequest(field_errors(error)))

@@ -11,7 +11,6 @@ A job that the caller may not see is as one that does not exist: a job learns ho
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from uuid import UUID
 
 from flask import request
@@ -112,7 +111,7 @@ class JobMaker:
             return outcomes
         hidden = {str(job_id) for job_id in named} - self._visible_ids(actor, named)
         return [
-            replace(item, job_id=None, status=None, detail=_OTHER_OWNER) if str(item.job_id) in hidden else item
+            item._replace(job_id=None, status=None, detail=_OTHER_OWNER) if str(item.job_id) in hidden else item
             for item in outcomes
         ]
 
