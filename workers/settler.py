@@ -177,7 +177,8 @@ class Settler:
         for (attempt, outcome), result in zip(batch, results, strict=True):
             if result.status is not None:
                 settled.append((attempt, result.status))
-                log_settled(attempt, outcome, result.status)
+                if outcome is not SUCCEEDED:
+                    log_settled(attempt, outcome, result.status)
                 continue
             self._counters.fenced_writes.inc()
             log_abandoned(attempt, "not_ours")

@@ -62,6 +62,8 @@ class CapturedOutput:
 
     def __exit__(self, *_: object) -> None:
         _CURRENT_OUTPUT.reset(self._token)
+        if not self._partial:
+            return
         with self._lock:
             partial, self._partial = self._partial, {}
         for stream, line in partial.items():
