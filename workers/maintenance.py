@@ -57,7 +57,7 @@ class Maintenance:
         self._answered_at = self._followed_at = -math.inf  # the last heartbeat with nothing to do; the last check
         self._backoffs: dict[str, Backoff] = {}  # of duties that fail
         self._next_run_at = {duty.name: clock() + duty.first_delay_sec for duty in duties}
-        self._asked: set[str] = set()  # due duties that have work, as their statements said
+        self._asked: set[str] = set()  # due duties that have work
         self.thread = BackgroundThread("maintenance", self.run_once, on_crash=on_crash)
 
     @property

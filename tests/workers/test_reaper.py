@@ -52,6 +52,8 @@ class Database:
 
 
 class NoKeys:
+    are_held = False
+
     def relock_all(self) -> None: ...
 
 
