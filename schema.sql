@@ -1202,15 +1202,15 @@ BEGIN
     IF applied = 0 THEN
         RETURN;
     END IF;
-    IF ended.of_features IS NOT NULL THEN
+    PERFORM dl_unblock_next(ended.keys);
+    PERFORM dl_jobs_ended(job_ids => ended.ids, has_webhook => ended.has_webhook, runs => ended.ids, counted => ended.counted, reports => reports);
+    IF ended.of_features IS NOT NULL THEN  -- after the locks of limits, as in a claim
         PERFORM dl_job_status_changed(j, 'running')
            FROM unnest(ended.of_features::uuid[]) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id]);
     END IF;
     IF ended.queues IS NOT NULL THEN
         PERFORM dl_notify_queue(q) FROM unnest(ended.queues::text[]) q;
     END IF;
-    PERFORM dl_unblock_next(ended.keys);
-    PERFORM dl_jobs_ended(job_ids => ended.ids, has_webhook => ended.has_webhook, runs => ended.ids, counted => ended.counted, reports => reports);
 END $$;
 
 -- ── Jobs written by other services ───────────────────────────────────────────────────────────────────────────────────
