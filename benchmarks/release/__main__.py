@@ -80,9 +80,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             rounds.append(figures)
     comparisons = compare(rounds)
     table = format_comparisons(comparisons, [side.name for side in sides])
-    print(f"{options.rounds} rounds in turn, medians; the ratio's range is over the rounds\n\n{table}")
+    found = f"{options.rounds} rounds in turn, medians; the ratio's range is over the rounds\n\n{table}"
+    print(found)
     if options.write:
-        write_table(options.write, f"{environment}\n{table}\n")
+        write_table(options.write, f"{environment}\n\n{found}\n")
     missed = [c for c in comparisons if c.is_steady_cost and options.max_cost and c.ratio > options.max_cost]
     for comparison in missed:
         print(f"{comparison.figure}: {comparison.ratio:.2f} × the release's; at most {options.max_cost:g} is allowed")
