@@ -1003,17 +1003,19 @@ BEGIN
         ), tried AS (
             SELECT c.*, pg_try_advisory_xact_lock(1684828526, hashtext(c.lock_key)) AS is_locked FROM candidates c
         )
+        -- In the order of the candidates: an aggregate with DISTINCT would have PostgreSQL 16 sort them for all of these.
         SELECT array_agg(t.job_id) FILTER (WHERE t.is_locked) AS ids, array_agg(t.lock_key) FILTER (WHERE t.is_locked) AS keys,
                array_agg(t.priority) FILTER (WHERE t.is_locked) AS priorities, array_agg(t.created_at) FILTER (WHERE t.is_locked) AS created,
                bool_or(t.has_live_key) AS has_live_key, count(*) FILTER (WHERE NOT t.is_locked) AS passed,
-               scan_limit > wanted OR count(DISTINCT t.lock_key) < count(*) OR dl_uses_limits()
+               scan_limit > wanted OR dl_uses_limits()
                OR EXISTS (SELECT FROM dl_queues q WHERE q.queue = queue_name AND (q.state <> 'open' OR q.concurrency IS NOT NULL)) AS is_unusual
           INTO found FROM tried t;
     END IF;
     ids := found.ids;
     keys := found.keys;
     skipped := found.passed;
-    IF ids IS NOT NULL AND found.is_unusual THEN
+    IF ids IS NOT NULL
+       AND (found.is_unusual OR cardinality(keys) > 1 AND (SELECT count(DISTINCT k) FROM unnest(keys) AS k) < cardinality(keys)) THEN
         SELECT array_agg(c.job_id ORDER BY c.n) FILTER (WHERE NOT c.is_busy), coalesce(array_agg(c.job_id) FILTER (WHERE c.is_busy), '{}')
           INTO ids, busy
           FROM (SELECT f.job_id, f.n, row_number() OVER (PARTITION BY f.lock_key ORDER BY f.n) > 1
