@@ -108,9 +108,11 @@ class Maintenance:
         return max(0.0, min(self._next_run_at.values()) - clock())
 
     def _postpone_idle_duties(self) -> None:
-        """Ask which duties have work, all in one statement."""
+        """Ask which duties have work, all in one statement. A duty that is woken meanwhile is asked again."""
         asked = [duty for duty in self._duties.values() if duty.has_work is not None]
-        now = clock()
+        now, before = clock(), dict(self._next_run_at)
+        due = {duty.name for duty in asked if before[duty.name] <= now}
+        self._next_run_at.update({name: now + self._duties[name].interval_sec for name in due})
         try:
             answers = self._session.ask(duty.has_work or "" for duty in asked)
         except DataloaderError:
@@ -118,10 +120,12 @@ class Maintenance:
                 raise  # the connection is gone, and the lock with it
             answers = (True,) * len(asked)  # each then fails by itself, and says so
         for duty, has_work in zip(asked, answers, strict=True):
-            if not has_work:
-                self._next_run_at[duty.name] = now + duty.interval_sec
-            elif self._next_run_at[duty.name] <= now:
-                self._asked.add(duty.name)
+            name = duty.name
+            if name in due and has_work:
+                self._asked.add(name)
+                self._next_run_at[name] = min(now, self._next_run_at[name])
+            elif name not in due and not has_work and self._next_run_at[name] == before[name]:
+                self._next_run_at[name] = now + duty.interval_sec
 
     def _follow(self) -> None:
         self._followed_at = clock()

@@ -18,7 +18,7 @@ from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)
 _CHECK_INTERVAL_SEC = 0.25
-_IDLE_INTERVAL_SEC = 1.0  # while nothing runs: the shortest time limit
+_IDLE_INTERVAL_SEC = 1.0  # while nothing runs: an attempt that starts meanwhile is looked at so much later
 _STEPS = (StopStep.REQUEST, StopStep.CANCEL_QUERY, StopStep.INTERRUPT, StopStep.TERMINATE_SESSION, StopStep.PENDING)
 
 

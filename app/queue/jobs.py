@@ -135,7 +135,7 @@ class JobQueue(JobRecords, Upkeep):
         in_turn = mode is ClaimMode.IN_TURN
         start = _TURN_START if in_turn else CURSOR_START
         *rows, last = self._execute(
-            "claim",
+            "prefetch" if mode is ClaimMode.PREFETCH else "claim",
             {
                 "queue": queue,
                 "tasks": array(tasks),
@@ -144,7 +144,6 @@ class JobQueue(JobRecords, Upkeep):
                 "after": start if after is None else array(after),
                 "in_turn": in_turn,
                 "promotes": promote_due,
-                "needs_permit": mode is ClaimMode.PREFETCH,
                 "run_ids": unquoted_array(run_ids),
                 "worker": worker,
                 "worker_id": None if worker_id is None else str(worker_id),

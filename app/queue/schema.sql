@@ -877,6 +877,7 @@ CREATE OR REPLACE FUNCTION dl_promote_due(claimed_queue text) RETURNS void
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     other_queue text;
+    own         text := set_config('dl.own_update', 'on', true);  -- no trigger has anything to do
 BEGIN
     FOR other_queue IN
         WITH due AS (
@@ -893,6 +894,7 @@ BEGIN
     LOOP
         PERFORM dl_notify_queue(other_queue);
     END LOOP;
+    own := set_config('dl.own_update', '', true);
 END $$;
 
 -- queued -> running: claims up to `wanted` ready jobs of the queue, the best priority and the oldest first. What is unusual is
@@ -902,7 +904,6 @@ END $$;
 --                       transaction of hours keeps the index from being cleaned, the way from its front to the first live row is
 --                       long. In turn: the tenant and how many of its jobs have had their turn.
 --   promotes            makes ready first what is due
---   needs_permit        it takes more than idle threads need
 --   takes_session_locks takes the session locks of the keys too, for the life of each run: a former owner that lost its lease but
 --                       not its session still holds one, and the job is blocked. They outlive a claim that fails: its sender must
 --                       then close the session.
@@ -916,7 +917,7 @@ END $$;
 -- (more may be ready: claim again at once); `next_due_sec` until the next scheduled job; `next_after`, where the next claim
 -- may begin; the keys whose jobs were blocked.
 CREATE OR REPLACE FUNCTION dl_claim(
-    queue_name text, known_tasks text[], wanted int, scan_limit int, after text[], in_turn bool, promotes bool, needs_permit bool,
+    queue_name text, known_tasks text[], wanted int, scan_limit int, after text[], in_turn bool, promotes bool,
     run_ids uuid[], worker_name text, own_id uuid, takes_session_locks bool, min_lease_sec int
 ) RETURNS TABLE (
     job_id uuid, run_id uuid, task text, args text, lock_key text, key_hash bigint, priority int, attempt int, max_attempts int,
@@ -938,9 +939,6 @@ DECLARE
     last_n  int;
     own     text;                -- dl.own_update
 BEGIN
-    IF needs_permit THEN
-        PERFORM dl_take_claim_permit(queue_name);
-    END IF;
     IF promotes THEN
         PERFORM dl_promote_due(queue_name);
     END IF;
@@ -1143,6 +1141,7 @@ BEGIN
                crashes = j.crashes + owned.crashed,
                available_at = CASE WHEN owned.final_status = 'queued' THEN owned.ended_at + make_interval(secs => owned.final_pause) ELSE j.available_at END,
                finished_at = CASE WHEN owned.final_status <> 'queued' THEN owned.ended_at END,
+               expires_at = CASE WHEN owned.final_status <> 'queued' THEN j.expires_at END, debounce_key = NULL,
                lease_expires_at = NULL, worker_id = NULL
           FROM owned
          WHERE j.job_id = ANY (ARRAY[owned.job_id])
@@ -1227,6 +1226,9 @@ BEGIN
             RAISE invalid_parameter_value USING MESSAGE = 'limits ' || problem, COLUMN = 'limits';
         END IF;
     END IF;
+    IF new.has_live_key THEN
+        PERFORM dl_jobs_created((SELECT array_agg(job_id) FROM inserted WHERE live_key IS NOT NULL));
+    END IF;
     IF new.has_wrong_state THEN
         own := set_config('dl.own_update', 'on', true);
         UPDATE dl_jobs j
@@ -1241,9 +1243,6 @@ BEGIN
         UPDATE dl_jobs j SET fair_key = dl_fair_key(f.queue, f.partition_key, f.producer, f.args)
           FROM inserted f JOIN dl_queues q ON q.queue = f.queue AND q.fair IS NOT NULL
          WHERE j.job_id = f.job_id AND f.status = 'queued' AND f.fair_key IS NULL;
-    END IF;
-    IF new.has_live_key THEN
-        PERFORM dl_jobs_created((SELECT array_agg(job_id) FROM inserted WHERE live_key IS NOT NULL));
     END IF;
     IF new.has_ending THEN
         UPDATE dl_jobs j SET cancel_requested = j.cancel_requested  -- fires dl_jobs_before_upd
@@ -1354,8 +1353,8 @@ BEGIN
         UPDATE dl_jobs SET cancel_requested = cancel_requested WHERE job_id = NEW.job_id AND status = 'queued';
     ELSIF OLD.status = 'queued' AND NEW.status IN ('canceled', 'failed')
           -- Ended by dl_jobs_before_update: statements that end queued jobs themselves write events with other reasons.
-          AND (SELECT e.payload ->> 'reason' FROM dl_job_events e WHERE e.job_id = NEW.job_id ORDER BY e.event_id DESC LIMIT 1)
-              IN ('sql', 'no_attempts') THEN
+          AND (SELECT e.payload ->> 'reason' FROM dl_job_events e WHERE e.job_id = NEW.job_id AND e.kind IN ('canceled', 'failed')
+                ORDER BY e.event_id DESC LIMIT 1) IN ('sql', 'no_attempts') THEN
         -- The row is locked already, so the key's lock is only tried: its holder may wait for the row. If it is not free, the
         -- maintenance leader unblocks the key's next job a second later.
         -- No job waits for one that was blocked itself: to search for the next at each of thousands that an UPDATE cancels would pass all

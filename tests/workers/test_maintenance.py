@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 import pytest
 
+from dataloader.app.db.connection import Row, Session
 from dataloader.app.errors import DatabaseUnavailable, SchemaOutdated
 from dataloader.app.features.bulk.rows import BulkAction, BulkOperations, BulkState
 from dataloader.app.features.jobs.job_search import Filter
@@ -81,6 +82,24 @@ def test_duties_without_work_are_one_statement(queue_db):
     queue_db.enqueue("k")
     run_steps(leader, 4)
     assert set(runs) == {"has_ready_jobs"}
+
+
+def test_duty_that_is_woken_while_it_is_asked_is_asked_again(queue_db, monkeypatch):
+    runs: list[str] = []
+    leader = new_maintenance(queue_db, Duty("repair", 30.0, lambda: runs.append("repair"), has_work="has_ready_jobs"))
+    ask = Session.ask
+
+    def ask_before_the_job_is_there(session: Session, names: Iterable[str]) -> Row:
+        answers = ask(session, names)
+        if not queue_db.fetch_row("SELECT count(*) FROM dl_jobs"):
+            queue_db.enqueue("k")
+            leader.wake("repair")
+        return answers
+
+    monkeypatch.setattr(Session, "ask", ask_before_the_job_is_there)
+    run_steps(leader, 2)
+
+    assert runs == ["repair"]
 
 
 def test_duty_runs_when_it_cannot_be_asked_whether_it_has_work(queue_db):

@@ -218,3 +218,17 @@ def test_cancel_by_update_takes_the_same_time_for_each_of_many(queue_db, insert,
         step(CANCEL)
         step("SET CONSTRAINTS ALL IMMEDIATE")  # what otherwise runs at the commit
         assert step("SELECT status, count(*) FROM dl_jobs GROUP BY status") == [("canceled", count)]
+
+
+def test_cancel_by_update_that_writes_an_event_of_its_own_unblocks_next_job(queue_db):
+    first, second = queue_db.enqueue(priority=1), queue_db.enqueue(priority=2)
+    queue_db.sql("UPDATE dl_jobs SET wait_state = 'blocked' WHERE job_id = %s", str(second))
+
+    queue_db.sql(
+        "WITH canceled AS (UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s RETURNING job_id, queue)"
+        " INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'note' FROM canceled",
+        str(first),
+    )
+
+    assert queue_db.status(first) == Status.CANCELED
+    assert queue_db.wait_state(second) == "ready"

@@ -246,3 +246,12 @@ def test_a_debounced_request_of_a_refused_whole_is_skipped(queue_db):
 
     assert [outcome.outcome for outcome in outcomes] == [Outcome.SKIPPED, Outcome.INVALID]
     assert queue_db.job(job.job_id).args == {"n": 1}
+
+
+def test_a_job_that_has_started_does_not_expire_when_it_is_retried(queue_db):
+    run = queue_db.enqueue_and_claim("k")
+    queue_db.sql("UPDATE dl_jobs SET expires_at = now() + interval '1 s', debounce_key = 'd'")
+
+    queue_db.settle(run, Status.QUEUED)
+
+    assert queue_db.sql("SELECT status::text, expires_at, debounce_key FROM dl_jobs") == [("queued", None, None)]

@@ -129,7 +129,7 @@ def crowd(queue_db: QueueFixture) -> None:
 
 _CLAIM = {
     "queue": "q", "tasks": "{t}", "wanted": 5, "scan_limit": 5, "run_ids": "{}", "worker": "w",
-    "takes_session_locks": True, "in_turn": False, "promotes": False, "needs_permit": False, "min_lease_sec": 1,
+    "takes_session_locks": True, "in_turn": False, "promotes": False, "min_lease_sec": 1,
 }  # fmt: skip
 
 
