@@ -191,3 +191,17 @@ def test_two_workers_restore_jobs_without_waiting(queue_db):
     ]
     queue_db.queue.restore_unknown_tasks(["q"], ["strange"])
     assert len(queue_db.claim(3, tasks=["strange"])) == 3
+
+
+def test_claim_leaves_triggers_on_for_the_rest_of_its_transaction(queue_db):
+    queue_db.enqueue("k")
+    with queue_db.connect() as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(job_id) FROM"
+            " dl_claim('q', '{t}', 1, 1, '{-1,-infinity,00000000-0000-0000-0000-000000000000}',"
+            " false, true, ARRAY[gen_random_uuid()], 'w', NULL, false, 1)"
+        )
+        assert cursor.fetchall() == [(1,)]
+
+        cursor.execute("SELECT current_setting('dl.own_update')")
+        assert cursor.fetchall() == [("",)]

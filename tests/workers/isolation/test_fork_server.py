@@ -200,7 +200,7 @@ def test_killed_server_ends_no_running_process(server: ForkServer, tmp_path: Pat
 
 
 def start_deaf(server: ForkServer) -> tuple[Running, list[int]]:
-    """An attempt that hears no request to stop, with a child of its own in its group."""
+    """An attempt that ignores requests to stop, with a child of its own in its group."""
     run = Running(attempt_with(settings={"packages": PACKAGES, "fork_server": server}, task="hostile.waits"))
     return run, pids_of(run)
 
