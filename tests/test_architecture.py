@@ -75,6 +75,7 @@ WITHOUT_WORKERS = ("rows", "acts", "pages", "routes", "feature")
 # name. What else it imports of another is listed here.
 FEATURE_IMPORTS: dict[str, set[str]] = {
     "bulk": {"jobs.commands", "jobs.list_routes"},
+    "horizon": {"doctor.findings"},
     "jobs": {"bulk.acts"},
     "overview": {"doctor.findings", "doctor.queue", "schedules.calendar", "schedules.reader"},
     "tasks": {

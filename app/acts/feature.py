@@ -39,6 +39,8 @@ class Feature:
     declare: str | None = None  # a function of a Declaration: what a worker process writes of its tasks when it starts
     options: str | None = None  # a function of the settings and their secrets: the options of its duties and threads
     follower_duties: str | None = None  # likewise: what each worker process does while another one leads
+    checks: str | None = None  # a function of an executor: findings of doctor
+    notes: str | None = None  # a function of an executor: Notes of the overview (app/acts/notes.py)
     reasons: str | None = None  # a class of Reasons (app/acts/reasons.py): what it says of jobs that wait
     explainer: str | None = None  # a function of an executor and the features: an Explainer of jobs
     task_calls: dict[str, str] = field(default_factory=dict)  # functions that the contexts of tasks call, by name

@@ -34,6 +34,7 @@ NAMES = (
     "offload",
     "lineage",
     "retention",
+    "horizon",
     "doctor",
 )
 FEATURES: tuple[Feature, ...] = tuple(import_module(f"{__package__}.{name}.feature").FEATURE for name in NAMES)

@@ -27,6 +27,7 @@ from dataloader.app.features.doctor.facts import DatabaseFacts
 from dataloader.app.features.doctor.findings import UNREACHABLE, Finding, error
 from dataloader.app.features.doctor.schema import expected_schema, find_repairs
 from dataloader.app.features.queues.rows import Queues
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.retention.rows import Retention
 from dataloader.app.http.auth.api_keys import ApiKeys, NewApiKey, Scope
 from dataloader.app.log import redact_text
@@ -188,7 +189,7 @@ def run_doctor(settings: Settings) -> list[Finding]:
     set_up_logging(settings)
     try:
         with closing(Database(settings)) as database, database.pool("dataloader-doctor", direct=False) as pool:
-            return run_checks(DatabaseFacts(pool), doctor_connections(settings, database.dsn()))
+            return run_checks(DatabaseFacts(pool), doctor_connections(settings, database.dsn()), FEATURES)
     except DatabaseUnavailable as outage:
         return [_unreachable_finding(settings, redact_text(str(outage)))]
 

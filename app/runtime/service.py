@@ -157,7 +157,7 @@ class Service:
             has_webhook_secret=settings.webhook_secret is not None,
             settings=settings.describe(),
             retention=retention_periods(settings),
-            examine=lambda: run_checks(DatabaseFacts(pool), doctor_connections(settings, self._dsn())),
+            examine=lambda: run_checks(DatabaseFacts(pool), doctor_connections(settings, self._dsn()), FEATURES),
         )
         return create_app(
             JobQueue(standby or pool),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
+from dataloader.app.acts.feature import Feature
 from dataloader.app.errors import DataloaderError
 from dataloader.app.features.doctor.engines import check_engines
 from dataloader.app.features.doctor.facts import DatabaseFacts, detect_pooler
@@ -37,8 +39,8 @@ class Connections:
     engine_problems: Mapping[str, str] = field(default_factory=dict)  # of DL_EXECUTORS, by name
 
 
-def run_checks(facts: DatabaseFacts, connections: Connections) -> list[Finding]:
-    """Raises DatabaseUnavailable if there is no connection at all."""
+def run_checks(facts: DatabaseFacts, connections: Connections, features: Iterable[Feature] = ()) -> list[Finding]:
+    """`features`: whose own checks follow. Raises DatabaseUnavailable if there is no connection at all."""
     server, clock_offset_sec = facts.server(SETTINGS)
     findings: list[Finding] = []
     live_workers = 0
@@ -67,6 +69,9 @@ def run_checks(facts: DatabaseFacts, connections: Connections) -> list[Finding]:
     )
     run_check("pooler", lambda: _check_poolers(connections))
     run_check("engine", lambda: check_engines(connections.engine_problems))
+    for feature in features:
+        if feature.checks is not None:
+            run_check(feature.name, partial(feature.load(feature.checks), facts.executor))
     return [
         *check_server(server, clock_offset_sec, ConnectionBudget(live_workers, connections.api_connections)),
         *findings,

@@ -80,7 +80,7 @@ class Pooler:
 
 class DatabaseFacts:
     def __init__(self, executor: Executor) -> None:
-        self.schema = executor.schema
+        self.executor, self.schema = executor, executor.schema
         self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
 
     def server(self, settings: Iterable[str]) -> tuple[Mapping[str, Any], float]:

@@ -8,6 +8,7 @@ from typing import Any
 from flask import Response
 
 from dataloader.app.features.jobs.job_search import Filter, JobSearch, JobSummary
+from dataloader.app.features.overview.notes import NoteReader
 from dataloader.app.features.overview.problems import ProblemReader, Situation, count_open, find_problems
 from dataloader.app.features.overview.throughput import Throughput
 from dataloader.app.features.queues.rows import QueueStatus
@@ -30,7 +31,7 @@ def create_overview_page(site: Site) -> ApiBlueprint:
     source, pipelines, options = site.executor, site.pipelines, site.options
     pages = PageRenderer("overview_page", options)
     reader, search, statistics = ProblemReader(source), JobSearch(source), Statistics(source)
-    schedules = ScheduleReader(source, pipelines, options)
+    schedules, notes = ScheduleReader(source, pipelines, options), NoteReader(site)
 
     @pages.page("/")
     def show_overview() -> Response:
@@ -57,6 +58,7 @@ def create_overview_page(site: Site) -> ApiBlueprint:
             max_problems=_MAX_PROBLEMS_SHOWN,
             problem_count=lambda: open_count,
             alert_count=len(now.alerts),
+            notes=notes.get(),
             running=[row(job) for job in shown],
             running_count=sum(status.running for status in now.queues),
             queues=sorted(now.queues, key=_attention, reverse=True)[:_MAX_QUEUES_SHOWN],
