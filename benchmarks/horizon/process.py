@@ -1,0 +1,79 @@
+"""How a simulated worker process proves its life and saves the progress of its runs."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from benchmarks.horizon.pages import MeasuredSession, Recorder
+from dataloader.app.queue.job import ClaimedJob, RenewalRequest, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.queues import QueueControl
+from dataloader.app.queue.workers import HostFacts, NotifyStateTable, WorkerInfo, WorkerLiveness
+from dataloader.workers.queue_buffer import ClaimCursor
+
+LONG, SHORT = "long", "short"  # the queues
+TASKS = ("load", "step")
+HEARTBEAT_SEC = 10.0
+
+
+class SimulatedProcess:
+    """The statements of one worker process, without its threads and its clock."""
+
+    def __init__(self, dsn: str, recorder: Recorder, number: int) -> None:
+        self.session = MeasuredSession(dsn, recorder, name=f"bench-heartbeat-{number}")
+        self.claim_session = MeasuredSession(dsn, recorder, name=f"bench-claims-{number}")
+        self.queue, self.claims = JobQueue(self.session), JobQueue(self.claim_session)
+        self.info = WorkerInfo(uuid4(), f"bench-{number}", "bench", (LONG, SHORT), TASKS, 60, {LONG: 50, SHORT: 10})
+        self.notify_state = NotifyStateTable(self.claim_session, self.info.id)
+        self.control, self._liveness = QueueControl(self.session), WorkerLiveness(self.session)
+        self.cursor = ClaimCursor()
+        self.runs: list[ClaimedJob] = []  # the long jobs that it runs
+        self._beat_count = 0
+
+    def claim_long(self, count: int) -> None:
+        while len(self.runs) < count:
+            run_ids = new_run_ids(count - len(self.runs))
+            claimed, _ = self.claims.claim(LONG, TASKS, run_ids, self.info.name, worker_id=self.info.id, lock_keys=True)
+            assert claimed, f"only {len(self.runs)} of {count} jobs could be claimed"
+            self.runs += claimed
+
+    def beat(self, second: int) -> int:
+        """Prove that the process lives; return how many of its runs are no longer its own."""
+        del second
+        requests = [RenewalRequest(run.id, run.run_id) for run in self.runs]
+        renewals = self.queue.renew(requests, late_sec=3 * HEARTBEAT_SEC)
+        finds_others, self._beat_count = self._beat_count % 3 == 0, self._beat_count + 1
+        self._liveness.send_heartbeat(
+            self.info,
+            HostFacts("boot", "1", "1", 1, 1),
+            heartbeat_sec=HEARTBEAT_SEC,
+            watched=3,
+            idle_queues=[SHORT],
+            finds_others=finds_others,
+        )
+        return sum(not renewal.owned for renewal in renewals)
+
+    def save_progress(self, second: int) -> int:
+        """Save what the runs reported in this second; return how many of them are no longer the process's own."""
+        requests = [RenewalRequest(run.id, run.run_id, progress_at(second, n)) for n, run in enumerate(self.runs)]
+        return sum(not renewal.owned for renewal in self.queue.renew(requests, late_sec=3 * HEARTBEAT_SEC))
+
+    def report(self) -> None:
+        """What the process reports of itself and its attempts with each heartbeat."""
+        attempts = [
+            {"run_id": run.run_text, "queue": LONG, "progress_age_sec": 0.5, "stop_reason": None, "stop_step": 0,
+             "stop_age_sec": None, "memory_high": False}
+            for run in self.runs
+        ]  # fmt: skip
+        threads = dict(self.info.queue_threads)
+        self.control.report_and_fetch(
+            self.info.id, threads, listener="listening", rss_bytes=80_000_000, attempts=attempts
+        )
+
+    def close(self) -> None:
+        self.session.close()
+        self.claim_session.close()
+
+
+def progress_at(second: int, number: int) -> dict[str, object]:
+    return {"stage": "load", "done": second * 1_000 + number, "total": 10_800_000, "unit": "rows", "table": "orders"}
