@@ -30,7 +30,8 @@ class ReportedState:
     _transaction_checkpoint: Any = None  # reported in the open transaction, and saved by its commit
     _has_plain_checkpoint = False  # one was reported outside a transaction
     _unsaved_checkpoint: Any = None  # read by the heartbeat
-    _saved_progress: dict[str, Any] | None = None  # the heartbeat's
+    _saved_progress: dict[str, Any] | None = None  # the heartbeat's, as the next two
+    _written_progress: dict[str, Any] | None = None  # in the job's row
     _saved_checkpoint: Any = None
 
     def __init__(self) -> None:
@@ -90,7 +91,8 @@ class ReportedState:
         if checkpoint is not None:
             with suppress(ValueError, RecursionError):
                 progress = json.loads(progress_text)
-        self.progress = self._saved_progress = progress if isinstance(progress, dict) and progress else None
+        self.progress = progress if isinstance(progress, dict) and progress else None
+        self._saved_progress = self._written_progress = self.progress
         self.checkpoint = checkpoint
 
     @contextmanager
@@ -124,10 +126,14 @@ class ReportedState:
             None if self._unsaved_checkpoint is self._saved_checkpoint else self._unsaved_checkpoint,
         )
 
+    def unwritten(self) -> tuple[dict[str, Any] | None, Any]:
+        """Progress and checkpoint, each None if the job's row has it."""
+        return None if self.progress is self._written_progress else self.progress, self.unsaved()[1]
+
     @property
     def is_written(self) -> bool:
-        """Whether nothing was reported that is not saved yet."""
-        is_saved = self.progress is self._saved_progress and self._unsaved_checkpoint is self._saved_checkpoint
+        """Whether nothing was reported that the job's row has not."""
+        is_saved = self.progress is self._written_progress and self._unsaved_checkpoint is self._saved_checkpoint
         return is_saved and not self.checks and not self.datasets
 
     def mark_saved(self, saved: tuple[Mapping[str, Any] | None, Any]) -> None:
@@ -137,6 +143,12 @@ class ReportedState:
             self._saved_progress = progress  # type: ignore[assignment]  # the same object
         if checkpoint is not None:
             self._saved_checkpoint = checkpoint
+
+    def mark_written(self, written: tuple[Mapping[str, Any] | None, Any]) -> None:
+        """Record that the job's row has these objects, which `unwritten` returned."""
+        self.mark_saved(written)
+        if written[0] is not None:
+            self._written_progress = written[0]  # type: ignore[assignment]  # the same object
 
 
 def copy_as_json(value: Any, max_bytes: int, name: str = "this checkpoint") -> Any:

@@ -60,10 +60,11 @@ class Lease:
     Measured on the process's own clock, because the database's is out of reach during an outage.
     """
 
-    __slots__ = ("_trusted_for", "renewed_at", "ttl_sec")
+    __slots__ = ("_trusted_for", "claimed_at", "renewed_at", "ttl_sec")
 
     def __init__(self, ttl_sec: float, renewed_at: float) -> None:
         self.ttl_sec = ttl_sec
+        self.claimed_at = renewed_at
         self.renewed_at = renewed_at  # replaced by the heartbeat, read by any thread
         self._trusted_for = ttl_sec - min(2.0, ttl_sec / 5)
 
@@ -154,7 +155,7 @@ class Attempt(JobContext):
             return SettledByTask()
         if self.stop_reason is StopReason.LEASE_LOST or isinstance(outcome, LeaseLost):
             return LeaseLost()
-        progress, checkpoint = self.reported.unsaved()
+        progress, checkpoint = self.reported.unwritten()
         if progress is not None or checkpoint is not None:
             outcome = replace(outcome, progress=progress, checkpoint=checkpoint)
         if self.reports is not None:

@@ -1,4 +1,4 @@
-"""Renews the leases of all attempts of the process, saves their progress and receives cancels."""
+"""Proves that the process lives, which renews the leases of all its attempts, and receives cancels."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from contextlib import suppress
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.queue.job import RenewalRequest
+from dataloader.app.queue.job import RunRef
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import StopReason
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
+from dataloader.workers.memory import rss_bytes
 from dataloader.workers.metrics import PoolCounters
+from dataloader.workers.run_records import RunRecords
 from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.threads import BackgroundThread
 
 _log = log.get(__name__)
 _FROZEN_SEC = 3.0  # between two steps, of which there is one a second: the process was suspended
 _CHECK_INTERVAL_SEC = 1.0  # how old saved progress is, and how late a lost lease is detected
+_LATE_INTERVALS = 3  # so many intervals without a heartbeat are recorded
 
 
 class Heartbeat:
@@ -40,13 +43,14 @@ class Heartbeat:
         counters: PoolCounters,
     ) -> None:
         self._queue, self._running, self._counters = queue, running, counters
+        self.records = RunRecords(queue)
         self._interval_sec, self._info, self._register, self._listen = interval_sec, info, register, listen
         self._declare = declare
         self._is_requested = threading.Event()
         self._last_step_at = clock()
         self._next_check_at = self._next_heartbeat_at = 0.0
         self._is_registered = False  # the worker has its row
-        self.last_beat_at = clock()  # when a heartbeat last succeeded; read by any thread
+        self.last_beat_at = clock()  # when the last successful heartbeat was sent; read by any thread
         self.thread = BackgroundThread(
             "heartbeat", self.run_once, on_crash=on_crash, outage_retry_sec=min(0.5, interval_sec / 2)
         )
@@ -65,58 +69,58 @@ class Heartbeat:
         self._last_step_at = now
         if now >= self._next_check_at:  # else another thread only took over listening, as often with short jobs
             try:
-                self._renew_and_register(now)
+                self._check(now)
             finally:
                 self._stop_expired()
             self._next_check_at = now + min(_CHECK_INTERVAL_SEC, self._interval_sec)
         remaining_sec = max(0.0, self._next_check_at - clock())
         return 0.0 if self._listen(remaining_sec) else remaining_sec
 
-    def _renew_and_register(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         # An attempt whose lease is lost is not renewed: its thread may go on for long and would keep the job.
         # An attempt settled by its task's last transaction has no lease, and has not lost one.
         held = [
             a for a in self._running.all() if a.stop_reason is not StopReason.LEASE_LOST and not a.is_settled_by_task
         ]
         if now >= self._next_heartbeat_at:
-            self._renew(held)  # first: no lease may wait for the registration
+            self._beat(held)  # first: no lease may wait for the registration
             self._register()
             if not self._is_registered:
                 self._declare()
                 self._queue.restore_unknown_tasks(self._info.queues, self._info.tasks)
                 self._is_registered = True
             self._next_heartbeat_at = now + self._interval_sec
-            self.last_beat_at = now
-        else:
-            # Between heartbeats: unsaved progress, and leases that might expire before the next heartbeat.
-            self._renew(
-                [a for a in held if any(a.reported.unsaved()) or a.lease.trusted_until - now < 2 * self._interval_sec]
-            )
+        elif any(a.lease.trusted_until - now < 2 * self._interval_sec for a in held):
+            self._beat(held)  # a lease might expire before the next heartbeat
+        for attempt in self.records.write(held, now):
+            self._confirm_lost(attempt)
 
-    def _renew(self, attempts: Sequence[Attempt]) -> None:
-        if not attempts:
-            return
-        by_run_id = {attempt.job.run_id: (attempt, attempt.reported.unsaved()) for attempt in attempts}
+    def _beat(self, attempts: Sequence[Attempt]) -> None:
+        by_run = {attempt.job.run_text: attempt for attempt in attempts}
+        runs = [RunRef(attempt.job.id_text, run) for run, attempt in by_run.items()]
         sent_at = clock()
-        answers = self._queue.renew(
-            [RenewalRequest(attempt.job.id, run_id, *unsaved) for run_id, (attempt, unsaved) in by_run_id.items()],
-            late_sec=3 * self._interval_sec,
-        )
-        for answer in answers:
-            attempt, unsaved = by_run_id[answer.run_id]
-            if answer.renewed:
-                attempt.lease.renewed_at = sent_at
-                attempt.reported.mark_saved(unsaved)
-            elif not answer.owned and self._is_unsettled(attempt):
-                self._confirm_lost(attempt)
+        for answer in self._queue.beat(self._info.id, runs, rss_bytes=rss_bytes()):
+            if not answer.is_owned:
+                attempt = by_run.pop(str(answer.run_id))
+                if self._is_unsettled(attempt):
+                    self._confirm_lost(attempt)
+                continue
             if answer.cancel_requested:
-                attempt.stop(StopReason.CANCEL)
+                by_run[str(answer.run_id)].stop(StopReason.CANCEL)
+            if answer.is_lease_short:
+                self.records.renew_soon(answer.run_id)
+        for attempt in by_run.values():
+            attempt.lease.renewed_at = sent_at
+        silence_sec, self.last_beat_at = sent_at - self.last_beat_at, sent_at
+        late_sec = _LATE_INTERVALS * self._interval_sec
+        if silence_sec > late_sec and by_run:
+            self._queue.record_late_heartbeat(runs, silence_sec=silence_sec, late_sec=late_sec)
 
     def _confirm_lost(self, attempt: Attempt) -> None:
-        """Renew once more: a run that is missing may have just been settled. If not, it has lost its job."""
+        """Ask once more: a run that is missing may have just been settled. If not, it has lost its job."""
         job = attempt.job
-        (renewal,) = self._queue.renew([RenewalRequest(job.id, job.run_id)], late_sec=3 * self._interval_sec)
-        if not renewal.owned and self._is_unsettled(attempt):
+        answers = self._queue.beat(self._info.id, [RunRef(job.id_text, job.run_text)], rss_bytes=rss_bytes())
+        if any(not answer.is_owned for answer in answers) and self._is_unsettled(attempt):
             _log.info("lease.lost", job=str(job.id), run=str(job.run_id), reason="no longer the owner")
             self._counters.leases_lost.inc()
             attempt.stop(StopReason.LEASE_LOST)

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from dataloader.app import log
 
 _log = log.get(__name__)
+_STATM = Path("/proc/self/statm")
 _CHECK_INTERVAL_SEC = 1.0
 _MAX_PRESSURE_PERCENT = 20.0
 _HYSTERESIS_PERCENT = 10.0  # without it a process would stop and resume with each job
@@ -21,6 +22,15 @@ _CURRENT_LIMIT_CACHE = (
     ("memory.current", "memory.max", "inactive_file"),
     ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file"),
 )
+
+
+def rss_bytes() -> int | None:
+    """Return the resident memory of this process, or None if the system does not report it."""
+    try:
+        pages = int(_STATM.read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)

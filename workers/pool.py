@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 from dataloader.app import log
@@ -202,6 +203,7 @@ class WorkerPool:
             on_crash=self._on_crash,
             connection_settings=connections,
             takes_from_others=options.reaps,
+            is_leader=lambda: self._maintenance.is_leader,
         )
         deaths, name_claim = WorkerLiveness(queue["settle"].executor), None
         if options.worker_name is not None:
@@ -219,10 +221,9 @@ class WorkerPool:
 
     def _send_heartbeat(self) -> None:
         heartbeat = self._dispatcher.poll_by_heartbeat(self._registration.send_heartbeat)
-        for owner in (self._death_watch, self._reaper, self._maintenance, self._worker_control):
+        owners: Any = (self._death_watch, self._reaper, self._maintenance, self._worker_control, *self._feature_threads)
+        for owner in owners:
             owner.on_heartbeat(heartbeat)
-        for thread in self._feature_threads:
-            thread.on_heartbeat(heartbeat)
 
     def _build_database_threads(self) -> None:
         """Make the threads that serve operators, those of features, and the maintenance duties."""
@@ -394,14 +395,13 @@ class WorkerPool:
     def state(self) -> PoolState:
         """Return the state of the pool, without asking the database."""
         now = clock()
-        threads = [*self._background_threads, self._logs.thread]
-        ended = [thread.name for thread in threads if self._all_threads_started and not thread.is_alive()]
-        crashed = (*self._crashed_threads, *ended)
+        has_started, threads = self._all_threads_started, (*self._background_threads, self._logs.thread)
+        crashed = (*self._crashed_threads, *(t.name for t in threads if has_started and not t.is_alive()))
         is_receiving, tested_at = self._listener.state.is_receiving, self._listener.last_self_test_at
         # `current_attempt` is read once for each worker, because it changes meanwhile.
         running = [attempt.job for worker in self._workers if (attempt := worker.current_attempt) is not None]
         busy = Counter(job.queue for job in running)
-        ready = self._all_threads_started and not self._stopped.is_set() and not crashed
+        ready = has_started and not self._stopped.is_set() and not crashed
         dispatch_age_sec = now - self._dispatcher.last_cycle_at
         # An idle dispatcher completes a cycle after each poll or heartbeat, whichever is longer; one may fail.
         max_dispatch_age_sec = 2 * max(self._dispatcher.poll_interval_sec, self._options.heartbeat_sec) + 5.0
@@ -434,10 +434,10 @@ class WorkerPool:
             self._worker_control.sync_now()
         elif self._maintenance.has(verb):
             self._maintenance.wake(verb)
-        elif verb == "cancel":
-            attempt = self._running_attempts.get(argument)
-            if attempt is not None:
-                attempt.stop(StopReason.CANCEL)
+        elif verb == "cancel" and (attempt := self._running_attempts.get(argument)) is not None:
+            attempt.stop(StopReason.CANCEL)
+        elif verb == "follow":  # somebody looks at the job
+            self._heartbeat.records.follow(argument)
         elif self._registration.is_heartbeat_requested(verb, argument):
             self._heartbeat.send_now()
         for owner in self._feature_threads:

@@ -73,8 +73,10 @@ class Reaper:
         on_crash: Callable[[str], None],
         connection_settings: ConnectionSettings | None = None,
         takes_from_others: bool = True,
+        is_leader: Callable[[], bool] = lambda: True,
     ) -> None:
         """Without `takes_from_others` only prefetched attempts and key locks of this process are served."""
+        self._is_leader = is_leader
         self._takes_from_others = takes_from_others
         self._queue, self._key_locks, self._release_stale = queue, key_locks, release_stale
         self._interval_sec, self._heartbeat_sec, self._pause_sec = interval_sec, heartbeat_sec, pause_sec
@@ -92,11 +94,12 @@ class Reaper:
         self.thread = BackgroundThread("reaper", self.run_once, on_crash=on_crash)
 
     def on_heartbeat(self, heartbeat: HeartbeatResult) -> None:
-        """If a lease has expired, check an interval after the last check; otherwise the heartbeat counts as a check.
-        Called by the heartbeat's thread."""
-        if heartbeat.has_expired_leases:
+        """If a process is silent, check an interval after the last check; otherwise the heartbeat counts as a check,
+        but not for the maintenance leader: programs that claim without being a worker send none. Called by the
+        heartbeat's thread."""
+        if heartbeat.has_silent_workers:
             self._next_check_at = min(self._next_check_at, self.last_check_at + self._interval_sec)
-        elif not self._expired_leases and self._server:
+        elif not self._expired_leases and self._server and not self._is_leader():
             self.last_check_at = clock()
             self._next_check_at = self.last_check_at + self._quiet_interval_sec
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from dataloader.app import log
@@ -25,7 +23,16 @@ from dataloader.workers.threads import BackgroundThread
 _log = log.get(__name__)
 _SETTINGS_POLL_SEC = 5.0  # while no notifications arrive
 _IDLE_HEARTBEATS = 30  # heartbeats between two reports of a process that is notified and runs nothing
-_STATM = Path("/proc/self/statm")
+
+
+class _Report(NamedTuple):
+    """What a process reports of itself, when it has changed: each report is a version of a row that others read."""
+
+    listener: str
+    is_memory_high: bool
+    is_stopping: bool
+    queue_threads: Mapping[str, int]
+    attempts: tuple[tuple[str, object, object], ...]  # run, stop reason, stop step
 
 
 class WorkerControl:
@@ -52,17 +59,16 @@ class WorkerControl:
         self._queues, self._dispatcher, self._running, self._worker_id = queues, dispatcher, running, worker_id
         self._interval_sec, self._listen_state, self._add_threads = interval_sec, listen_state, add_threads
         self._watch_deaths, self._memory = watch_deaths, memory
-        self._last_sync_at, self._next_report_at = -math.inf, 0.0
-        self._reported_attempts = 0
+        self._last_sync_at = -math.inf
         self._settings_version: str | None = None  # of the last heartbeat; the heartbeat's
         self.is_draining = False  # read by any thread
-        self._reported_state: tuple[str, bool] | None = None
+        self._reported: _Report | None = None
         self._is_stopping = False  # set by the thread that stops the pool
         self.thread = BackgroundThread("worker-control", self.run_once, on_crash=on_crash)
 
     def report_stopping(self) -> None:
         """Report at once that this process claims nothing more."""
-        self._is_stopping, self._next_report_at = True, 0.0
+        self._is_stopping = True
         self.sync_now()
 
     def sync_now(self) -> None:
@@ -71,7 +77,9 @@ class WorkerControl:
         self.thread.wake()
 
     def on_heartbeat(self, heartbeat: HeartbeatResult) -> None:
-        """Fetch settings that have changed. Called by the heartbeat's thread."""
+        """Fetch settings that have changed, and report to a new row. Called by the heartbeat's thread."""
+        if heartbeat.is_new:
+            self._reported = None
         if heartbeat.settings_version != self._settings_version:
             self._settings_version = heartbeat.settings_version
             self.sync_now()
@@ -79,7 +87,7 @@ class WorkerControl:
     def run_once(self) -> float:
         now = clock()
         self._memory.check(now)
-        if self._is_memory_high != (self._reported_state is not None and self._reported_state[1]):
+        if self._is_memory_high != (self._reported is not None and self._reported.is_memory_high):
             self._last_sync_at = -math.inf
         if now >= self._last_sync_at + self._pause_sec:
             self._last_sync_at = now
@@ -99,26 +107,31 @@ class WorkerControl:
         """How long the last report and settings hold, if nothing happens."""
         if not self._listen_state().is_receiving:
             return min(_SETTINGS_POLL_SEC, self._interval_sec)
-        is_idle = not len(self._running) and not self._reported_attempts
+        is_idle = not len(self._running) and not (self._reported and self._reported.attempts)
         return self._interval_sec * (_IDLE_HEARTBEATS if is_idle else 1)
 
     def _sync(self, now: float) -> None:
-        """Report this process, and apply the queue settings."""
-        listen_state, is_memory_high = self._listen_state(), self._is_memory_high
-        state, attempts = (listen_state.value, is_memory_high), self._running.all()
-        # A new holder of this process's name reads the listener's state.
-        is_due = now >= self._next_report_at or state != self._reported_state
+        """Report this process if something has changed, and apply the queue settings."""
+        is_memory_high = self._is_memory_high
+        # An attempt that was asked to stop; of the others readers know as much from the job's row.
+        attempts = [a for a in self._running.all() if is_memory_high or a.stop_reason is not None]
+        report = _Report(
+            self._listen_state().value,
+            is_memory_high,
+            self._is_stopping,
+            {name: buffer.threads for name, buffer in self._dispatcher.queues.items()},
+            tuple((a.job.run_text, a.stop_reason, a.stop_signal.step) for a in attempts),
+        )
+        is_due = report != self._reported
         settings, is_draining = self._queues.report_and_fetch(
             self._worker_id,
-            {name: buffer.threads for name, buffer in self._dispatcher.queues.items()},
-            listener=listen_state.value,
-            rss_bytes=rss_bytes(),
+            report.queue_threads,
+            listener=report.listener,
             attempts=[_summary_of(a, now, is_memory_high) for a in attempts] if is_due else None,
-            is_stopping=self._is_stopping,
+            is_stopping=report.is_stopping,
         )
         if is_due:
-            self._next_report_at, self._reported_state = now + self._interval_sec, state
-            self._reported_attempts = len(attempts)
+            self._reported = report
         if is_draining != self.is_draining:
             _log.info("worker.draining" if is_draining else "worker.resumed")
         self.is_draining = is_draining
@@ -134,7 +147,6 @@ def _summary_of(attempt: Attempt, now: float, is_memory_high: bool) -> Mapping[s
     return {
         "run_id": attempt.job.run_text,
         "queue": attempt.job.queue,
-        "progress_age_sec": round(now - attempt.reported.progress_at, 1),
         "stop_reason": None if attempt.stop_reason is None else attempt.stop_reason.value,
         "stop_step": attempt.stop_signal.step,
         "stop_age_sec": None if (at := attempt.stop_signal.requested_at) is None else round(now - at, 1),
@@ -151,12 +163,3 @@ def _limits_of(settings: QueueSettings | None, is_draining: bool) -> QueueLimits
         max_in_process=settings.per_worker,
         has_global_limit=settings.concurrency is not None,
     )
-
-
-def rss_bytes() -> int | None:
-    """Return the resident memory of this process, or None if the system does not report it."""
-    try:
-        pages = int(_STATM.read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -15,6 +15,8 @@ SERVICE_RIGHTS: Mapping[str, str] = {
     "dl_jobs": "SELECT, INSERT, UPDATE, DELETE",
     "dl_job_events": "SELECT, INSERT",
     "dl_job_logs": "SELECT, INSERT, DELETE",
+    "dl_progress": "SELECT, INSERT",
+    "dl_heartbeats": "SELECT, INSERT, DELETE",
     "dl_workers": "SELECT, INSERT, UPDATE, DELETE",
     "dl_schema": "SELECT",
     "dl_queues": "SELECT, INSERT, UPDATE",

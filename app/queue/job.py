@@ -270,14 +270,13 @@ class ReleaseReason(StrEnum):
     WAITS = "waits"  # for other jobs or engines, as its task asked
 
 
-@dataclass(frozen=True)
-class Renewal:
-    """The result for one run. Owned but not renewed: another transaction has the row locked; renew again."""
+class BeatAnswer(NamedTuple):
+    """What a heartbeat has found of one run."""
 
     run_id: UUID
-    renewed: bool
-    owned: bool
+    is_owned: bool
     cancel_requested: bool
+    is_lease_short: bool  # an UPDATE made it shorter than the process can renew
 
 
 class ReleaseRequest(NamedTuple):
@@ -293,13 +292,21 @@ class ReleaseRequest(NamedTuple):
     offloads: Sequence[str] = ()  # likewise: names on other engines
 
 
-class RenewalRequest(NamedTuple):
-    """A run to renew, with what has changed since the last heartbeat."""
+class RunRef(NamedTuple):
+    """A run of this process."""
 
-    job_id: UUID
-    run_id: UUID
+    job_id: UUID | str
+    run_id: UUID | str
+
+
+class RenewalRequest(NamedTuple):
+    """A run whose row is to be renewed, with what the row does not have yet, and the time until it is renewed again."""
+
+    job_id: UUID | str
+    run_id: UUID | str
     progress: Mapping[str, Any] | None = None
     checkpoint: Any = None
+    next_sec: float = 0.0
 
 
 @dataclass(frozen=True)

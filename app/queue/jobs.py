@@ -14,6 +14,7 @@ from dataloader.app.errors import IdempotencyConflict, InvalidJob, JobNotFound, 
 from dataloader.app.queue.batch import Outcome, encode_job, enqueue_batch
 from dataloader.app.queue.job import (
     SUCCEEDED,
+    BeatAnswer,
     ClaimedJob,
     ClaimHint,
     ClaimMode,
@@ -24,14 +25,20 @@ from dataloader.app.queue.job import (
     ReapedJob,
     ReleaseReason,
     ReleaseRequest,
-    Renewal,
     RenewalRequest,
+    RunRef,
     Settlement,
     SettleResult,
     Status,
 )
 from dataloader.app.queue.job_records import JobRecords
-from dataloader.app.queue.parameters import release_parameters, renew_parameters, settle_parameters
+from dataloader.app.queue.parameters import (
+    progress_parameters,
+    release_parameters,
+    renew_parameters,
+    run_parameters,
+    settle_parameters,
+)
 from dataloader.app.queue.upkeep import Upkeep
 
 CURSOR_START = array(("-1", "-infinity", "00000000-0000-0000-0000-000000000000"))  # before every ready job
@@ -177,11 +184,29 @@ class JobQueue(JobRecords, Upkeep):
         keys = {job.lock_key: job.key_hash for job in jobs}
         self._execute("unblock_keys", {"key_hashes": array(keys.values()), "lock_keys": array(keys)})
 
-    def renew(self, requests: Sequence[RenewalRequest], *, late_sec: float) -> list[Renewal]:
-        """Extend the leases. A gap between heartbeats of more than `late_sec` gets an event."""
+    def beat(self, worker_id: UUID, runs: Sequence[RunRef], *, rss_bytes: int | None = None) -> list[BeatAnswer]:
+        """Prove that this process lives, which renews the leases of all its runs. Returns the runs about which there is
+        something to do; the others are owned as before."""
+        parameters = {"worker_id": str(worker_id), "rss_bytes": rss_bytes, "min_lease_sec": self._limits.min_lease_sec}
+        rows = self._execute("beat", parameters | run_parameters(runs))
+        return [BeatAnswer(as_uuid(run_id), *flags) for run_id, *flags in rows]
+
+    def record_late_heartbeat(self, runs: Sequence[RunRef], *, silence_sec: float, late_sec: float) -> None:
+        """Record for these runs that the process has sent no heartbeat for so long, if that is more than `late_sec`."""
+        self._execute(
+            "record_late_heartbeat", run_parameters(runs) | {"silence_sec": silence_sec, "late_sec": late_sec}
+        )
+
+    def save_progress(self, values: Sequence[tuple[RunRef, Mapping[str, Any]]]) -> set[UUID]:
+        """Save the progress of runs; return those that own their job."""
+        return {as_uuid(run_id) for (run_id,) in self._execute("save_progress", progress_parameters(values))}
+
+    def renew(self, requests: Sequence[RenewalRequest]) -> set[UUID]:
+        """Renew the rows of running jobs; return the runs whose row was renewed. The others have lost it, or another
+        transaction has it locked."""
         parameters = renew_parameters(requests, max_result_bytes=self._limits.max_result_bytes)
-        rows = self._execute("renew", parameters | {"late_sec": late_sec, "min_lease_sec": self._limits.min_lease_sec})
-        return [Renewal(as_uuid(run_id), *flags) for run_id, *flags in rows]
+        rows = self._execute("renew", parameters | {"min_lease_sec": self._limits.min_lease_sec})
+        return {as_uuid(run_id) for (run_id,) in rows}
 
     def settle(self, settlements: Sequence[tuple[ClaimedJob, Settlement]]) -> list[SettleResult]:
         """End runs, in one transaction."""

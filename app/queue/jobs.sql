@@ -85,50 +85,67 @@ SELECT runs.n, pg_try_advisory_lock(runs.key_hash) AS locked,
 -- Releases session locks; a hash is in the list as often as it was locked.
 SELECT count(pg_advisory_unlock(key_hash)) FROM unnest(%(key_hashes)s::bigint[]) AS freed (key_hash);
 
+-- name: beat
+-- Proves that a process lives, for all its runs. The reaper takes the same lock before it reads the last heartbeat, so that one comes
+-- first: it finds this heartbeat, or its runs are missing below. Runs are read and not written. The rows are those that the process
+-- does not own any more, that are asked to stop, or whose lease an UPDATE made shorter than this process can renew. The commit
+-- does not wait for the disk: after a crash of the server, reapers wait for the time of a heartbeat.
+SELECT pg_advisory_xact_lock(1684828534, hashtext(%(worker_id)s::text)), set_config('synchronous_commit', 'off', true);
+
+INSERT INTO dl_heartbeats (worker_id, seen_at, rss_bytes)
+VALUES (%(worker_id)s::uuid, clock_timestamp(), %(rss_bytes)s::bigint);
+
+SELECT r.run_id, j.job_id IS NOT NULL AS is_owned, coalesce(j.cancel_requested, false), coalesce(j.lease_ttl_sec < %(min_lease_sec)s::int, false)
+  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
+       LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running'
+ WHERE j.job_id IS NULL OR j.cancel_requested OR j.lease_ttl_sec < %(min_lease_sec)s::int;
+
+-- name: save_progress
+-- Of runs that own their job. The commit does not wait for the disk: a crash of the server may lose the last second.
+SELECT set_config('synchronous_commit', 'off', true);
+
+INSERT INTO dl_progress (job_id, run_id, ts, progress)
+SELECT j.job_id, j.run_id, clock_timestamp(), r.progress::jsonb
+  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(progress)s::text[]) AS r (job_id, run_id, progress)
+       JOIN dl_jobs j ON j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running'
+RETURNING run_id;
+
 -- name: renew
--- running -> running: one statement for all runs of a process. A lease that an UPDATE made shorter than this process can
--- renew is lengthened again. Progress is NULL where it has not changed. A row that another transaction has locked is left
--- out, so that one locked row does not cost the others their lease. The result says of each run whether it was renewed,
--- and if not, whether it still owns its job.
+-- running -> running: the rows of runs, seldom, so that those who know only the row never take a live run for dead. The next time is in
+-- `next_secs` seconds; until then and for the length of a lease the row's lease is valid. A lease that an UPDATE made shorter than this process can
+-- renew is lengthened again. Progress and checkpoint are NULL where the row has them. A row that another transaction has
+-- locked is left out. The result has the runs that were renewed.
 SELECT set_config('dl.own_update', 'on', true);  -- no trigger has anything to do
 
 WITH requested AS (
     SELECT *
-      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(progress)s::text[], %(checkpoints)s::text[])
-           AS r (job_id, run_id, progress, checkpoint)
+      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(progress)s::text[], %(checkpoints)s::text[], %(next_secs)s::float8[])
+           AS r (job_id, run_id, progress, checkpoint, next_sec)
 ), owned AS MATERIALIZED (
-    SELECT j.job_id, requested.progress, requested.checkpoint, j.heartbeat_at AS last_heartbeat_at
+    SELECT j.job_id, requested.progress, requested.checkpoint, requested.next_sec
       FROM requested JOIN dl_jobs j ON j.job_id = ANY (ARRAY[requested.job_id]) AND j.run_id = requested.run_id AND j.status::text = 'running'
      ORDER BY requested.job_id
        FOR NO KEY UPDATE OF j SKIP LOCKED
-), renewed AS (
-    UPDATE dl_jobs j
-       SET heartbeat_at = clock_timestamp(),
-           lease_ttl_sec = greatest(j.lease_ttl_sec, %(min_lease_sec)s::int),
-           lease_expires_at = clock_timestamp() + make_interval(secs => greatest(j.lease_ttl_sec, %(min_lease_sec)s::int)),
-           progress = coalesce(owned.progress::jsonb, j.progress),
-           checkpoint = coalesce(owned.checkpoint::jsonb, j.checkpoint)
-      FROM owned
-     WHERE j.job_id = ANY (ARRAY[owned.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.cancel_requested, j.attempt,
-              extract(epoch FROM j.heartbeat_at - owned.last_heartbeat_at)::float8 AS silence_sec
-), late AS (
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, clock_timestamp(), 'heartbeat',
-           jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id,
-                              'late_sec', round(silence_sec::numeric, 1))
-      FROM renewed
-     WHERE silence_sec > %(late_sec)s::float8
 )
-SELECT run_id, bool_or(is_renewed),
-       bool_or(is_renewed)
-       OR EXISTS (SELECT FROM dl_jobs j
-                   WHERE j.job_id = runs.job_id AND j.run_id = runs.run_id AND j.status::text = 'running') AS is_owned,
-       bool_or(cancel_requested)
-  FROM (SELECT job_id, run_id, false AS is_renewed, false AS cancel_requested FROM requested
-        UNION ALL
-        SELECT job_id, run_id, true, cancel_requested FROM renewed) runs
- GROUP BY job_id, run_id;
+UPDATE dl_jobs j
+   SET heartbeat_at = clock_timestamp(),
+       lease_ttl_sec = greatest(j.lease_ttl_sec, %(min_lease_sec)s::int),
+       lease_expires_at = clock_timestamp() + make_interval(secs => owned.next_sec + greatest(j.lease_ttl_sec, %(min_lease_sec)s::int)),
+       progress = coalesce(owned.progress::jsonb, j.progress),
+       checkpoint = coalesce(owned.checkpoint::jsonb, j.checkpoint)
+  FROM owned
+ WHERE j.job_id = ANY (ARRAY[owned.job_id])
+RETURNING j.run_id;
+
+-- name: record_late_heartbeat
+-- Records for the runs of a process that it has sent no heartbeat for `silence_sec`.
+INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+SELECT job_id, queue, clock_timestamp(), 'heartbeat',
+       jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'late_sec', round(silence_sec::numeric, 1))
+  FROM (SELECT j.*, least(%(silence_sec)s::float8, extract(epoch FROM clock_timestamp() - j.heartbeat_at)) AS silence_sec
+          FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running') owned
+ WHERE silence_sec > %(late_sec)s::float8;
 
 -- name: settle
 -- running -> succeeded | failed | canceled | queued: see dl_settle in schema.sql.
@@ -196,18 +213,26 @@ SELECT j.job_id, j.run_id, j.lock_key,
        concat_ws(' ', left(pg_walfile_name(pg_current_wal_lsn()), 8), extract(epoch FROM pg_postmaster_start_time()),
                  pg_backend_pid()) AS server
   FROM (VALUES (1)) AS single (n)
-       LEFT JOIN dl_jobs j ON j.status = 'running' AND dl_is_lease_expired(j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec);
+       LEFT JOIN dl_jobs j ON j.status = 'running'
+                              AND dl_lease_end(j.worker_id, j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec) < clock_timestamp();
 
 -- name: reap
 -- running -> queued | lost | canceled: for a run whose lease was found expired twice and still is; or, with `worker_id`, whose
 -- process is proved dead. The first such death of a job costs no delay, since hosts and processes die; from the second on
 -- the job itself may be the cause. `server` identifies the one that found the lease expired (see expired_runs): on another
--- connection nothing is reaped, since after a failover the owners must have had time to renew.
+-- connection nothing is reaped, since after a failover the owners must have had time to renew. The heartbeats of the owners are
+-- read under the lock that each of them takes (see beat).
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
   FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(lock_keys)s::text[]) AS k (key) ORDER BY 1 OFFSET 0) ordered;
 
+SELECT count(pg_advisory_xact_lock(1684828534, hash))
+  FROM (SELECT DISTINCT hashtext(j.worker_id::text) AS hash
+          FROM unnest(%(job_ids)s::uuid[]) AS d (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[d.job_id]) AND j.worker_id IS NOT NULL
+         ORDER BY 1 OFFSET 0) ordered;
+
 WITH dead AS MATERIALIZED (
     SELECT j.job_id, clock_timestamp() AS reaped_at, d.sessions_left::jsonb AS sessions_left,
+           dl_lease_end(j.worker_id, j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec) AS lease_end,
            CASE WHEN %(worker_id)s::uuid IS NULL THEN 'lease_expired' ELSE 'process_died' END AS reason,
            CASE WHEN %(worker_id)s::uuid IS NULL OR EXISTS (
                      SELECT FROM dl_job_events e
@@ -218,7 +243,8 @@ WITH dead AS MATERIALIZED (
                 THEN %(pause_sec)s::float8 * j.attempt ELSE 0 END AS delay_sec
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(sessions_left)s::text[]) AS d (job_id, run_id, sessions_left)
            JOIN dl_jobs j ON j.job_id = ANY (ARRAY[d.job_id]) AND j.run_id IS NOT DISTINCT FROM d.run_id AND j.status::text = 'running'
-     WHERE CASE WHEN %(worker_id)s::uuid IS NULL THEN dl_is_lease_expired(j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec)
+     WHERE CASE WHEN %(worker_id)s::uuid IS NULL
+                THEN dl_lease_end(j.worker_id, j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec) < clock_timestamp()
                 ELSE j.worker_id = %(worker_id)s::uuid END
        AND (%(server)s::text IS NULL
             OR %(server)s::text = (SELECT concat_ws(' ', left(pg_walfile_name(pg_current_wal_lsn()), 8),
@@ -232,11 +258,12 @@ WITH dead AS MATERIALIZED (
                                THEN reaped_at + make_interval(secs => dead.delay_sec) ELSE j.available_at END,
            error = 'the worker ' || coalesce(worker, '')
                    || CASE dead.reason WHEN 'process_died' THEN ' died: its process is gone'
-                                       ELSE ' vanished: its lease ran out at ' || least(lease_expires_at, reaped_at) END
+                                       ELSE ' vanished: its lease ran out at ' || CASE WHEN isfinite(dead.lease_end) THEN least(dead.lease_end, reaped_at) ELSE reaped_at END END
                    || coalesce(', and its SQL may still run on ' || (SELECT string_agg(target, ', ')
                                                                        FROM jsonb_array_elements_text(dead.sessions_left) AS t (target)), ''),
            error_fingerprint = dead.reason,
            finished_at = CASE WHEN cancel_requested OR attempt >= max_attempts THEN reaped_at END,
+           progress = dl_current_progress(j.status, j.job_id, j.run_id, j.heartbeat_at, j.progress),
            lease_expires_at = NULL, worker_id = NULL
       FROM dead
      WHERE j.job_id = ANY (ARRAY[dead.job_id])
@@ -319,8 +346,8 @@ SELECT job_id FROM requeued;
 -- name: get_job
 -- In the order of the fields of `Job`. Values too large to be shown are replaced by {"$dropped": …}.
 SELECT job_id, queue, task, dl_json_text(args, 8388608), idempotency_key, lock_key, partition_key, priority, available_at,
-       status::text, attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested,
-       dl_json_text(progress, 1048576), error, producer, consumer_group, created_at, started_at, finished_at, run_id, worker,
+       status::text, attempt, max_attempts, lease_ttl_sec, lease_expires_at, dl_last_heartbeat(status, worker_id, heartbeat_at), cancel_requested,
+       dl_json_text(dl_current_progress(status, job_id, run_id, heartbeat_at, progress), 1048576), error, producer, consumer_group, created_at, started_at, finished_at, run_id, worker,
        dl_json_text(result, 8388608), traceback, live_key, time_limit_sec, dl_json_text(retry, 1048576),
        dl_json_text(checkpoint, 8388608), crashes, parent_id, dl_json_text(webhook, 1048576), traceparent, limits::text, waits_on,
        graph_id, graph_key, need, skipped, fair_key, debounce_key, throttle_key, expires_at, error_fingerprint,

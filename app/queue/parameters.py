@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 from dataloader.app.db.encoding import array, unquoted_array, validate_json
-from dataloader.app.queue.job import SUCCEEDED, ReleaseRequest, RenewalRequest, Reports, Settlement
+from dataloader.app.queue.job import SUCCEEDED, ReleaseRequest, RenewalRequest, Reports, RunRef, Settlement
 from dataloader.pipelines.json_values import sanitize_json, sanitize_text
 
 _MAX_ERROR_LENGTH = 8_000
@@ -23,7 +23,20 @@ def renew_parameters(requests: Sequence[RenewalRequest], *, max_result_bytes: in
         "run_ids": unquoted_array(run.run_id for run in requests),
         "progress": array(_limited_json(run.progress, _MAX_PROGRESS_BYTES) for run in requests),
         "checkpoints": array(_limited_json(run.checkpoint, max_result_bytes) for run in requests),
+        "next_secs": unquoted_array(run.next_sec for run in requests),
     }
+
+
+def run_parameters(runs: Sequence[RunRef]) -> dict[str, Any]:
+    return {
+        "job_ids": unquoted_array(run.job_id for run in runs),
+        "run_ids": unquoted_array(run.run_id for run in runs),
+    }
+
+
+def progress_parameters(values: Sequence[tuple[RunRef, Mapping[str, Any]]]) -> dict[str, Any]:
+    progress = array(_limited_json(value, _MAX_PROGRESS_BYTES) for _, value in values)
+    return run_parameters([run for run, _ in values]) | {"progress": progress}
 
 
 def release_parameters(requests: Sequence[ReleaseRequest], *, max_result_bytes: int) -> dict[str, Any]:

@@ -95,7 +95,6 @@ class QueueControl:
         queue_threads: Mapping[str, int],
         *,
         listener: str,
-        rss_bytes: int | None,
         attempts: Any,
         is_stopping: bool = False,
     ) -> tuple[dict[str, QueueSettings], bool]:
@@ -110,7 +109,6 @@ class QueueControl:
             "queue_threads": json.dumps(dict(queue_threads)),
             "stopping": is_stopping,
             "listener": listener,
-            "rss_bytes": rss_bytes,
             "attempts": None if attempts is None else json.dumps(attempts),
         }
         rows = self._execute("report_and_fetch", parameters)

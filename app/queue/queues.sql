@@ -20,7 +20,7 @@ WITH RECURSIVE ready AS (
 SELECT DISTINCT queue
   FROM (SELECT * FROM (SELECT queue FROM ready LIMIT 1000) r
         UNION ALL SELECT queue FROM dl_queues
-        UNION ALL SELECT unnest(queues) FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
+        UNION ALL SELECT unnest(queues) FROM dl_live_workers()
         UNION ALL SELECT dl_recorded_queues()) known
  WHERE queue IS NOT NULL AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
  ORDER BY queue
@@ -35,15 +35,16 @@ UNION SELECT kind, name FROM dl_recorded_names();
 -- name: live_workers
 -- The distinct sets of queues and tasks that live worker processes serve, and their labels.
 SELECT DISTINCT queues, tasks, NOT draining AND NOT stopping AS claims, labels::text, unserved_tasks::text
-  FROM dl_workers
- WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec);
+  FROM dl_live_workers();
 
 -- name: report_and_fetch
 -- Store the report of a worker process, unless `attempts` is NULL, and return the settings of its queues. The row without a
--- queue says whether the process is drained.
+-- queue says whether the process is drained. Of each attempt the report has the time of the report.
 WITH reported AS (
     UPDATE dl_workers
-       SET listener = %(listener)s::text, rss_bytes = %(rss_bytes)s::bigint, running_attempts = %(attempts)s::jsonb,
+       SET listener = %(listener)s::text,
+           running_attempts = (SELECT coalesce(jsonb_agg(report || jsonb_build_object('reported_at', clock_timestamp())), '[]')
+                                 FROM jsonb_array_elements(%(attempts)s::jsonb) report),
            queue_threads = %(queue_threads)s::jsonb, stopping = %(stopping)s::bool,
            threads = coalesce((SELECT sum(n::int) FROM jsonb_each_text(%(queue_threads)s::jsonb) AS t (queue, n)), threads)
      WHERE worker_id = %(worker_id)s::uuid AND %(attempts)s::jsonb IS NOT NULL

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 DAY_SEC = 86_400.0
+_PROGRESS_SEC = 3 * DAY_SEC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,3 +21,8 @@ class RetentionPeriods:
     events: float = 30 * DAY_SEC
     logs: float = 14 * DAY_SEC
     audit: float = 365 * DAY_SEC
+
+    @property
+    def progress(self) -> float:
+        """Of running jobs, whose rows have it within the hour: what pages draw of the last days."""
+        return min(_PROGRESS_SEC, self.logs)

@@ -25,7 +25,7 @@ CREATE TABLE dl_schema (
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     serves_from int
 );
-INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (11, 'by hand', 9);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (12, 'by hand', 9);
 
 -- ── Types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -199,13 +199,13 @@ CREATE OR REPLACE FUNCTION dl_request_hash(queue text, task text, args jsonb) RE
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN encode(sha256(convert_to(jsonb_build_array(queue, task, args)::text, 'UTF8')), 'hex');
 
--- Whether a running job's lease has expired. Other services may write any time into the row, so a lease ends no later
--- than its length after the last heartbeat, and a lease or heartbeat further in the future than its length and a day
--- does not count. A live owner writes both with each heartbeat.
+-- Whether a running job's lease has expired, as its row alone says: for processes of older versions and other programs. Its owner
+-- renews it at least once an hour, before it expires; dl_lease_end says when it ends by the heartbeats of its owner. Other services
+-- may write any time into the row: a lease or heartbeat further in the future than its length and a day does not count.
 CREATE OR REPLACE FUNCTION dl_is_lease_expired(lease_expires_at timestamptz, heartbeat_at timestamptz, lease_ttl_sec int)
     RETURNS bool LANGUAGE sql VOLATILE PARALLEL SAFE
     RETURN coalesce(lease_expires_at, '-infinity') < clock_timestamp()
-        OR heartbeat_at < clock_timestamp() - make_interval(secs => lease_ttl_sec)
+        OR heartbeat_at < clock_timestamp() - make_interval(hours => 1, secs => lease_ttl_sec)
         OR least(lease_expires_at, coalesce(heartbeat_at, 'infinity'))
            > clock_timestamp() + make_interval(days => 1, secs => lease_ttl_sec);
 
@@ -240,9 +240,9 @@ CREATE OR REPLACE FUNCTION dl_json_text(value jsonb, max_bytes int DEFAULT 67108
     RETURN CASE WHEN pg_column_size(value) < 2000 AND pg_column_compression(value) IS NULL THEN value::text
                 WHEN value IS NOT NULL THEN dl_json_text_limited(value, max_bytes) END;
 
--- ── Events and job logs ──────────────────────────────────────────────────────────────────────────────────────────────
+-- ── Events, job logs and progress ────────────────────────────────────────────────────────────────────────────────────
 
--- Both tables are partitioned by their ids, and old rows are removed by dropping whole partitions. Ids encode the time:
+-- These tables are partitioned by their ids, and old rows are removed by dropping whole partitions. Ids encode the time:
 -- the first id of a partition is 100,000 times its start in seconds since 1970, and the sequence is advanced to it when
 -- that time comes. So the primary key is the id alone. (Ids stay below 2^53, which JSON readers can represent.)
 
@@ -270,6 +270,32 @@ CREATE TABLE dl_job_logs (
 ) PARTITION BY RANGE (log_id);
 CREATE INDEX dl_job_logs_job_idx ON dl_job_logs (job_id, log_id);
 CREATE TABLE dl_job_logs_default PARTITION OF dl_job_logs DEFAULT;
+
+-- The progress of running jobs, one row a change: the newest one of a run counts. dl_jobs has it when the run has ended, and
+-- whenever its owner renews the row. An update of the job's row each time would leave row versions that every reader of it
+-- passes, as long as a transaction of hours keeps vacuum from removing them.
+CREATE TABLE dl_progress (
+    progress_id bigserial   PRIMARY KEY,
+    job_id      uuid        NOT NULL,
+    run_id      uuid        NOT NULL,
+    ts          timestamptz NOT NULL,
+    progress    jsonb       NOT NULL
+) PARTITION BY RANGE (progress_id);
+CREATE INDEX dl_progress_job_idx ON dl_progress (job_id, progress_id);
+CREATE TABLE dl_progress_default PARTITION OF dl_progress DEFAULT;
+
+-- The column with the ids of a partitioned table.
+CREATE OR REPLACE FUNCTION dl_id_column(parent text) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    id_column text := CASE parent WHEN 'dl_job_events' THEN 'event_id' WHEN 'dl_job_logs' THEN 'log_id'
+                                  WHEN 'dl_progress' THEN 'progress_id' END;
+BEGIN
+    IF id_column IS NULL THEN
+        RAISE EXCEPTION 'unknown partitioned table %; expected dl_job_events, dl_job_logs or dl_progress', parent;
+    END IF;
+    RETURN id_column;
+END $$;
 
 CREATE OR REPLACE FUNCTION dl_first_id_at(at timestamptz) RETURNS bigint
     LANGUAGE sql IMMUTABLE RETURN (extract(epoch FROM at) * 100000)::bigint;
@@ -304,9 +330,7 @@ DECLARE
                                * extract(epoch FROM span)) END);
     part      text;
 BEGIN
-    IF parent NOT IN ('dl_job_events', 'dl_job_logs') THEN
-        RAISE EXCEPTION 'unknown partitioned table %; expected dl_job_events or dl_job_logs', parent;
-    END IF;
+    PERFORM dl_id_column(parent);  -- an error for any other table
     -- The owner may use any span; the service's account must not fill the catalogue with tables.
     IF NOT span BETWEEN min_span AND interval '31 days' OR ahead > interval '31 days' THEN
         RAISE EXCEPTION 'partitions of % created % ahead; allowed are an hour to 31 days', span, ahead;
@@ -330,14 +354,11 @@ END $$;
 CREATE OR REPLACE FUNCTION dl_advance_sequence(parent text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    sequence          text := pg_get_serial_sequence(parent, CASE parent WHEN 'dl_job_logs' THEN 'log_id' ELSE 'event_id' END);
+    sequence          text := pg_get_serial_sequence(parent, dl_id_column(parent));
     now_id            bigint := dl_first_id_at(clock_timestamp());
     current_partition record;
     last_id           bigint;
 BEGIN
-    IF parent NOT IN ('dl_job_events', 'dl_job_logs') THEN
-        RAISE EXCEPTION 'unknown partitioned table %; expected dl_job_events or dl_job_logs', parent;
-    END IF;
     PERFORM pg_advisory_xact_lock(1684828527, 3);
     SELECT * INTO current_partition FROM dl_partitions(parent) p WHERE p.low <= now_id AND now_id < p.high;
     EXECUTE format('SELECT last_value FROM %s', sequence) INTO last_id;
@@ -354,7 +375,7 @@ END $$;
 CREATE OR REPLACE FUNCTION dl_drop_partitions(parent text, period interval, dry_run bool) RETURNS SETOF text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '100ms' AS $$
 DECLARE
-    column_of  text := CASE parent WHEN 'dl_job_logs' THEN 'log_id' ELSE 'event_id' END;
+    column_of  text := dl_id_column(parent);
     min_age    interval := CASE WHEN pg_has_role(session_user, current_user, 'MEMBER') THEN period
                                ELSE greatest(period, interval '1 day') END;
     last_id    bigint;
@@ -362,9 +383,6 @@ DECLARE
     newest     timestamptz;
     is_expired bool;
 BEGIN
-    IF parent NOT IN ('dl_job_events', 'dl_job_logs') THEN
-        RAISE EXCEPTION 'unknown partitioned table %; expected dl_job_events or dl_job_logs', parent;
-    END IF;
     EXECUTE format('SELECT last_value FROM %s', pg_get_serial_sequence(parent, column_of)) INTO last_id;
     FOR candidate IN SELECT * FROM dl_partitions(parent) p WHERE p.high <= last_id ORDER BY p.low LOOP
         EXECUTE format('SELECT max(ts) FROM (SELECT ts FROM %I ORDER BY %I DESC LIMIT 1000) last', candidate.part, column_of)
@@ -451,12 +469,13 @@ CREATE TABLE dl_workers (
     queue_threads    jsonb       NOT NULL DEFAULT '{}',  -- queue -> threads that run its jobs
     heartbeat_sec    float8      NOT NULL,
     started_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- For processes of older versions: until when this one counts as seen. dl_heartbeats has its heartbeats.
     seen_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
     draining         bool        NOT NULL DEFAULT false,  -- an operator stopped its claims
     stopping         bool        NOT NULL DEFAULT false,  -- the process is shutting down
     listener         text,                                -- state of its LISTEN connection
-    rss_bytes        bigint,                              -- its memory, without child processes
-    -- Of each attempt at the last heartbeat: run_id, age of its progress, stop reason and stop step.
+    rss_bytes        bigint,                              -- of processes of older versions; see dl_heartbeats
+    -- Of each attempt that was asked to stop, or of all while the process lacks memory: run_id, stop reason, stop step.
     running_attempts jsonb       NOT NULL DEFAULT '[]',
     -- Identifies the process on its host, so that others there can prove its death. NULL: its lease alone decides.
     boot_id          text,
@@ -479,9 +498,89 @@ CREATE TABLE dl_workers (
     CONSTRAINT dl_workers_chk_heartbeat CHECK (heartbeat_sec > 0 AND heartbeat_sec <= 86400),
     CONSTRAINT dl_workers_chk_json CHECK (jsonb_typeof(running_attempts) = 'array' AND jsonb_typeof(queue_threads) = 'object'
                                          AND jsonb_typeof(labels) = 'object' AND jsonb_typeof(unserved_tasks) = 'object')
--- Heartbeats update it often. Each vacuum or analyze would make all sessions plan their statements on it again; updates prune its pages,
--- as long as these have room for the next version of each row.
+-- Each vacuum or analyze would make all sessions plan their statements on it again; updates prune its pages, as long as these have
+-- room for the next version of each row.
 ) WITH (fillfactor = 50, autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);
+
+-- The heartbeats of processes: a process proves that it lives once for all its runs. A row a heartbeat; the newest one of a process
+-- counts, and readers find it first. An update of one row would leave versions that all readers pass while a transaction of hours
+-- keeps vacuum from removing them.
+CREATE TABLE dl_heartbeats (
+    worker_id uuid        NOT NULL,
+    seen_at   timestamptz NOT NULL,
+    rss_bytes bigint,               -- the memory of the process, without child processes
+    PRIMARY KEY (worker_id, seen_at)
+) WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);
+
+-- The last heartbeat of a process; `seen_at` is that of its row in dl_workers.
+CREATE OR REPLACE FUNCTION dl_last_beat(of_worker uuid, seen_at timestamptz DEFAULT NULL) RETURNS timestamptz
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+BEGIN
+    -- A process of an older version has no other row.
+    RETURN coalesce((SELECT h.seen_at FROM dl_heartbeats h WHERE h.worker_id = of_worker ORDER BY h.seen_at DESC LIMIT 1), seen_at);
+END $$;
+
+-- The processes whose last heartbeat is not older than three of their intervals. The planner puts the text of this function in the place
+-- of its call.
+CREATE OR REPLACE FUNCTION dl_live_workers() RETURNS SETOF dl_workers
+    LANGUAGE sql STABLE AS $$
+    SELECT w.*
+      FROM dl_workers w
+     WHERE coalesce((SELECT h.seen_at FROM dl_heartbeats h WHERE h.worker_id = w.worker_id ORDER BY h.seen_at DESC LIMIT 1), w.seen_at)
+           > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
+$$;
+
+-- ── Running jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- When a running job may be taken from its owner: a run lives as long as its process sends heartbeats at least every lease_ttl_sec.
+-- Its row may be newer than the last heartbeat: the job was just claimed, or a process of an older version renews it. Without a
+-- worker_id another program has claimed the job: the lease of its row decides, which ends no later than its length after
+-- heartbeat_at. What is further in the future than a day (and, of a row, its length) does not count.
+CREATE OR REPLACE FUNCTION dl_lease_end(worker_id uuid, lease_expires_at timestamptz, heartbeat_at timestamptz, lease_ttl_sec int)
+    RETURNS timestamptz LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+DECLARE
+    length interval := make_interval(secs => lease_ttl_sec);
+    latest timestamptz := clock_timestamp() + interval '1 day';
+BEGIN
+    IF worker_id IS NOT NULL THEN
+        RETURN coalesce(greatest(CASE WHEN heartbeat_at <= latest THEN heartbeat_at END, dl_last_beat(worker_id)), '-infinity') + length;
+    ELSIF lease_expires_at IS NULL OR least(lease_expires_at, coalesce(heartbeat_at, 'infinity')) > latest + length THEN
+        RETURN '-infinity';
+    END IF;
+    RETURN least(lease_expires_at, heartbeat_at + length);
+END $$;
+
+-- When the owner of a job was last seen, if it runs; else as its row says.
+CREATE OR REPLACE FUNCTION dl_last_heartbeat(status dl_status, worker_id uuid, heartbeat_at timestamptz) RETURNS timestamptz
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+BEGIN
+    IF status = 'running' AND worker_id IS NOT NULL THEN
+        RETURN greatest(heartbeat_at, dl_last_beat(worker_id));
+    END IF;
+    RETURN heartbeat_at;
+END $$;
+
+-- When the progress of a run last changed. NULL: its task reports none, or the change is older than what is kept.
+CREATE OR REPLACE FUNCTION dl_progress_changed_at(of_job uuid, of_run uuid) RETURNS timestamptz
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN (SELECT p.ts FROM dl_progress p WHERE p.job_id = of_job AND p.run_id = of_run ORDER BY p.progress_id DESC LIMIT 1);
+END $$;
+
+-- The progress of a job: what its run has saved since its row was renewed, or that of its row. The ids of these rows are not less than
+-- the first one of the day.
+CREATE OR REPLACE FUNCTION dl_current_progress(status dl_status, of_job uuid, of_run uuid, heartbeat_at timestamptz, progress jsonb)
+    RETURNS jsonb LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    IF status = 'running' AND isfinite(heartbeat_at) THEN
+        RETURN coalesce((SELECT p.progress
+                           FROM dl_progress p
+                          WHERE p.job_id = of_job AND p.progress_id >= dl_first_id_at(heartbeat_at - interval '1 day')
+                            AND p.run_id = of_run AND p.ts > heartbeat_at
+                          ORDER BY p.progress_id DESC LIMIT 1), progress);
+    END IF;
+    RETURN progress;
+END $$;
 
 -- Settings of queues. A queue without a row is open and has no limit.
 CREATE TABLE dl_queues (
@@ -588,8 +687,8 @@ BEGIN
     PERFORM set_config('dl.fair_more', '0', true);
     max_running := (SELECT greatest(1, floor(coalesce((SELECT q.share FROM dl_queues q WHERE q.queue = queue_name), 0.5)
                                              * sum(coalesce((w.queue_threads ->> queue_name)::int, w.threads))))
-                      FROM dl_workers w
-                     WHERE queue_name = ANY (w.queues) AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec));
+                      FROM dl_live_workers() w
+                     WHERE queue_name = ANY (w.queues));
     max_running := coalesce(max_running, 1);
     running := (SELECT coalesce(jsonb_object_agg(r.key, r.jobs), '{}')
                   FROM (SELECT coalesce(j.fair_key, '') AS key, count(*) AS jobs
@@ -733,8 +832,7 @@ BEGIN
                                                               WHERE v.queue = queue_name AND v.worker_id = w.worker_id)) AS silent,
                EXISTS (SELECT FROM dl_notify_state v WHERE v.queue = queue_name AND v.needs_notification) AS needed
           INTO live
-          FROM (SELECT worker_id, queue_name = ANY (queues) AS serves FROM dl_workers
-                 WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)) w;
+          FROM (SELECT worker_id, queue_name = ANY (queues) AS serves FROM dl_live_workers()) w;
         IF live.processes > 0 AND NOT live.needed AND live.silent = 0
            AND (live.serving > 0
                 OR coalesce((SELECT j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
@@ -1777,7 +1875,7 @@ END $$;
 -- ── First partitions, rights ─────────────────────────────────────────────────────────────────────────────────────────
 
 SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_advance_sequence(parent)
-  FROM unnest(ARRAY['dl_job_events', 'dl_job_logs']) AS p (parent);
+  FROM unnest(ARRAY['dl_job_events', 'dl_job_logs', 'dl_progress']) AS p (parent);
 
 -- Only the owner may call the functions that have the owner's rights, until roles.sql grants them. Triggers fire all the
 -- same. PUBLIC keeps two: a plain INSERT draws an id and checks tags with the rights of its sender.

@@ -8,18 +8,16 @@ WITH unknown AS (
     SELECT job_id, unknown_task AS was_deferred
       FROM dl_jobs j
      WHERE queue = %(queue)s::text AND status = 'queued' AND wait_state = 'ready' AND task <> ALL (%(tasks)s::text[])
-       AND NOT EXISTS (SELECT FROM dl_workers w
-                        WHERE j.queue = ANY (w.queues) AND j.task = ANY (w.tasks)
-                          AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec))
+       AND NOT EXISTS (SELECT FROM dl_live_workers() w
+                        WHERE j.queue = ANY (w.queues) AND j.task = ANY (w.tasks))
      ORDER BY priority, created_at, job_id
      LIMIT 500
        FOR NO KEY UPDATE SKIP LOCKED
 ), deferred AS (
     UPDATE dl_jobs j
        SET wait_state = 'scheduled', waits_on = NULL, unknown_task = true,
-           error = CASE WHEN EXISTS (SELECT FROM dl_workers w
-                                      WHERE j.queue = ANY (w.queues) AND w.unserved_tasks ? j.task
-                                        AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec))
+           error = CASE WHEN EXISTS (SELECT FROM dl_live_workers() w
+                                      WHERE j.queue = ANY (w.queues) AND w.unserved_tasks ? j.task)
                         THEN 'no live worker has the labels that are required by the task ' ELSE 'no live worker knows the task ' END
                    || quote_literal(left(j.task, 200)),
            available_at = clock_timestamp() + make_interval(

@@ -71,7 +71,7 @@ class HeartbeatResult:
     has_others: bool = True  # `others` was read in this heartbeat
     is_led: bool = True  # there is a maintenance leader
     next_schedule_in_sec: float | None = None  # less than 0: it is late
-    has_expired_leases: bool = False
+    has_silent_workers: bool = False  # a process has missed heartbeats: its leases may have expired
     has_ready_jobs: bool = False  # in `idle_queues`
     has_waiting_work: bool = False  # blocked jobs, or updates of datasets that schedules wait for
     has_due_deliveries: bool = False  # of webhooks
@@ -188,6 +188,11 @@ class NotifyStateTable:
 def notify_waiting_queues(executor: Executor) -> None:
     """Notify every queue that has a ready job: repairs a lost notification within the caller's interval."""
     executor.execute("notify_waiting_queues")
+
+
+def prune_heartbeats(executor: Executor) -> None:
+    """Delete heartbeats that no reader needs any more."""
+    executor.execute("prune_heartbeats")
 
 
 def prune_notify_state(executor: Executor) -> None:

@@ -21,22 +21,28 @@ WITH self AS (
 SELECT pg_notify('dl_control', concat_ws(' ', 'started', boot_id, worker_id)) FROM self WHERE boot_id IS NOT NULL;
 
 -- name: record_heartbeat
--- Renews the row of a process. Returns whether another one took over its name, and what there is to do: that there is no
--- maintenance leader, when the next schedule comes, that a lease has expired, that `idle_queues` have a job to claim, that
+-- After a heartbeat (`beat` in jobs.sql). Returns whether another process took over the name, and what there is to do: that there is no
+-- maintenance leader, when the next schedule comes, that a process has sent no heartbeat for two of its intervals, so that leases may have
+-- expired, that `idle_queues` have a job to claim, that
 -- blocked jobs or updates of datasets wait, which a frozen leader does not handle, that a webhook delivery is due, and the version
--- of the settings. No row: the process is not registered. The commit does not wait for the WAL flush: a crash of the server may lose
--- the last heartbeats.
-WITH self AS (
-    UPDATE dl_workers SET seen_at = clock_timestamp() WHERE worker_id = %(worker_id)s::uuid
-    RETURNING superseded_by, incarnation, queues, draining
-)
+-- of the settings. No row: the process is not registered. The row is changed seldom: `seen_at` is when it is changed next, a tenth of
+-- the life of the process later, so that processes of older versions count it as alive; they do not know dl_heartbeats.
+SELECT set_config('synchronous_commit', 'off', true);
+
+UPDATE dl_workers
+   SET seen_at = clock_timestamp()
+                 + make_interval(secs => least(600, greatest(2 * heartbeat_sec, extract(epoch FROM clock_timestamp() - started_at) / 10)))
+ WHERE worker_id = %(worker_id)s::uuid AND seen_at < clock_timestamp();
+
 SELECT superseded_by IS NOT NULL, incarnation,
        -- The lock is released at once, not with the transaction: a process that is about to lead would find it taken.
        (SELECT NOT CASE WHEN pg_try_advisory_lock_shared(1684828527, 5)
                         THEN pg_advisory_unlock_shared(1684828527, 5) ELSE false END) AS is_led,
        due.next_schedule_in_sec,
-       EXISTS (SELECT FROM dl_jobs
-                WHERE status = 'running' AND dl_is_lease_expired(lease_expires_at, heartbeat_at, lease_ttl_sec)) AS has_expired_leases,
+       EXISTS (SELECT FROM dl_workers w
+                WHERE w.dead_at IS NULL
+                  AND coalesce((SELECT h.seen_at FROM dl_heartbeats h WHERE h.worker_id = w.worker_id ORDER BY h.seen_at DESC LIMIT 1),
+                               w.seen_at) < clock_timestamp() - make_interval(secs => 2 * w.heartbeat_sec)) AS has_silent_workers,
        EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' AND queue = ANY (%(idle_queues)s::text[]))
        OR EXISTS (SELECT FROM dl_jobs
                    WHERE status = 'queued' AND wait_state = 'scheduled' AND available_at <= (SELECT clock_timestamp())
@@ -46,9 +52,13 @@ SELECT superseded_by IS NOT NULL, incarnation,
        due.has_due_deliveries,
        -- A row's xmin changes with each change of it, also with one that commits after a later one.
        concat_ws(' ', draining, (SELECT string_agg(q.xmin::text, ' ' ORDER BY q.queue)
-                                   FROM dl_queues q WHERE q.queue = ANY (self.queues))) AS settings_version,
-       set_config('synchronous_commit', 'off', true)
-  FROM self CROSS JOIN dl_due_work() due;
+                                   FROM dl_queues q WHERE q.queue = ANY (self.queues))) AS settings_version
+  FROM dl_workers self CROSS JOIN dl_due_work() due
+ WHERE worker_id = %(worker_id)s::uuid;
+
+-- name: prune_heartbeats
+-- Only the last one of a process counts. A process that has sent none for an hour counts as last seen when its row was last changed.
+DELETE FROM dl_heartbeats WHERE seen_at < clock_timestamp() - interval '1 hour';
 
 -- name: other_workers
 -- The other processes whose death this one watches for: of its host the next `watched` that reap, by worker_id, after the last the
@@ -80,21 +90,28 @@ SELECT w.worker_id, w.name, w.boot_id, w.pid_namespace, w.time_namespace, w.pid,
   FROM others JOIN dl_workers w ON w.worker_id = ANY (ARRAY[others.worker_id]);
 
 -- name: deregister_worker
--- Deletes this process, and any that has not been seen for a day.
-DELETE FROM dl_workers
- WHERE worker_id = %(worker_id)s::uuid OR seen_at < clock_timestamp() - interval '1 day';
+-- Deletes this process, and any that has not been seen for a day, but none that holds a job: reapers look for those of dl_workers.
+WITH deleted AS (
+    DELETE FROM dl_workers w
+     WHERE (worker_id = %(worker_id)s::uuid OR seen_at < clock_timestamp() - interval '1 day')
+       AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.status = 'running' AND j.worker_id = w.worker_id)
+    RETURNING worker_id
+)
+DELETE FROM dl_heartbeats h USING deleted WHERE h.worker_id = deleted.worker_id;
 
 -- name: request_heartbeat
 -- Requests a heartbeat from a process; returns the time from which on a heartbeat is the response.
 SELECT clock_timestamp(), pg_notify('dl_control', 'heartbeat ' || %(worker_id)s::text);
 
 -- name: supersede_worker
--- Takes over the name of a process that has sent no heartbeat since it was requested to. Both this and a heartbeat change its row, so
+-- Takes over the name of a process that has sent no heartbeat since it was requested to. Both this and a heartbeat take its lock, so
 -- one comes first: the process learns that its name is taken, or is found alive. No row: the process is gone.
+SELECT pg_advisory_xact_lock(1684828534, hashtext(%(worker_id)s::text));
+
 WITH superseded AS (
     UPDATE dl_workers
        SET superseded_by = %(by)s::uuid
-     WHERE worker_id = %(worker_id)s::uuid AND seen_at <= %(requested_at)s::timestamptz
+     WHERE worker_id = %(worker_id)s::uuid AND dl_last_beat(worker_id, seen_at) <= %(requested_at)s::timestamptz
     RETURNING worker_id
 )
 SELECT EXISTS (SELECT FROM superseded) FROM dl_workers WHERE worker_id = %(worker_id)s::uuid;
@@ -149,9 +166,8 @@ WITH RECURSIVE queues AS (
 )
 SELECT count(pg_notify('dl_jobs', queue))
   FROM (SELECT queue FROM queues WHERE queue IS NOT NULL LIMIT 500) waiting
- WHERE coalesce((SELECT bool_or(w.listener IS DISTINCT FROM 'off') FROM dl_workers w
-                  WHERE waiting.queue = ANY (w.queues) AND w.dead_at IS NULL
-                    AND w.seen_at > clock_timestamp() - make_interval(secs => 6 * w.heartbeat_sec)), true);
+ WHERE coalesce((SELECT bool_or(w.listener IS DISTINCT FROM 'off') FROM dl_live_workers() w
+                  WHERE waiting.queue = ANY (w.queues) AND w.dead_at IS NULL), true);
 
 -- name: set_needs_notification
 -- Records whether this process needs notifications for queues. A lost row costs a delay of a second, so the commit does not
@@ -173,4 +189,4 @@ DELETE FROM dl_notify_state s
  WHERE s.worker_id = %(worker_id)s::uuid
     OR NOT EXISTS (SELECT FROM dl_workers w
                     WHERE w.worker_id = s.worker_id
-                      AND w.seen_at > clock_timestamp() - make_interval(secs => 6 * w.heartbeat_sec));
+                      AND dl_last_beat(w.worker_id, w.seen_at) > clock_timestamp() - make_interval(secs => 6 * w.heartbeat_sec));

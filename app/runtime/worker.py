@@ -30,7 +30,7 @@ from dataloader.app.runtime.service import Service, set_up_logging
 from dataloader.app.runtime.shutdown import EXIT_STOP_TIMEOUT, Shutdown
 from dataloader.app.runtime.startup import Startup
 from dataloader.pipelines.portable import clock
-from dataloader.workers.worker_control import rss_bytes
+from dataloader.workers.memory import rss_bytes
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
@@ -23,6 +23,7 @@ from dataloader.app.queue.job import (
     ReleaseReason,
     ReleaseRequest,
     RenewalRequest,
+    RunRef,
     Settlement,
     SettleResult,
     Status,
@@ -46,6 +47,7 @@ class QueueFixture:
     def __init__(self, dsn: str, *, schema: str = "public") -> None:
         self.dsn = dsn
         self.schema = schema
+        self.worker_id = uuid4()  # of the process that the test is
         self.session = Session(dsn, application_name="queue-db", schema=schema)
         self.queue = JobQueue(self.session)
         self._closing: list[Any] = [self.session]
@@ -147,14 +149,18 @@ class QueueFixture:
         return fate
 
     def renew(self, run: ClaimedJob, progress: Mapping[str, Any] | None = None) -> bool | None:
-        """Whether its cancel was asked for; None when the run is not ours any more."""
-        (output,) = self.queue.renew([RenewalRequest(run.id, run.run_id, progress)], late_sec=3600)
-        assert output.run_id == run.run_id
-        return output.cancel_requested if output.owned else None
+        """Renew its row. Whether its cancel was asked for; None when the run is not ours any more."""
+        self.queue.renew([RenewalRequest(run.id, run.run_id, progress)])
+        answers = self.queue.beat(self.worker_id, [RunRef(run.id, run.run_id)])
+        if not answers:
+            return False
+        return answers[0].cancel_requested if answers[0].is_owned else None
 
     def expire_lease(self, job_id: UUID) -> None:
         self.sql(
-            "UPDATE dl_jobs SET lease_expires_at = clock_timestamp() - interval '1 s' WHERE job_id = %s", str(job_id)
+            "UPDATE dl_jobs SET lease_expires_at = clock_timestamp() - interval '1 s',"
+            " heartbeat_at = clock_timestamp() - make_interval(secs => lease_ttl_sec + 1) WHERE job_id = %s",
+            str(job_id),
         )
 
     def make_due(self, *job_ids: UUID) -> None:

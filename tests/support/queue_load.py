@@ -95,8 +95,7 @@ class RandomQueueLoad:
     def renew(self) -> None:
         if self.held_attempts:
             self.queue.renew(
-                [RenewalRequest(run.id, run.run_id, {"n": self.action_count}) for run in self.held_attempts],
-                late_sec=60,
+                [RenewalRequest(run.id, run.run_id, {"n": self.action_count}) for run in self.held_attempts]
             )
 
     def settle_as_zombie(self) -> None:

@@ -90,7 +90,7 @@ def test_expired_leases_of_a_heartbeat_are_checked_in_time(times, database):
     for step in (0.5, 0.5, 1.0):
         assert database.reaped == []
         times.now += step * HEARTBEAT
-        reaper.on_heartbeat(HeartbeatResult(has_expired_leases=True))
+        reaper.on_heartbeat(HeartbeatResult(has_silent_workers=True))
         reaper.run_once()
 
     assert database.reaped == dead
@@ -110,7 +110,7 @@ def test_reaper_checks_without_heartbeats_after_three_periods(times, database):
 
 
 def test_heartbeat_without_expired_leases_is_a_check(times, database):
-    reaper = made(database, interval_sec=HEARTBEAT)
+    reaper = made(database, interval_sec=HEARTBEAT, is_leader=lambda: False)
     dead, database.dead = database.dead, []
     reaper.run_once()
     database.dead = dead

@@ -9,7 +9,7 @@ from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import HeartbeatResult
-from dataloader.workers import worker_control
+from dataloader.workers import memory, worker_control
 from dataloader.workers.listener import ListenState
 from dataloader.workers.pool import WorkerPool
 from dataloader.workers.queue_buffer import QueueLimits
@@ -111,23 +111,26 @@ def test_idle_process_reports_less_while_it_is_notified(worker_pools, queues, mo
     assert calls == [0, 5, 45, 50, 70, 370]
 
 
-def test_worker_reports_age_of_progress(worker_pools, queues):
-    worker_pools.listening_pool({"q": 1})
+def test_report_is_written_when_it_changes(worker_pools, queues):
+    pool = worker_pools.listening_pool({"q": 1}, heartbeat_sec=30.0)
     worker_pools.add_job("held", args={"n": 1})
-    eventually(lambda: worker_pools.gate.arrived, message="it runs")
+    worker_pools.gate.wait_for_inside(1)
+    eventually(lambda: worker_pools.queue_fixture.fetch_row("SELECT listener FROM dl_workers") == "listening")
+    version = worker_pools.queue_fixture.fetch_row("SELECT xmin::text FROM dl_workers")
+    for _ in range(2):
+        pool._worker_control.sync_now()
+        eventually(lambda: pool._worker_control._last_sync_at > 0, message="it has fetched its settings")
+    assert worker_pools.queue_fixture.fetch_row("SELECT xmin::text FROM dl_workers") == version
 
-    def age() -> float | None:
-        result = worker_pools.queue_fixture.fetch_row(
-            "SELECT running_attempts -> 0 -> 'progress_age_sec' FROM dl_workers"
-        )
-        return None if result is None else float(result)
+    pool._worker_control.report_stopping()
 
-    eventually(lambda: (age() or 0) > 0.3, message="it grows")
+    query = "SELECT stopping AND xmin::text <> %s FROM dl_workers"
+    eventually(lambda: worker_pools.queue_fixture.fetch_row(query, version), message="the stop is reported")
 
 
 def test_memory_is_known_where_system_reports_it(monkeypatch, tmp_path):
-    result = worker_control.rss_bytes()
+    result = memory.rss_bytes()
     assert result is None or result > 1_000_000
-    monkeypatch.setattr(worker_control, "_STATM", tmp_path / "nothing")
+    monkeypatch.setattr(memory, "_STATM", tmp_path / "nothing")
 
-    assert worker_control.rss_bytes() is None
+    assert memory.rss_bytes() is None

@@ -82,7 +82,7 @@ WITH stale AS (
      WHERE NOT EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = s.job_id AND j.status::text = 'running')
 )
 INSERT INTO dl_stalled_progress AS s (job_id, run_id, digest)
-SELECT job_id, run_id, md5(progress::text || coalesce(checkpoint::text, ''))
+SELECT job_id, run_id, md5(dl_current_progress(status, job_id, run_id, heartbeat_at, progress)::text || coalesce(checkpoint::text, ''))
   FROM dl_jobs
  WHERE status = 'running'
    AND EXISTS (SELECT FROM dl_alert_rules WHERE kind = 'stalled' AND active)
@@ -166,7 +166,7 @@ WITH RECURSIVE rules AS MATERIALIZED (
     SELECT r.rule_id, r.kind, r.name, w.name, r.queue, NULL, s.sec,
            'the worker ' || w.name || ' has been silent for ' || round(s.sec) || ' s'
       FROM rules r CROSS JOIN dl_workers w
-           CROSS JOIN LATERAL (SELECT date_part('epoch', clock_timestamp()) - date_part('epoch', w.seen_at) AS sec) s
+           CROSS JOIN LATERAL (SELECT date_part('epoch', clock_timestamp()) - date_part('epoch', dl_last_beat(w.worker_id, w.seen_at)) AS sec) s
      WHERE r.kind = 'dead_worker' AND s.sec > greatest(r.threshold, 3 * w.heartbeat_sec) AND s.sec < r.window_sec
        AND coalesce(r.queue = ANY (w.queues), true)
     UNION ALL

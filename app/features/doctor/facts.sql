@@ -137,7 +137,7 @@ SELECT l.pid, coalesce(a.application_name, ''), coalesce(a.usename, ''), coalesc
 -- Jobs that no worker will claim, and attempts that run too long. Each list is limited: the tasks of ready jobs are those of
 -- the first `max_ready` of each queue. Workers mark the other jobs of unknown tasks.
 WITH RECURSIVE live AS MATERIALIZED (
-    SELECT name, queues, tasks, schedules, labels, unserved_tasks, reaps FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
+    SELECT name, queues, tasks, schedules, labels, unserved_tasks, reaps FROM dl_live_workers()
 ), queues AS (
     (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
     UNION ALL
@@ -173,30 +173,29 @@ SELECT jsonb_build_object(
                                       WHERE NOT EXISTS (SELECT FROM live WHERE w.queue = ANY (live.queues) AND w.task = ANY (live.tasks))),
            'labels', (SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(queue, labels)), '[]')
                         FROM live CROSS JOIN LATERAL unnest(queues) q (queue)),
-           'expired', (SELECT coalesce(jsonb_agg(jsonb_build_array(job_id, worker, round(extract(epoch FROM clock_timestamp() - lease_expires_at)))), '[]')
-                         FROM (SELECT job_id, worker, lease_expires_at FROM dl_jobs
-                                WHERE status = 'running' AND lease_expires_at < clock_timestamp() - interval '2 minutes' AND isfinite(lease_expires_at) LIMIT 50) e),
+           'expired', (SELECT coalesce(jsonb_agg(jsonb_build_array(job_id, worker, round(extract(epoch FROM clock_timestamp() - lease_end)))), '[]')
+                         FROM (SELECT job_id, worker, lease_end
+                                 FROM dl_jobs CROSS JOIN LATERAL dl_lease_end(worker_id, lease_expires_at, heartbeat_at, lease_ttl_sec) AS lease_end
+                                WHERE status = 'running' AND lease_end < clock_timestamp() - interval '2 minutes' AND isfinite(lease_end) LIMIT 50) e),
            'odd_leases', (SELECT coalesce(jsonb_agg(jsonb_build_array(job_id, worker, lease_expires_at, heartbeat_at)), '[]')
                             FROM (SELECT job_id, worker, lease_expires_at, heartbeat_at FROM dl_jobs
                                    WHERE status = 'running'
                                      AND greatest(lease_expires_at, heartbeat_at)
-                                         > clock_timestamp() + make_interval(secs => lease_ttl_sec + 60)
+                                         > clock_timestamp() + make_interval(hours => CASE WHEN worker_id IS NULL THEN 0 ELSE 1 END, secs => lease_ttl_sec + 60)
                                    LIMIT 50) o),
            'unstopped', (SELECT coalesce(jsonb_agg(jsonb_build_array(job_id, worker, left(error, 200))), '[]')
                            FROM (SELECT job_id, worker, error FROM dl_jobs
-                                  WHERE status = 'running' AND (error IS NOT NULL OR cancel_requested AND heartbeat_at > started_at + interval '10 minutes')
+                                  WHERE status = 'running' AND (error IS NOT NULL OR cancel_requested AND dl_last_heartbeat(status, worker_id, heartbeat_at) > started_at + interval '10 minutes')
                                   LIMIT 50) u),
            'shared_names', (SELECT coalesce(jsonb_agg(jsonb_build_array(worker_name, workers) ORDER BY worker_name), '[]')
                               FROM (SELECT worker_name, jsonb_agg(name ORDER BY started_at) AS workers
-                                      FROM dl_workers
+                                      FROM dl_live_workers()
                                      WHERE worker_name IS NOT NULL AND superseded_by IS NULL AND dead_at IS NULL AND NOT stopping
-                                       AND seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
                                      GROUP BY worker_name HAVING count(*) > 1) shared),
            'listeners', (SELECT coalesce(jsonb_agg(jsonb_build_array(host, listener, workers)), '[]')
                            FROM (SELECT split_part(name, ':', 1) AS host, listener, count(*) AS workers
-                                   FROM dl_workers
+                                   FROM dl_live_workers()
                                   WHERE listener IS NOT NULL AND dead_at IS NULL AND NOT stopping
-                                    AND seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
                                   GROUP BY 1, 2 ORDER BY 1, 2 LIMIT 1000) of_host),
            'webhooks_disabled', (SELECT coalesce(jsonb_agg(webhook_id), '[]')
                                    FROM (SELECT webhook_id FROM dl_webhooks WHERE disabled_at IS NOT NULL LIMIT 50) w),

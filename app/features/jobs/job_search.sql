@@ -33,8 +33,8 @@ WITH window_end AS MATERIALIZED (
 )
 SELECT window_end.created_at, window_end.job_id,
        f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
-       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, f.heartbeat_at, f.finished_at,
-       f.error, dl_json_text(f.progress, 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
+       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, dl_last_heartbeat(f.status, f.worker_id, f.heartbeat_at), f.finished_at,
+       f.error, dl_json_text(dl_current_progress(f.status, f.job_id, f.run_id, f.heartbeat_at, f.progress), 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
   FROM (VALUES (1)) AS single (n) LEFT JOIN window_end ON true LEFT JOIN page f ON true
  ORDER BY f.created_at DESC, f.job_id DESC;
 
@@ -66,8 +66,8 @@ WITH window_end AS MATERIALIZED (
 )
 SELECT window_end.created_at, window_end.job_id,
        f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
-       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, f.heartbeat_at, f.finished_at,
-       f.error, dl_json_text(f.progress, 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
+       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, dl_last_heartbeat(f.status, f.worker_id, f.heartbeat_at), f.finished_at,
+       f.error, dl_json_text(dl_current_progress(f.status, f.job_id, f.run_id, f.heartbeat_at, f.progress), 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
   FROM (VALUES (1)) AS single (n) LEFT JOIN window_end ON true LEFT JOIN page f ON true
  ORDER BY f.created_at, f.job_id;
 
@@ -176,8 +176,8 @@ WITH size AS MATERIALIZED (
 )
 SELECT size.scanned > %(max_active)s::int AS too_many, size.scanned, (SELECT count(*) FROM keyed) AS matching, page.key,
        f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
-       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, f.heartbeat_at, f.finished_at,
-       f.error, dl_json_text(f.progress, 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
+       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, dl_last_heartbeat(f.status, f.worker_id, f.heartbeat_at), f.finished_at,
+       f.error, dl_json_text(dl_current_progress(f.status, f.job_id, f.run_id, f.heartbeat_at, f.progress), 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
   FROM size LEFT JOIN (page JOIN dl_jobs f USING (job_id)) ON true
  ORDER BY page.key, page.job_id;
 
@@ -223,8 +223,8 @@ WITH found AS MATERIALIZED (
 )
 SELECT size.scanned > %(max_jobs)s::int AS too_many, size.scanned, (SELECT count(*) FROM keyed) AS matching, page.key,
        f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
-       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, f.heartbeat_at, f.finished_at,
-       f.error, dl_json_text(f.progress, 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
+       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, dl_last_heartbeat(f.status, f.worker_id, f.heartbeat_at), f.finished_at,
+       f.error, dl_json_text(dl_current_progress(f.status, f.job_id, f.run_id, f.heartbeat_at, f.progress), 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
   FROM size LEFT JOIN (page JOIN dl_jobs f USING (job_id)) ON true
  ORDER BY page.key, page.job_id;
 
@@ -232,19 +232,12 @@ SELECT size.scanned > %(max_jobs)s::int AS too_many, size.scanned, (SELECT count
 SELECT EXISTS (SELECT FROM dl_jobs WHERE lock_key = %(lock_key)s::text ORDER BY lock_key, job_id LIMIT 1);
 
 -- name: stalled_runs
--- Running jobs whose progress has not changed for `min_sec` seconds, as live workers report it; the oldest first.
-WITH running AS MATERIALIZED (
-    SELECT job_id, run_id::text AS run_id, progress FROM dl_jobs WHERE status = 'running' LIMIT 10000
-), reports AS (
-    SELECT report ->> 'run_id' AS run_id,
-           (report ->> 'progress_age_sec')::float8 + date_part('epoch', clock_timestamp()) - date_part('epoch', w.seen_at) AS age_sec
-      FROM dl_workers w CROSS JOIN LATERAL jsonb_array_elements(w.running_attempts) report
-     WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
-)
-SELECT running.job_id, reports.age_sec
-  FROM reports JOIN running USING (run_id)
- WHERE reports.age_sec >= %(min_sec)s::float8 AND running.progress <> '{}'  -- tasks that report no progress
- ORDER BY reports.age_sec DESC
+-- Running jobs whose progress has not changed for `min_sec` seconds, the oldest first; not those of tasks that report no progress.
+SELECT job_id, age_sec
+  FROM (SELECT job_id, run_id FROM dl_jobs WHERE status = 'running' LIMIT 10000) running
+       CROSS JOIN LATERAL (SELECT extract(epoch FROM clock_timestamp() - dl_progress_changed_at(job_id, run_id))::float8 AS age_sec) ages
+ WHERE age_sec >= %(min_sec)s::float8
+ ORDER BY age_sec DESC
  LIMIT 1000;
 
 -- name: attempt_starts

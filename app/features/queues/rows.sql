@@ -40,8 +40,8 @@ WITH running AS MATERIALIZED (
     SELECT queue, count(*) AS n FROM dl_jobs WHERE status = 'running' GROUP BY queue
 ), serving AS MATERIALIZED (
     SELECT q.queue, count(*) AS workers
-      FROM dl_workers w CROSS JOIN LATERAL unnest(w.queues) q (queue)
-     WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND NOT w.draining
+      FROM dl_live_workers() w CROSS JOIN LATERAL unnest(w.queues) q (queue)
+     WHERE NOT w.draining
      GROUP BY q.queue
 )
 SELECT listed.queue, coalesce(q.state, 'open'), q.concurrency, q.per_worker, q.note, q.changed_by, q.changed_at,
@@ -108,7 +108,7 @@ SELECT draining, pg_notify('dl_control', CASE WHEN draining THEN 'drain ' ELSE '
 -- name: worker_statuses
 -- Registered worker processes with their running jobs, live ones first.
 WITH running AS MATERIALIZED (
-    SELECT job_id, queue, task, attempt, started_at, heartbeat_at, worker,
+    SELECT job_id, queue, task, attempt, started_at, dl_last_heartbeat(status, worker_id, heartbeat_at) AS heartbeat_at, worker,
            CASE WHEN checkpoint IS NULL  -- since the start of this attempt; started_at is that of the first
                 THEN greatest(0, extract(epoch FROM clock_timestamp()
                      - coalesce((SELECT e.ts FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked'
@@ -116,11 +116,14 @@ WITH running AS MATERIALIZED (
                 ELSE 0 END AS loss_sec
       FROM dl_jobs j WHERE status = 'running' LIMIT 10000
 )
-SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, cardinality(jobs.running) AS busy, w.started_at, w.seen_at,
-       w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND w.dead_at IS NULL AS alive, w.draining, w.listener,
-       w.rss_bytes, jobs.running, w.pid, w.queue_threads::text, w.stopping, jobs.would_lose_sec, w.labels::text,
+SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, cardinality(jobs.running) AS busy, w.started_at,
+       coalesce(beat.seen_at, w.seen_at),
+       coalesce(beat.seen_at, w.seen_at) > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND w.dead_at IS NULL AS alive,
+       w.draining, w.listener, coalesce(beat.rss_bytes, w.rss_bytes), jobs.running, w.pid, w.queue_threads::text, w.stopping, jobs.would_lose_sec, w.labels::text,
        w.unserved_tasks::text
   FROM dl_workers w
+       LEFT JOIN LATERAL (SELECT h.seen_at, h.rss_bytes FROM dl_heartbeats h WHERE h.worker_id = w.worker_id
+                           ORDER BY h.seen_at DESC LIMIT 1) beat ON true
        CROSS JOIN LATERAL (SELECT ARRAY(SELECT (to_jsonb(r) - 'worker' - 'loss_sec')::text FROM running r WHERE r.worker = w.name
                                          ORDER BY r.started_at) AS running,
                                  (SELECT coalesce(round(sum(r.loss_sec), 1), 0)::float8 FROM running r WHERE r.worker = w.name)

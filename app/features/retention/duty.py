@@ -7,9 +7,9 @@ from collections import Counter
 from dataloader.app import log
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.retention.rows import PrunedBatch, Retention
-from dataloader.app.queue.workers import prune_notify_state
+from dataloader.app.queue.workers import prune_heartbeats, prune_notify_state
 from dataloader.pipelines.portable import clock
-from dataloader.workers.duties import Duty, DutyContext, MaintenanceOptions
+from dataloader.workers.duties import PRUNE_INTERVAL_SEC, Duty, DutyContext, MaintenanceOptions
 
 _log = log.get(__name__)
 _INTERVAL_SEC = 60.0
@@ -29,6 +29,7 @@ class RetentionDuty:
         self._session, self._options = executor, options
         self._retention = Retention(executor, options.periods)
         self._is_hold_logged = False
+        self._next_prune_at = 0.0
         self._unlogged_deletions: Counter[tuple[str, str]] = Counter()  # (status, task) → jobs
 
     def run(self) -> float | None:
@@ -36,6 +37,9 @@ class RetentionDuty:
         started_at = clock()
         for partition in self._retention.create_partitions():
             _log.info("partition.created", partition=partition)
+        if started_at >= self._next_prune_at:
+            self._next_prune_at = started_at + PRUNE_INTERVAL_SEC
+            prune_heartbeats(self._session)
         if not self._options.deletion_enabled or self._is_on_hold():
             return None
         pruned = self._retention.prune(limit=_DELETE_BATCH)

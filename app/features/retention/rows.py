@@ -1,4 +1,4 @@
-"""Retention: deletes old finished jobs by status and task, and old events and logs by partition."""
+"""Retention: deletes old finished jobs by status and task, and old events, logs and progress by partition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataloader.app.db.statements import Executor
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.retention_periods import DAY_SEC, RetentionPeriods
 
-EVENTS_TABLE, LOGS_TABLE = "dl_job_events", "dl_job_logs"
+EVENTS_TABLE, LOGS_TABLE, PROGRESS_TABLE = "dl_job_events", "dl_job_logs", "dl_progress"
 _PARTITIONS_PER_PERIOD = 5
 _MAX_PARTITION_SEC = 7 * DAY_SEC
 
@@ -30,7 +30,11 @@ class Retention:
 
     def __init__(self, executor: Executor, periods: RetentionPeriods) -> None:
         self._execute, self._periods = executor.execute, periods
-        self._partitioned_tables = ((EVENTS_TABLE, periods.events), (LOGS_TABLE, periods.logs))
+        self._partitioned_tables = (
+            (EVENTS_TABLE, periods.events),
+            (LOGS_TABLE, periods.logs),
+            (PROGRESS_TABLE, periods.progress),
+        )
 
     @property
     def is_paused(self) -> bool:
@@ -66,7 +70,7 @@ class Retention:
         return created
 
     def drop_partitions(self, *, dry_run: bool = False) -> list[str]:
-        """Drop an old partition of events and one of logs; with `dry_run` only return their names."""
+        """Drop an old partition of events, one of logs and one of progress; with `dry_run` only return their names."""
         dropped: list[str] = []
         for parent, keep_sec in self._partitioned_tables:
             rows = self._execute("drop_partitions", {"parent": parent, "keep_sec": keep_sec, "dry_run": dry_run})

@@ -16,8 +16,8 @@ WITH RECURSIVE ready_names AS (
       FROM ready_names
      WHERE ready_names.queue IS NOT NULL
 ), live AS MATERIALIZED (
-    SELECT worker_id, queues, queue_threads, NOT draining AND NOT stopping AS can_claim FROM dl_workers
-     WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec) AND dead_at IS NULL
+    SELECT worker_id, queues, queue_threads, NOT draining AND NOT stopping AS can_claim FROM dl_live_workers()
+     WHERE dead_at IS NULL
 ), running AS MATERIALIZED (
     SELECT j.queue, count(*) AS n, count(w.worker_id) AS busy, count(*) FILTER (WHERE w.can_claim) AS claiming,
            percentile_disc(0.5) WITHIN GROUP (ORDER BY date_part('epoch', clock_timestamp()) - date_part('epoch', j.started_at))

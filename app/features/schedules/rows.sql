@@ -231,8 +231,7 @@ UPDATE dl_schedules SET error = %(error)s::text WHERE schedule_id = %(schedule_i
 -- name: see_schedules
 -- Records which schedules live workers have in their code, and which no longer: those do not fire. Returns those that it orphaned.
 WITH live AS (
-    SELECT DISTINCT unnest(schedules) AS name FROM dl_workers
-     WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
+    SELECT DISTINCT unnest(schedules) AS name FROM dl_live_workers()
 ), seen AS (
     UPDATE dl_schedules s SET seen_at = clock_timestamp(), orphaned_at = NULL
       FROM live WHERE s.name = live.name AND s.source = 'code' AND s.seen_at < clock_timestamp() - interval '1 minute'

@@ -450,5 +450,5 @@ SELECT tables.dead::text, tables.live::text,
                   WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.backend_type = 'client backend'), 0),
        (SELECT coalesce(max(age(a.backend_xmin)), 0) FROM pg_stat_activity a WHERE a.pid <> pg_backend_pid()),
        pg_notification_queue_usage(),
-       (SELECT count(*) FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec))
+       (SELECT count(*) FROM dl_live_workers())
   FROM tables;

@@ -24,8 +24,8 @@ WITH job AS (
            -- A process of which nothing runs claims one job, however high its memory is.
            EXISTS (SELECT FROM jsonb_array_elements(w.running_attempts) AS report
                     WHERE (report ->> 'memory_high')::bool) AS memory_high
-      FROM dl_workers w CROSS JOIN job LEFT JOIN dl_queues rule ON rule.queue = job.queue
-     WHERE job.queue = ANY (w.queues) AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
+      FROM dl_live_workers() w CROSS JOIN job LEFT JOIN dl_queues rule ON rule.queue = job.queue
+     WHERE job.queue = ANY (w.queues)
 ), workers AS MATERIALIZED (
     SELECT *, least(threads, per_worker) AS capacity, knows AND NOT draining AND NOT stopping AS eligible FROM serving
 )
@@ -56,8 +56,7 @@ SELECT clock_timestamp() AS now, job.wait_state::text, job.unknown_task, job.ava
                  WHERE job.wait_state = 'blocked' AND a.lock_key = job.lock_key AND a.status = 'queued' AND a.wait_state = 'blocked'
                    AND (a.priority, a.created_at, a.job_id) < (job.priority, job.created_at, job.job_id)
                  LIMIT %(max_ahead)s::int + 1) ahead) AS blocked_ahead,
-       (SELECT count(*) FROM dl_workers w
-         WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)) AS workers_anywhere,
+       (SELECT count(*) FROM dl_live_workers()) AS workers_anywhere,
        job.waits_on, coalesce((job.limits ->> job.waits_on)::int, 1) AS weight,
        (SELECT count(*)
           FROM (SELECT FROM dl_jobs a
@@ -112,23 +111,23 @@ SELECT job.fair, job.fair_key,
   FROM job;
 
 -- name: running_facts
-SELECT clock_timestamp() AS now, j.task, j.attempt, j.max_attempts, j.worker, j.heartbeat_at, j.lease_expires_at, j.cancel_requested,
+SELECT clock_timestamp() AS now, j.task, j.attempt, j.max_attempts, j.worker,
+       dl_last_heartbeat(j.status, j.worker_id, j.heartbeat_at), dl_lease_end(j.worker_id, j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec), j.cancel_requested,
        (SELECT max(e.ts) FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked') AS started_at,
        coalesce((SELECT min(e.ts) FROM dl_job_events e
                   WHERE e.job_id = j.job_id AND e.kind = 'cancel_requested'
                     AND e.event_id > (SELECT max(p.event_id) FROM dl_job_events p
                                        WHERE p.job_id = j.job_id AND p.kind = 'picked')),
-                (SELECT w.seen_at - make_interval(secs => (report ->> 'stop_age_sec')::float8)  -- no event: a time limit
+                (SELECT coalesce((report ->> 'reported_at')::timestamptz, w.seen_at) - make_interval(secs => (report ->> 'stop_age_sec')::float8)  -- no event: a time limit
                    FROM jsonb_array_elements(w.running_attempts) report
                   WHERE report ->> 'run_id' = j.run_id::text)) AS stop_requested_at,
-       w.worker_id, w.seen_at, w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AS alive,
+       w.worker_id, w.last_beat_at, w.last_beat_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AS alive,
        (SELECT report ->> 'stop_step' FROM jsonb_array_elements(w.running_attempts) report WHERE report ->> 'run_id' = j.run_id::text) AS stop_step,
        (SELECT report ->> 'stop_reason' FROM jsonb_array_elements(w.running_attempts) report WHERE report ->> 'run_id' = j.run_id::text) AS stopping,
-       (SELECT (report ->> 'progress_age_sec')::float8 FROM jsonb_array_elements(w.running_attempts) report
-         WHERE report ->> 'run_id' = j.run_id::text AND j.progress <> '{}')  -- tasks that report no progress
-       + CASE WHEN isfinite(w.seen_at) THEN extract(epoch FROM clock_timestamp() - w.seen_at)::float8 END AS progress_age
+       extract(epoch FROM clock_timestamp() - dl_progress_changed_at(j.job_id, j.run_id))::float8 AS progress_age
   FROM dl_jobs j
-       LEFT JOIN LATERAL (SELECT * FROM dl_workers k WHERE k.name = j.worker ORDER BY k.seen_at DESC LIMIT 1) w ON true
+       LEFT JOIN LATERAL (SELECT k.*, dl_last_beat(k.worker_id, k.seen_at) AS last_beat_at
+                            FROM dl_workers k WHERE k.name = j.worker ORDER BY last_beat_at DESC LIMIT 1) w ON true
  WHERE j.job_id = %(job_id)s::uuid AND j.status::text = 'running';
 
 -- name: queues_of_task

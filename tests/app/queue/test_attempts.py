@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from dataloader.app.queue.job import ReleaseReason, RenewalRequest, Settlement, SettleResult, Status
+from dataloader.app.queue.job import ReleaseReason, RenewalRequest, RunRef, Settlement, SettleResult, Status
 from dataloader.app.queue.jobs import JobLimits, JobQueue
 
 # ── fence ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -63,39 +63,37 @@ def test_renewal_without_progress_keeps_progress(queue_db):
     assert queue_db.event_kinds(run.id) == ["queued", "picked"]
 
 
-def test_renewal_of_all_runs_returns_lost_ones(queue_db):
+def test_heartbeat_returns_lost_and_canceled_runs(queue_db):
     runs = [queue_db.enqueue_and_claim(str(n)) for n in range(4)]
     queue_db.lose_attempt(runs[1])
     queue_db.queue.cancel(runs[2].id)
 
-    answer = queue_db.queue.renew([RenewalRequest(run.id, run.run_id, None) for run in runs], late_sec=60)
+    answers = queue_db.queue.beat(queue_db.worker_id, [RunRef(run.id, run.run_id) for run in runs])
 
-    output = {one.run_id: (one.renewed, one.owned, one.cancel_requested) for one in answer}
-    assert [output[run.run_id] for run in runs] == [
-        (True, True, False),
-        (False, False, False),
-        (True, True, True),
-        (True, True, False),
-    ]
+    assert {answer.run_id: (answer.is_owned, answer.cancel_requested) for answer in answers} == {
+        runs[1].run_id: (False, False),
+        runs[2].run_id: (True, True),
+    }
+    requests = [RenewalRequest(run.id, run.run_id) for run in runs]
+    assert queue_db.queue.renew(requests) == {run.run_id for run in runs if run is not runs[1]}
 
 
 def test_locked_row_delays_no_other_row(queue_db):
     held, free = queue_db.enqueue_and_claim("a"), queue_db.enqueue_and_claim("b")
     with queue_db.open_transaction() as step:
         step("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", str(held.id))
-        answer = queue_db.queue.renew(
-            [RenewalRequest(held.id, held.run_id, None), RenewalRequest(free.id, free.run_id, None)], late_sec=60
-        )
-
-    output = {one.run_id: (one.renewed, one.owned) for one in answer}
-    assert output == {held.run_id: (False, True), free.run_id: (True, True)}
+        requests = [RenewalRequest(held.id, held.run_id), RenewalRequest(free.id, free.run_id)]
+        assert queue_db.queue.renew(requests) == {free.run_id}
+        assert queue_db.queue.beat(queue_db.worker_id, [RunRef(run.id, run.run_id) for run in (held, free)]) == []
 
 
 def test_a_late_heartbeat_is_journaled(queue_db):
     run = queue_db.enqueue_and_claim()
     queue_db.sql("UPDATE dl_jobs SET heartbeat_at = heartbeat_at - interval '50 s'")
 
-    queue_db.queue.renew([RenewalRequest(run.id, run.run_id, None)], late_sec=30)
+    runs = [RunRef(run.id, run.run_id)]
+    queue_db.queue.record_late_heartbeat(runs, silence_sec=70, late_sec=60)
+    queue_db.queue.record_late_heartbeat(runs, silence_sec=70, late_sec=30)
 
     event = queue_db.queue.events(run.id)[-1]
     assert event.kind == "heartbeat"

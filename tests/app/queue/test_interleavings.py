@@ -73,7 +73,7 @@ def test_a_reaper_that_meets_a_settlement_finds_the_run_gone(queue_db, end):
 def test_a_settlement_that_meets_a_renewal_is_applied_whole(queue_db, ends):
     runs = [queue_db.enqueue_and_claim(key) for key in ("one", "other")]
     with midway(queue_db) as owner:
-        owner.renew([RenewalRequest(run.id, run.run_id, None) for run in runs], late_sec=60)
+        owner.renew([RenewalRequest(run.id, run.run_id) for run in runs])
         settling = BackgroundCall(queue_db.new_queue().settle, list(zip(runs, ends, strict=True)))
         queue_db.wait_for_lock_waiters()
 
@@ -100,8 +100,7 @@ def test_renewal_racing_reaper_does_not_wait(queue_db):
     queue_db.expire_lease(run.id)
     with midway(queue_db) as reaper:
         assert len(reaper.reap([(run.id, run.run_id, "k")], pause_sec=60)) == 1
-        (output,) = queue_db.queue.renew([RenewalRequest(run.id, run.run_id, None)], late_sec=60)
-        assert (output.renewed, output.owned) == (False, True)
+        assert queue_db.queue.renew([RenewalRequest(run.id, run.run_id)]) == set()
 
     assert queue_db.renew(run) is None
     queue_db.check_invariants()
@@ -111,7 +110,7 @@ def test_a_reaper_that_meets_a_renewal_leaves_the_run(queue_db):
     run = queue_db.enqueue_and_claim()
     queue_db.expire_lease(run.id)
     with midway(queue_db) as owner:
-        owner.renew([RenewalRequest(run.id, run.run_id, None)], late_sec=60)
+        owner.renew([RenewalRequest(run.id, run.run_id)])
         assert queue_db.new_queue().reap([(run.id, run.run_id, "k")], pause_sec=0) == []
 
     assert queue_db.settle(run).outcome == "applied"
@@ -220,7 +219,7 @@ def test_two_reapers_that_meet_take_a_run_once(queue_db):
 def test_a_settlement_that_meets_a_renewal_waits_and_is_applied(queue_db):
     run = queue_db.enqueue_and_claim()
     with midway(queue_db) as owner:
-        owner.renew([RenewalRequest(run.id, run.run_id, {"n": 1})], late_sec=60)
+        owner.renew([RenewalRequest(run.id, run.run_id, {"n": 1})])
         settling = BackgroundCall(queue_db.new_queue().settle, [(run, Settlement(Status.SUCCEEDED))])
         queue_db.wait_for_lock_waiters()
 
@@ -233,8 +232,7 @@ def test_renewal_racing_settle_does_not_wait(queue_db):
     run = queue_db.enqueue_and_claim()
     with midway(queue_db) as owner:
         owner.settle([(run, Settlement(Status.SUCCEEDED, progress={"n": 2}))])
-        (output,) = queue_db.queue.renew([RenewalRequest(run.id, run.run_id, {"n": 1})], late_sec=60)
-        assert (output.renewed, output.owned) == (False, True)
+        assert queue_db.queue.renew([RenewalRequest(run.id, run.run_id, {"n": 1})]) == set()
 
     assert queue_db.renew(run, {"n": 1}) is None
     assert (queue_db.job(run.id).progress, queue_db.job(run.id).lease_expires_at) == ({"n": 2}, None)

@@ -111,8 +111,8 @@ def test_checkpoint_reaches_next_attempt_however_this_one_ends(queue_db):
         assert json.loads(again.checkpoint_text) == expected
         return again
 
-    queue_db.queue.renew([RenewalRequest(run.id, run.run_id, None, {"page": 1})], late_sec=60)
-    queue_db.queue.renew([RenewalRequest(run.id, run.run_id)], late_sec=60)
+    queue_db.queue.renew([RenewalRequest(run.id, run.run_id, None, {"page": 1})])
+    queue_db.queue.renew([RenewalRequest(run.id, run.run_id)])
     queue_db.lose_attempt(run)
     run = next_run({"page": 1})
     queue_db.release(run)

@@ -25,11 +25,12 @@ def deaths(queue_db: QueueFixture) -> WorkerLiveness:
 
 
 @pytest.fixture
-def heartbeat(deaths: WorkerLiveness) -> Callable[..., HeartbeatResult]:
+def heartbeat(queue_db: QueueFixture, deaths: WorkerLiveness) -> Callable[..., HeartbeatResult]:
     def heartbeats(
         worker: UUID, facts: HostFacts = HERE, heartbeat_sec: float = 10, watched: int | None = None, **more: Any
     ) -> HeartbeatResult:
         info = WorkerInfo(worker, f"host:{facts.pid}", "1", ("q",), ("t", "apart"), 1)
+        queue_db.queue.beat(worker, [])
         return deaths.send_heartbeat(info, facts, heartbeat_sec=heartbeat_sec, watched=watched, **more)
 
     return heartbeats
@@ -148,13 +149,21 @@ def test_heartbeat_says_when_the_next_schedule_comes(queue_db: QueueFixture, hea
     assert heartbeat(worker).next_schedule_in_sec is None
 
 
-def test_heartbeat_says_whether_a_lease_has_expired(queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]):
-    worker = uuid4()
-    claimed_by(queue_db, worker)
-    assert not heartbeat(worker).has_expired_leases
+def test_heartbeat_says_whether_a_process_is_silent(queue_db: QueueFixture, heartbeat: Callable[..., HeartbeatResult]):
+    worker, silent, older = uuid4(), uuid4(), uuid4()
+    assert not heartbeat(worker).has_silent_workers
+    heartbeat(silent)
+    assert not heartbeat(worker).has_silent_workers
 
-    queue_db.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
-    assert heartbeat(worker).has_expired_leases
+    queue_db.sql("UPDATE dl_heartbeats SET seen_at = now() - interval '21 s' WHERE worker_id = %s", str(silent))
+    assert heartbeat(worker).has_silent_workers
+    heartbeat(silent)
+    heartbeat(older)
+    queue_db.sql("DELETE FROM dl_heartbeats WHERE worker_id = %s", str(older))  # a process of an older version
+    queue_db.sql("UPDATE dl_workers SET seen_at = now() - interval '19 s' WHERE worker_id = %s", str(older))
+    assert not heartbeat(worker).has_silent_workers
+    queue_db.sql("UPDATE dl_workers SET seen_at = now() - interval '21 s' WHERE worker_id = %s", str(older))
+    assert heartbeat(worker).has_silent_workers
 
 
 def test_heartbeat_says_whether_the_queues_asked_about_have_jobs(

@@ -30,9 +30,7 @@ def queue_scaling(queue_db: QueueFixture, queue: str = "q", target_wait_sec: flo
 def worker(queue_db: QueueFixture, threads: int = 4) -> UUID:
     info = WorkerInfo(uuid4(), f"host:{threads}", "1", ("q",), ("t",), threads)
     WorkerLiveness(queue_db.session).send_heartbeat(info, heartbeat_sec=60)
-    Queues(queue_db.session).report_and_fetch(
-        info.id, {"q": threads}, listener="listening", rss_bytes=None, attempts=[]
-    )
+    Queues(queue_db.session).report_and_fetch(info.id, {"q": threads}, listener="listening", attempts=[])
     return info.id
 
 

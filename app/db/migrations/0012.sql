@@ -1,0 +1,31 @@
+-- A process proves once for all its runs that it lives, and the progress of running jobs has rows of its own.
+
+CREATE TABLE dl_heartbeats (
+    worker_id uuid        NOT NULL,
+    seen_at   timestamptz NOT NULL,
+    rss_bytes bigint,
+    PRIMARY KEY (worker_id, seen_at)
+) WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_threshold = 10000);
+
+CREATE TABLE dl_progress (
+    progress_id bigserial   PRIMARY KEY,
+    job_id      uuid        NOT NULL,
+    run_id      uuid        NOT NULL,
+    ts          timestamptz NOT NULL,
+    progress    jsonb       NOT NULL
+) PARTITION BY RANGE (progress_id);
+CREATE INDEX dl_progress_job_idx ON dl_progress (job_id, progress_id);
+CREATE TABLE dl_progress_default PARTITION OF dl_progress DEFAULT;
+
+-- The first partition: today and tomorrow. schema.sql has the function that creates the next ones.
+DO $$
+DECLARE
+    today timestamptz := date_trunc('day', clock_timestamp() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC';
+    part  text := 'dl_progress_' || to_char(today AT TIME ZONE 'UTC', 'YYYYMMDD');
+BEGIN
+    EXECUTE format('CREATE TABLE %I (LIKE dl_progress INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE)'
+                   ' WITH (autovacuum_vacuum_insert_scale_factor = 0.1)', part);
+    EXECUTE format('ALTER TABLE dl_progress ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)', part,
+                   dl_first_id_at(today), dl_first_id_at(today + interval '2 days'));
+    PERFORM setval(pg_get_serial_sequence('dl_progress', 'progress_id'), dl_first_id_at(today));
+END $$;

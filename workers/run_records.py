@@ -1,0 +1,114 @@
+"""What a process writes about its running jobs between claim and settlement: progress, and seldom their rows.
+
+A version of a job's row costs all who read it, for as long as a transaction of hours keeps vacuum from removing it. So
+the lease is proved by the heartbeat of the process, progress is appended to a table of its own, and the row is renewed
+for those that know only the row: whenever a tenth of the run's time has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from dataloader.app.queue.job import RenewalRequest, RunRef
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.portable import clock
+from dataloader.workers.attempt import Attempt
+
+_ROW_SHARE = 0.1  # of the run's time so far, until its row is renewed again
+_MAX_ROW_SEC = 3600.0  # dl_is_lease_expired has the same bound
+_FREQUENT_SEC = 60.0  # so long the progress of a run is saved whenever it has changed
+_PROGRESS_INTERVAL_SEC = 5.0  # from then on
+_FOLLOW_SEC = 30.0  # how long somebody follows a job after a request
+
+
+class _RunTimes:
+    """When the row of a run is renewed and its progress saved next."""
+
+    __slots__ = ("_claimed_at", "_half_lease_sec", "next_progress_at", "next_row_at")
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._claimed_at, self._half_lease_sec = attempt.lease.claimed_at, attempt.lease.ttl_sec / 2
+        self.next_row_at = self._claimed_at + self._half_lease_sec
+        self.next_progress_at = 0.0
+
+    def row_interval_sec(self, now: float) -> float:
+        return max(self._half_lease_sec, min(_MAX_ROW_SEC, _ROW_SHARE * (now - self._claimed_at)))
+
+    def record_progress(self, now: float) -> None:
+        is_young = now - self._claimed_at < _FREQUENT_SEC
+        self.next_progress_at = 0.0 if is_young else now + _PROGRESS_INTERVAL_SEC
+
+
+class RunRecords:
+    """Used by the heartbeat's thread, but for `follow`."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+        self._times: dict[str, _RunTimes] = {}  # by run
+        self._followed_until: dict[str, float] = {}  # by run
+
+    def follow(self, run: str) -> None:
+        """Save the progress of a run whenever it changes, for a while. May be called by any thread."""
+        if run in self._times:
+            self._followed_until[run] = clock() + _FOLLOW_SEC
+
+    def renew_soon(self, run_id: UUID) -> None:
+        """Renew the row of a run with the next write."""
+        if (times := self._times.get(str(run_id))) is not None:
+            times.next_row_at = 0.0
+
+    def write(self, attempts: Sequence[Attempt], now: float) -> list[Attempt]:
+        """Write what is due of these attempts; return those that may have lost their job."""
+        self._times = {a.job.run_text: self._times.get(a.job.run_text) or _RunTimes(a) for a in attempts}
+        if self._followed_until:
+            self._followed_until = {run: until for run, until in self._followed_until.copy().items() if until > now}
+        due = {
+            a.job.run_text
+            for a in attempts
+            if now >= self._times[a.job.run_text].next_row_at or a.reported.unsaved()[1] is not None
+        }
+        lost = self._save_progress(attempts, now, due)
+        self._renew_rows([a for a in attempts if a.job.run_text in due], now)
+        return lost
+
+    def _renew_rows(self, attempts: Sequence[Attempt], now: float) -> None:
+        """Renew the rows of these runs. One that another transaction has locked has to wait."""
+        if not attempts:
+            return
+        unwritten = {a.job.run_text: (a, a.reported.unwritten()) for a in attempts}
+        requests = [
+            RenewalRequest(a.job.id_text, run, *values, next_sec=self._times[run].row_interval_sec(now))
+            for run, (a, values) in unwritten.items()
+        ]
+        for run_id in self._queue.renew(requests):
+            attempt, values = unwritten[str(run_id)]
+            attempt.reported.mark_written(values)
+            times = self._times[str(run_id)]
+            times.next_row_at = now + times.row_interval_sec(now)
+
+    def _save_progress(self, attempts: Sequence[Attempt], now: float, due: set[str]) -> list[Attempt]:
+        """Save the progress that has changed and is due; that of the runs `due`, whose rows get it too, always is.
+        Return the attempts that may have lost their job."""
+        changed = []
+        for attempt in attempts:
+            progress = attempt.reported.unsaved()[0]
+            if progress is None:
+                continue
+            run = attempt.job.run_text
+            is_due = run in due or now >= self._times[run].next_progress_at
+            if is_due or run in self._followed_until:
+                changed.append((attempt, progress))
+        if not changed:
+            return []
+        saved = self._queue.save_progress(
+            [(RunRef(a.job.id_text, a.job.run_text), progress) for a, progress in changed]
+        )
+        lost = []
+        for attempt, progress in changed:
+            if attempt.job.run_id in saved:
+                attempt.reported.mark_saved((progress, None))
+                self._times[attempt.job.run_text].record_progress(now)
+            else:
+                lost.append(attempt)
+        return lost
