@@ -55,22 +55,29 @@ _STOPS_OFFLOADS = (StopReason.CANCEL, StopReason.TIME_LIMIT, StopReason.KEY_LOST
 class Lease:
     """How long an attempt may trust that its job is still its own.
 
-    Trusted until the last successful renewal *was sent*, plus the time to live, less a margin for the stop.
+    It ends `ttl_sec` after the last heartbeat of the process *was sent*, or earlier where the row of the job says so.
+    It is trusted until a margin before that, for the stop.
 
     Measured on the process's own clock, because the database's is out of reach during an outage.
     """
 
-    __slots__ = ("_trusted_for", "claimed_at", "renewed_at", "ttl_sec")
+    __slots__ = ("_margin_sec", "claimed_at", "renewed_at", "row_ends_at", "ttl_sec")
 
     def __init__(self, ttl_sec: float, renewed_at: float) -> None:
         self.ttl_sec = ttl_sec
         self.claimed_at = renewed_at
-        self.renewed_at = renewed_at  # replaced by the heartbeat, read by any thread
-        self._trusted_for = ttl_sec - min(2.0, ttl_sec / 5)
+        # Replaced by the heartbeat, read by any thread. The row was renewed when the job was claimed, and is so seldom.
+        self.renewed_at = renewed_at
+        self.row_ends_at = renewed_at + ttl_sec
+        self._margin_sec = min(2.0, ttl_sec / 5)
+
+    @property
+    def ends_at(self) -> float:
+        return min(self.renewed_at + self.ttl_sec, self.row_ends_at)
 
     @property
     def trusted_until(self) -> float:
-        return self.renewed_at + self._trusted_for
+        return self.ends_at - self._margin_sec
 
     def is_trusted(self, now: float) -> bool:
         return now < self.trusted_until

@@ -50,6 +50,8 @@ class Heartbeat:
         self._last_step_at = clock()
         self._next_check_at = self._next_heartbeat_at = 0.0
         self._is_registered = False  # the worker has its row
+        self._disowned: set[str] = set()  # runs of lost attempts that still occupy a thread
+        self._given_up: list[Attempt] = []  # whose leases have to end
         self.last_beat_at = clock()  # when the last successful heartbeat was sent; read by any thread
         self.thread = BackgroundThread(
             "heartbeat", self.run_once, on_crash=on_crash, outage_retry_sec=min(0.5, interval_sec / 2)
@@ -77,11 +79,10 @@ class Heartbeat:
         return 0.0 if self._listen(remaining_sec) else remaining_sec
 
     def _check(self, now: float) -> None:
-        # An attempt whose lease is lost is not renewed: its thread may go on for long and would keep the job.
         # An attempt settled by its task's last transaction has no lease, and has not lost one.
-        held = [
-            a for a in self._running.all() if a.stop_reason is not StopReason.LEASE_LOST and not a.is_settled_by_task
-        ]
+        with_lease = [a for a in self._running.all() if not a.is_settled_by_task]
+        held = [a for a in with_lease if a.stop_reason is not StopReason.LEASE_LOST]
+        self._disown([a for a in with_lease if a.stop_reason is StopReason.LEASE_LOST])
         if now >= self._next_heartbeat_at:
             self._beat(held)  # first: no lease may wait for the registration
             self._register()
@@ -94,6 +95,17 @@ class Heartbeat:
             self._beat(held)  # a lease might expire before the next heartbeat
         for attempt in self.records.write(held, now):
             self._confirm_lost(attempt)
+
+    def _disown(self, lost: Sequence[Attempt]) -> None:
+        """End the leases of attempts that are lost here: their threads may go on for long, and the heartbeats that follow
+        would keep their jobs."""
+        self._given_up += self._running.take_given_up()
+        new = [a for a in lost if a.job.run_text not in self._disowned]
+        if new or self._given_up:
+            attempts = [*new, *self._given_up]
+            self._queue.disown([RunRef(a.job.id_text, a.job.run_text) for a in attempts])
+            self._given_up.clear()
+        self._disowned = {a.job.run_text for a in lost}
 
     def _beat(self, attempts: Sequence[Attempt]) -> None:
         by_run = {attempt.job.run_text: attempt for attempt in attempts}

@@ -436,7 +436,7 @@ class WorkerPool:
             self._maintenance.wake(verb)
         elif verb == "cancel" and (attempt := self._running_attempts.get(argument)) is not None:
             attempt.stop(StopReason.CANCEL)
-        elif verb == "follow":  # somebody looks at the job
+        elif verb == "follow":
             self._heartbeat.records.follow(argument)
         elif self._registration.is_heartbeat_requested(verb, argument):
             self._heartbeat.send_now()

@@ -19,7 +19,7 @@ _ROW_SHARE = 0.1  # of the run's time so far, until its row is renewed again
 _MAX_ROW_SEC = 3600.0  # dl_is_lease_expired has the same bound
 _FREQUENT_SEC = 60.0  # so long the progress of a run is saved whenever it has changed
 _PROGRESS_INTERVAL_SEC = 5.0  # from then on
-_FOLLOW_SEC = 30.0  # how long somebody follows a job after a request
+_FOLLOW_SEC = 30.0  # after a request for the progress of a job
 
 
 class _RunTimes:
@@ -77,6 +77,7 @@ class RunRecords:
         if not attempts:
             return
         unwritten = {a.job.run_text: (a, a.reported.unwritten()) for a in attempts}
+        sent_at = clock()
         requests = [
             RenewalRequest(a.job.id_text, run, *values, next_sec=self._times[run].row_interval_sec(now))
             for run, (a, values) in unwritten.items()
@@ -85,7 +86,9 @@ class RunRecords:
             attempt, values = unwritten[str(run_id)]
             attempt.reported.mark_written(values)
             times = self._times[str(run_id)]
-            times.next_row_at = now + times.row_interval_sec(now)
+            interval_sec = times.row_interval_sec(now)
+            times.next_row_at = now + interval_sec
+            attempt.lease.row_ends_at = sent_at + interval_sec + attempt.lease.ttl_sec
 
     def _save_progress(self, attempts: Sequence[Attempt], now: float, due: set[str]) -> list[Attempt]:
         """Save the progress that has changed and is due; that of the runs `due`, whose rows get it too, always is.

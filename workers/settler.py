@@ -122,6 +122,7 @@ class Settler:
         now = clock()
         settleable: list[PendingOutcome] = []
         dropped: list[Attempt] = []
+        given_up: list[Attempt] = []
         for pending in batch:
             attempt, outcome = pending
             if (outcome is SUCCEEDED or not isinstance(outcome, _NOT_WRITTEN)) and attempt.lease.is_trusted(now):
@@ -131,9 +132,11 @@ class Settler:
                 self._record([(attempt, Status.SUCCEEDED)])
             else:
                 self._log_lost(pending)
+                given_up.append(attempt)
             dropped.append(attempt)
         if dropped:
             self._running.remove(dropped)
+            self._running.give_up(given_up)
             self._key_locks.unlock(dropped)
             self._unblock(dropped)
         return settleable

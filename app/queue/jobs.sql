@@ -111,8 +111,8 @@ SELECT j.job_id, j.run_id, clock_timestamp(), r.progress::jsonb
 RETURNING run_id;
 
 -- name: renew
--- running -> running: the rows of runs, seldom, so that those who know only the row never take a live run for dead. The next time is in
--- `next_secs` seconds; until then and for the length of a lease the row's lease is valid. A lease that an UPDATE made shorter than this process can
+-- running -> running: the rows of runs, seldom, so that those who know only the row never take a live run for dead, and that a run ends
+-- whose process has forgotten it. The next time is in `next_secs` seconds; until then and for the length of a lease the row's lease is valid. A lease that an UPDATE made shorter than this process can
 -- renew is lengthened again. Progress and checkpoint are NULL where the row has them. A row that another transaction has
 -- locked is left out. The result has the runs that were renewed.
 SELECT set_config('dl.own_update', 'on', true);  -- no trigger has anything to do
@@ -136,6 +136,15 @@ UPDATE dl_jobs j
   FROM owned
  WHERE j.job_id = ANY (ARRAY[owned.job_id])
 RETURNING j.run_id;
+
+-- name: disown
+-- running -> running: the process has given up these runs, though it lives. Their leases end now, so that a reaper takes them.
+SELECT set_config('dl.own_update', 'on', true);
+
+UPDATE dl_jobs j
+   SET lease_expires_at = clock_timestamp()
+  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
+ WHERE j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running';
 
 -- name: record_late_heartbeat
 -- Records for the runs of a process that it has sent no heartbeat for `silence_sec`.

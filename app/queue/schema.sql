@@ -532,10 +532,11 @@ $$;
 
 -- ── Running jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
--- When a running job may be taken from its owner: a run lives as long as its process sends heartbeats at least every lease_ttl_sec.
--- Its row may be newer than the last heartbeat: the job was just claimed, or a process of an older version renews it. Without a
--- worker_id another program has claimed the job: the lease of its row decides, which ends no later than its length after
--- heartbeat_at. What is further in the future than a day (and, of a row, its length) does not count.
+-- When a running job may be taken from its owner: a run lives as long as its process sends heartbeats at least every lease_ttl_sec, and
+-- renews its row before lease_expires_at, which it does seldom: a run that its process has forgotten ends, too. The row may be newer than
+-- the last heartbeat: the job was just claimed, or a process of an older version renews it. Without a worker_id another program
+-- has claimed the job, and heartbeat_at alone counts. Other services may write any time into the row: one that is further in the future than
+-- a day (lease_expires_at without a worker_id: and its length) does not count.
 CREATE OR REPLACE FUNCTION dl_lease_end(worker_id uuid, lease_expires_at timestamptz, heartbeat_at timestamptz, lease_ttl_sec int)
     RETURNS timestamptz LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 DECLARE
@@ -543,7 +544,8 @@ DECLARE
     latest timestamptz := clock_timestamp() + interval '1 day';
 BEGIN
     IF worker_id IS NOT NULL THEN
-        RETURN coalesce(greatest(CASE WHEN heartbeat_at <= latest THEN heartbeat_at END, dl_last_beat(worker_id)), '-infinity') + length;
+        RETURN least(coalesce(lease_expires_at, '-infinity'),
+                     coalesce(greatest(CASE WHEN heartbeat_at <= latest THEN heartbeat_at END, dl_last_beat(worker_id)), '-infinity') + length);
     ELSIF lease_expires_at IS NULL OR least(lease_expires_at, coalesce(heartbeat_at, 'infinity')) > latest + length THEN
         RETURN '-infinity';
     END IF;

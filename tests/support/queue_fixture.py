@@ -156,11 +156,15 @@ class QueueFixture:
             return False
         return answers[0].cancel_requested if answers[0].is_owned else None
 
+    def save_progress(self, run: ClaimedJob, progress: Mapping[str, Any], *, age_sec: float = 0.0) -> None:
+        """As its process does, so many seconds ago."""
+        self.queue.save_progress([(RunRef(run.id, run.run_id), progress)])
+        for table, column in (("dl_progress", "ts"), ("dl_jobs", "heartbeat_at")):
+            self.sql(f"UPDATE {table} SET {column} = {column} - make_interval(secs => %s)", age_sec)
+
     def expire_lease(self, job_id: UUID) -> None:
         self.sql(
-            "UPDATE dl_jobs SET lease_expires_at = clock_timestamp() - interval '1 s',"
-            " heartbeat_at = clock_timestamp() - make_interval(secs => lease_ttl_sec + 1) WHERE job_id = %s",
-            str(job_id),
+            "UPDATE dl_jobs SET lease_expires_at = clock_timestamp() - interval '1 s' WHERE job_id = %s", str(job_id)
         )
 
     def make_due(self, *job_ids: UUID) -> None:

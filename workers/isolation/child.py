@@ -213,8 +213,7 @@ class ChildProcess:
 
     def _extend_watchdog(self) -> None:
         """Send the watchdog the end of the lease: until then no other worker starts the job."""
-        lease = self._attempt.lease
-        deadline = lease.renewed_at + lease.ttl_sec
+        deadline = self._attempt.lease.ends_at
         if deadline != self._sent_deadline:
             self._sent_deadline = deadline
             with suppress(OSError):

@@ -20,12 +20,13 @@ CREATE TABLE dl_progress_default PARTITION OF dl_progress DEFAULT;
 -- The first partition: today and tomorrow. schema.sql has the function that creates the next ones.
 DO $$
 DECLARE
-    today timestamptz := date_trunc('day', clock_timestamp() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC';
-    part  text := 'dl_progress_' || to_char(today AT TIME ZONE 'UTC', 'YYYYMMDD');
+    today timestamp := date_trunc('day', clock_timestamp() AT TIME ZONE 'UTC');
+    part  text := 'dl_progress_' || to_char(today, 'YYYYMMDD');
+    first bigint := extract(epoch FROM today) * 100000;  -- an id begins with the time
 BEGIN
     EXECUTE format('CREATE TABLE %I (LIKE dl_progress INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE)'
                    ' WITH (autovacuum_vacuum_insert_scale_factor = 0.1)', part);
     EXECUTE format('ALTER TABLE dl_progress ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)', part,
-                   dl_first_id_at(today), dl_first_id_at(today + interval '2 days'));
-    PERFORM setval(pg_get_serial_sequence('dl_progress', 'progress_id'), dl_first_id_at(today));
+                   first, first + 2 * 86400 * 100000::bigint);
+    PERFORM setval(pg_get_serial_sequence('dl_progress', 'progress_id'), first);
 END $$;

@@ -71,8 +71,8 @@ def test_run_lives_while_its_process_does(queue_db, worker, run, make_old):
 @pytest.mark.parametrize(
     ("columns", "is_over"),
     [
-        ("lease_expires_at = now() - interval '1 s'", False),  # the process decides, not its row
-        ("lease_expires_at = NULL", False),
+        ("lease_expires_at = now() - interval '1 s'", True),  # its process has forgotten it
+        ("lease_expires_at = NULL", True),
         ("heartbeat_at = 'infinity'", True),
         ("heartbeat_at = 'infinity', lease_expires_at = 'infinity'", True),
         ("heartbeat_at = NULL, lease_expires_at = now() + interval '1 min'", True),
@@ -87,6 +87,15 @@ def test_lease_without_a_heartbeat_is_that_of_the_row(queue_db, run, columns, is
 
     assert is_expired(queue_db) is is_over
     assert reap(queue_db, run) is is_over
+
+
+def test_run_that_its_process_gave_up_ends(queue_db, worker, run):
+    queue_db.queue.disown([RunRef(run.id, run.run_id), RunRef(run.id, uuid4())])
+
+    queue_db.queue.beat(worker, [])
+
+    assert is_expired(queue_db)
+    assert reap(queue_db, run)
 
 
 def test_row_alone_says_so_while_its_owner_renews_it_seldom(queue_db, run):

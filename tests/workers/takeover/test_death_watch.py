@@ -283,7 +283,7 @@ def test_run_without_a_lock_file_is_left_to_its_lease(
     worker_pools.wait_for_status(plain, Status.SUCCEEDED, SOON)
     assert worker_pools.queue_fixture.status(apart) is Status.RUNNING
     worker_pools.queue_fixture.sql(
-        "UPDATE dl_jobs SET heartbeat_at = now() - make_interval(secs => lease_ttl_sec + 1) WHERE status = 'running'"
+        "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'"
     )
     worker_pools.wait_for_status(apart, Status.SUCCEEDED, SOON)
     assert worker_pools.event_payloads(apart, "requeue")[0]["reason"] == "lease_expired"

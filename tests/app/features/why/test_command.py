@@ -27,7 +27,7 @@ from tests.support import Databases
 from tests.support.api_server import serving
 from tests.support.queue_fixture import QueueFixture
 
-DOING = '[{"run_id": "%s", "progress_age_sec": 4000, "stop_reason": "cancel", "stop_step": "interrupt"}]'
+DOING = '[{"run_id": "%s", "stop_reason": "cancel", "stop_step": "interrupt"}]'
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +236,7 @@ def stopping(queue_db: QueueFixture) -> UUID:
     worker(queue_db)
     run = queue_db.enqueue_and_claim()
     queue_db.queue.cancel(run.id)
-    queue_db.sql("UPDATE dl_jobs SET progress = '{\"processed\": 3}'")
+    queue_db.save_progress(run, {"processed": 3}, age_sec=4000)
     queue_db.sql("UPDATE dl_workers SET running_attempts = %s", DOING % run.run_id)
     return run.id
 

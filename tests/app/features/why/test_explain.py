@@ -236,16 +236,14 @@ def test_running_job_is_explained_with_worker_stop_and_durations(queue_db, why):
     while Statistics(queue_db.session).aggregate() is not None:
         pass
     queue_db.queue.cancel(run.id)
-    doing = (
-        f'[{{"run_id": "{run.run_id}", "progress_age_sec": 4000, "stop_reason": "cancel", "stop_step": "interrupt"}}]'
-    )
+    doing = f'[{{"run_id": "{run.run_id}", "stop_reason": "cancel", "stop_step": "interrupt"}}]'
     queue_db.sql("UPDATE dl_workers SET running_attempts = %s", doing)
     queue_db.sql(
         "UPDATE dl_job_events SET ts = ts - interval '2 days' WHERE kind = 'picked' AND job_id = %s", str(run.id)
     )
 
     assert codes(why.explain(run.id)) == ["stop_not_obeyed", "running"], "it never reported progress"
-    queue_db.sql("UPDATE dl_jobs SET progress = '{\"processed\": 3}' WHERE job_id = %s", str(run.id))
+    queue_db.save_progress(run, {"processed": 3}, age_sec=4000)
 
     result = why.explain(run.id)
 
@@ -264,7 +262,8 @@ def test_stop_at_a_time_limit_says_since_when(queue_db, why):
     worker(queue_db)
     run = queue_db.enqueue_and_claim("k")
     doing = f'[{{"run_id": "{run.run_id}", "stop_reason": "time_limit", "stop_step": "pending", "stop_age_sec": 5400}}]'
-    queue_db.sql("UPDATE dl_workers SET running_attempts = %s", doing)
+    reported = "jsonb_set(%s, '{0,reported_at}', to_jsonb(clock_timestamp()))"
+    queue_db.sql(f"UPDATE dl_workers SET running_attempts = {reported}", doing)
 
     message = why.explain(run.id).reasons[0].message
 
