@@ -97,8 +97,8 @@ class Heartbeat:
             self._confirm_lost(attempt)
 
     def _disown(self, lost: Sequence[Attempt]) -> None:
-        """End the leases of attempts that are lost here: their threads may go on for long, and the heartbeats that follow
-        would keep their jobs."""
+        """End the leases of attempts that are lost here: their threads may go on for long, and the heartbeats that
+        follow would keep their jobs."""
         self._given_up += self._running.take_given_up()
         new = [a for a in lost if a.job.run_text not in self._disowned]
         if new or self._given_up:

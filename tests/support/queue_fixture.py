@@ -159,8 +159,7 @@ class QueueFixture:
     def save_progress(self, run: ClaimedJob, progress: Mapping[str, Any], *, age_sec: float = 0.0) -> None:
         """As its process does, so many seconds ago."""
         self.queue.save_progress([(RunRef(run.id, run.run_id), progress)])
-        for table, column in (("dl_progress", "ts"), ("dl_jobs", "heartbeat_at")):
-            self.sql(f"UPDATE {table} SET {column} = {column} - make_interval(secs => %s)", age_sec)
+        self.sql("UPDATE dl_progress SET ts = ts - make_interval(secs => %s)", age_sec)
 
     def expire_lease(self, job_id: UUID) -> None:
         self.sql(
