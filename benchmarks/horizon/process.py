@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import uuid4
 
 from benchmarks.horizon.pages import MeasuredSession, Recorder
-from dataloader.app.queue.job import ClaimedJob, RenewalRequest, new_run_ids
+from dataloader.app.queue.job import ClaimedJob, RenewalRequest, RunRef, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import HostFacts, NotifyStateTable, WorkerInfo, WorkerLiveness
@@ -29,6 +29,7 @@ class SimulatedProcess:
         self.cursor = ClaimCursor()
         self.runs: list[ClaimedJob] = []  # the long jobs that it runs
         self._beat_count = 0
+        self._next_row_at = 30
 
     def claim_long(self, count: int) -> None:
         while len(self.runs) < count:
@@ -39,9 +40,9 @@ class SimulatedProcess:
 
     def beat(self, second: int) -> int:
         """Prove that the process lives; return how many of its runs are no longer its own."""
-        del second
-        requests = [RenewalRequest(run.id, run.run_id) for run in self.runs]
-        renewals = self.queue.renew(requests, late_sec=3 * HEARTBEAT_SEC)
+        runs = [RunRef(run.id_text, run.run_text) for run in self.runs]
+        answers = self.queue.beat(self.info.id, runs, rss_bytes=80_000_000)
+        self._renew_rows(second)
         finds_others, self._beat_count = self._beat_count % 3 == 0, self._beat_count + 1
         self._liveness.send_heartbeat(
             self.info,
@@ -51,24 +52,33 @@ class SimulatedProcess:
             idle_queues=[SHORT],
             finds_others=finds_others,
         )
-        return sum(not renewal.owned for renewal in renewals)
+        return sum(not answer.is_owned for answer in answers)
+
+    def _renew_rows(self, second: int) -> None:
+        """Renew the rows of the jobs, whenever a tenth of their time has passed."""
+        if second < self._next_row_at:
+            return
+        interval_sec = max(30, second // 10)
+        self._next_row_at = second + interval_sec
+        self.queue.renew(
+            [
+                RenewalRequest(run.id_text, run.run_text, progress_at(second, n), next_sec=interval_sec)
+                for n, run in enumerate(self.runs)
+            ]
+        )
 
     def save_progress(self, second: int) -> int:
-        """Save what the runs reported in this second; return how many of them are no longer the process's own."""
-        requests = [RenewalRequest(run.id, run.run_id, progress_at(second, n)) for n, run in enumerate(self.runs)]
-        return sum(not renewal.owned for renewal in self.queue.renew(requests, late_sec=3 * HEARTBEAT_SEC))
+        """Save what the runs reported, each second in their first minute, then every five seconds; return how many of
+        them are no longer the process's own."""
+        if second > 60 and second % 5:
+            return 0
+        values = [(RunRef(run.id_text, run.run_text), progress_at(second, n)) for n, run in enumerate(self.runs)]
+        return len(values) - len(self.queue.save_progress(values))
 
     def report(self) -> None:
-        """What the process reports of itself and its attempts with each heartbeat."""
-        attempts = [
-            {"run_id": run.run_text, "queue": LONG, "progress_age_sec": 0.5, "stop_reason": None, "stop_step": 0,
-             "stop_age_sec": None, "memory_high": False}
-            for run in self.runs
-        ]  # fmt: skip
+        """What the process fetches with each heartbeat; it has nothing new to report."""
         threads = dict(self.info.queue_threads)
-        self.control.report_and_fetch(
-            self.info.id, threads, listener="listening", rss_bytes=80_000_000, attempts=attempts
-        )
+        self.control.report_and_fetch(self.info.id, threads, listener="listening", attempts=None)
 
     def close(self) -> None:
         self.session.close()
