@@ -82,8 +82,8 @@ class Reaper:
         self._interval_sec, self._heartbeat_sec, self._pause_sec = interval_sec, heartbeat_sec, pause_sec
         # Heartbeats that come at least as often as checks replace most of them.
         self._quiet_interval_sec = interval_sec if interval_sec < heartbeat_sec else _QUIET_PERIODS * interval_sec
-        # Runs with an expired lease, and when it was first found expired.
-        self._expired_leases: dict[RunKey, tuple[DeadRun, float]] = {}
+        # Runs with an expired lease, when it was first found expired, and its end.
+        self._expired_leases: dict[RunKey, tuple[DeadRun, float, str]] = {}
         self._server = ""  # that answered the last check; see ExpiredRuns
         self._next_check_at = 0.0
         self._connection_settings = connection_settings
@@ -121,7 +121,8 @@ class Reaper:
 
     def _check_leases(self, now: float) -> None:
         """Reap a run only if its lease was found expired twice, a heartbeat apart, over one connection to a server that
-        has been up as long: after an outage the owners must have had the time to renew."""
+        has been up as long: after an outage the owners must have had the time to renew. A lease with another end than
+        at the last check has been renewed since."""
         expired = self._queue.expired_runs()
         if expired.server != self._server:
             # A promoted standby may have been up for long: leases found expired before the outage start over.
@@ -131,9 +132,13 @@ class Reaper:
             self._expired_leases.clear()
             return
         seen_at = clock()  # after the answer, which may have taken as long as a heartbeat
-        self._expired_leases = {run[:2]: self._expired_leases.get(run[:2], (run, seen_at)) for run in expired.runs}
+        known, self._expired_leases = self._expired_leases, {}
+        for run in expired.runs:
+            new = (run, seen_at, expired.lease_ends.get(run[:2], ""))
+            before = known.get(run[:2], new)
+            self._expired_leases[run[:2]] = before if before[2] == new[2] else new
         dead = [
-            run for run, first_seen_at in self._expired_leases.values() if now - first_seen_at >= self._heartbeat_sec
+            run for run, first_seen_at, _ in self._expired_leases.values() if now - first_seen_at >= self._heartbeat_sec
         ]
         if dead:
             self.reap_dead(dead)

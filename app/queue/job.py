@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from types import SimpleNamespace
@@ -149,6 +149,7 @@ class ExpiredRuns:
     runs: list[tuple[UUID, UUID | None, str]]  # job, run, lock_key
     server_uptime_sec: float
     server: str  # changes with a restart, a promotion and a new connection
+    lease_ends: Mapping[tuple[UUID, UUID | None], str] = field(default_factory=dict)  # by job and run; only compared
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,8 @@ class JobQueue(JobRecords, Upkeep):
         """The runs whose lease has expired."""
         rows = self._execute("expired_runs")
         runs = [(as_uuid(row[0]), as_uuid(row[1]) if row[1] else None, row[2]) for row in rows if row[0] is not None]
-        return ExpiredRuns(runs, server_uptime_sec=rows[0][3], server=rows[0][4])
+        lease_ends = {run[:2]: row[3] for run, row in zip(runs, rows, strict=False)}  # the only row may have no run
+        return ExpiredRuns(runs, server_uptime_sec=rows[0][4], server=rows[0][5], lease_ends=lease_ends)
 
     def reap(
         self,

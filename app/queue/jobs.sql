@@ -138,22 +138,25 @@ UPDATE dl_jobs j
 RETURNING j.run_id;
 
 -- name: disown
--- running -> running: the process has given up these runs, though it lives. Their leases end now, so that a reaper takes them.
+-- running -> running: the process has given up these runs, though it lives. Their leases end now, so that a reaper takes them. One that
+-- has already ended becomes no longer.
 SELECT set_config('dl.own_update', 'on', true);
 
 UPDATE dl_jobs j
-   SET lease_expires_at = clock_timestamp()
+   SET lease_expires_at = least(clock_timestamp(), greatest(dl_lease_end(j.worker_id, j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec), j.heartbeat_at))
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
  WHERE j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running';
 
 -- name: record_late_heartbeat
--- Records for the runs of a process that it has sent no heartbeat for `silence_sec`.
+-- Records for the runs of a process that it has sent no heartbeat for `silence_sec`. The lock of a row keeps the event in front of those of
+-- the run's end; a row that another transaction has locked is left out.
 INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
 SELECT job_id, queue, clock_timestamp(), 'heartbeat',
        jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'late_sec', round(silence_sec::numeric, 1))
   FROM (SELECT j.*, least(%(silence_sec)s::float8, extract(epoch FROM clock_timestamp() - j.heartbeat_at)) AS silence_sec
           FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
-               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running') owned
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running'
+           FOR SHARE OF j SKIP LOCKED) owned
  WHERE silence_sec > %(late_sec)s::float8;
 
 -- name: settle
@@ -214,10 +217,11 @@ SELECT r.run_id, r.status::text,
   FROM released r;
 
 -- name: expired_runs
--- The runs whose lease has expired, and the server: how long it has been up, and an identifier that another server,
+-- The runs whose lease has expired, and since when, and the server: how long it has been up, and an identifier that another server,
 -- timeline or session does not have. The timeline is that of the log being written: after a promotion
 -- pg_control_checkpoint() has the former one until the next checkpoint.
 SELECT j.job_id, j.run_id, j.lock_key,
+       dl_lease_end(j.worker_id, j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec)::text AS lease_end,
        extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8 AS up_sec,
        concat_ws(' ', left(pg_walfile_name(pg_current_wal_lsn()), 8), extract(epoch FROM pg_postmaster_start_time()),
                  pg_backend_pid()) AS server

@@ -32,11 +32,13 @@ class Database:
         self._times = times
         self.dead: list[tuple[UUID, UUID | None, str]] = [(uuid4(), uuid4(), "k")]
         self.server_uptime_sec, self.takes_sec, self.server = 3600.0, 0.0, "00000001 1.5 100"
+        self.lease_end = "noon"
         self.reaped: list[tuple[UUID, UUID | None, str]] = []
 
     def expired_runs(self) -> ExpiredRuns:
         self._times.now += self.takes_sec
-        return ExpiredRuns(self.dead, self.server_uptime_sec, self.server)
+        lease_ends = {run[:2]: self.lease_end for run in self.dead}
+        return ExpiredRuns(self.dead, self.server_uptime_sec, self.server, lease_ends)
 
     def reap(self, runs: list[tuple[UUID, UUID | None, str]], *, server: str, **_: Any) -> list[ReapedJob]:
         if server != self.server:
@@ -216,6 +218,15 @@ def test_suspects_of_before_a_failover_are_not_reaped_after(times, database, rea
     times.now += 0.2 * HEARTBEAT
     reaper.run_once()
     assert database.reaped == database.dead
+
+
+def test_lease_renewed_between_two_checks_starts_over(times, database, reaper):
+    reaper.run_once()
+    database.lease_end = "later"
+    for expected in ([], database.dead):
+        times.now += HEARTBEAT
+        reaper.run_once()
+        assert database.reaped == expected
 
 
 def test_failover_while_sessions_end_starts_over(times, database, monkeypatch):

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from dataloader.app.queue.job import ClaimedJob, RenewalRequest, RunRef, Status, new_run_ids
+from dataloader.app.queue.job import ClaimedJob, RenewalRequest, RunRef, Settlement, Status, new_run_ids
 from dataloader.app.queue.workers import prune_heartbeats
 from tests.app.queue.midway import midway
 from tests.support.queue_fixture import BackgroundCall, QueueFixture
@@ -87,6 +87,26 @@ def test_lease_without_a_heartbeat_is_that_of_the_row(queue_db, run, columns, is
 
     assert is_expired(queue_db) is is_over
     assert reap(queue_db, run) is is_over
+
+
+def test_expired_lease_of_a_given_up_run_keeps_its_end(queue_db, run, make_old):
+    """The reaper looks twice whether the same lease has expired."""
+    make_old()
+    lease_ends = queue_db.queue.expired_runs().lease_ends
+
+    queue_db.queue.disown([RunRef(run.id, run.run_id)])
+
+    assert queue_db.queue.expired_runs().lease_ends == lease_ends != {}
+
+
+def test_late_heartbeat_is_not_recorded_after_the_end(queue_db, run):
+    late = {"silence_sec": 70, "late_sec": -1}
+    with midway(queue_db) as settling:
+        settling.settle([(run, Settlement(Status.SUCCEEDED))])
+        queue_db.queue.record_late_heartbeat([RunRef(run.id, run.run_id)], **late)
+
+    assert queue_db.event_kinds(run.id) == ["queued", "picked", "done"]
+    queue_db.check_invariants()
 
 
 def test_run_that_its_process_gave_up_ends(queue_db, worker, run):
