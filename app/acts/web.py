@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 from flask import Response
@@ -207,20 +207,49 @@ def refusing_form(form_field: Callable[[str], str] = str) -> Iterator[None]:
 
 def _form_model(choices: Collection[Choice], default: str | None, in_path: Sequence[str]) -> type[FormModel]:
     """The texts of a form: the acts' parameters that are not in its path, and the fields of their requests."""
+    return _make_form_model(
+        tuple(
+            (
+                tuple(parameter for parameter in choice.act.parameters if parameter not in in_path),
+                tuple(choice.models),
+                frozenset(choice.preset),
+                tuple(choice.boxes),
+            )
+            for choice in choices
+        ),
+        default,
+        has_version=any(choice.act.if_match for choice in choices),
+        has_confirmation=any(choice.confirm for choice in choices),
+        refuses_names=any(choice.refuses_names for choice in choices),
+    )
+
+
+# The parameters of an act, the models of its requests, their fields that are preset, and the lists with boxes.
+_FormFields = tuple[tuple[str, ...], tuple[type[BaseModel], ...], frozenset[str], tuple[str, ...]]
+
+
+@cache  # a model is costly to make and to free, and each app of a process has the same
+def _make_form_model(
+    choices: tuple[_FormFields, ...],
+    default: str | None,
+    *,
+    has_version: bool,
+    has_confirmation: bool,
+    refuses_names: bool,
+) -> type[FormModel]:
     fields: dict[str, Any] = {}
-    for choice in choices:
-        parameters = (parameter for parameter in choice.act.parameters if parameter not in in_path)
+    for parameters, models, preset, boxes in choices:
         fields |= {parameter: (FormText, Field(min_length=1)) for parameter in parameters}
-        for model in choice.models:
-            fields |= {name: text for name, text in text_fields(model).items() if name not in choice.preset}
-        fields |= {name: (list[FormText], Field([], description="The ticked boxes.")) for name in choice.boxes}
+        for model in models:
+            fields |= {name: text for name, text in text_fields(model).items() if name not in preset}
+        fields |= {name: (list[FormText], Field([], description="The ticked boxes.")) for name in boxes}
     if len(choices) > 1:
         fields["action"] = (FormText, Field(... if default is None else default, description="What to do."))
-    if any(choice.act.if_match for choice in choices):
+    if has_version:
         fields["version"] = (FormText, Field("", description="The version that the form shows."))
-    if any(choice.confirm for choice in choices):
+    if has_confirmation:
         fields["confirmed"] = (FormText, Field("", description="yes: do what cannot be undone."))
-    if any(choice.refuses_names for choice in choices):
+    if refuses_names:
         create = "yes: accept the name of a queue or task that is not known."
         fields["create"] = (FormText, Field("", description=create))
     return create_model("ActForm", __base__=FormModel, **fields)

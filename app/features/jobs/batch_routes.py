@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from dataloader.app.errors import DataloaderError, IdempotencyConflict
 from dataloader.app.http.auth.api_keys import Scope
@@ -79,7 +79,7 @@ def create_batch_blueprint(site: Site) -> ApiBlueprint:
     jobs, options = site.jobs, site.options
     blueprint = ApiBlueprint("batch", "/api/v1", MAX_JSON_DEPTH + 2, problems=DATABASE_PROBLEMS)
     model = trigger_request_model(options, site.pipelines)
-    all_requests = TypeAdapter(list[model])  # type: ignore[valid-type]  # made at run time
+    all_requests = TypeAdapter(list[model], config=ConfigDict(defer_build=True))  # type: ignore[valid-type]  # made at run time
 
     @blueprint.post(
         "/jobs/batch",
