@@ -252,7 +252,8 @@ class Dispatcher:
                 self._due.promote_due = True
             for name, buffer in self.queues.items():
                 if notifications.reconnected or name in notifications.queues:
-                    buffer.may_have_work, buffer.cursor.next_front_at = True, 0.0
+                    buffer.may_have_work = True
+                    buffer.cursor.start_soon()
                     buffer.poll.reset(now)
         for command in notifications.commands:
             self._on_control(command)
@@ -262,13 +263,16 @@ class Dispatcher:
         with self._lock:
             count, promoted = buffer.claim_size, self._due.promote_due
             mode = buffer.claim_mode
-            if self._memory_high:
-                count = min(count, 1)
+            count = min(count, 1) if self._memory_high else count
             if count <= 0 or not self._has_memory:
                 return
             buffer.may_have_work = self._due.promote_due = False
         is_fair = mode is ClaimMode.IN_TURN
         after = buffer.turn if is_fair else buffer.cursor.start(began, promoted=promoted)
+        if after is None and not is_fair and buffer.cursor.must_wait(began):
+            with self._lock:
+                buffer.retry_at, self._due.promote_due = buffer.cursor.next_front_at, promoted
+            return
         try:
             if (recovered := self._claimer.recover()) is not None:
                 self._hand_out(self.queues[recovered[0]], recovered[1], kept_count=0)
@@ -289,24 +293,25 @@ class Dispatcher:
             _log.info("database.available")
             self._outage_logged = False
         is_full, from_front = claimed_count >= count, after is None or is_fair
+        is_settled = from_front or buffer.cursor.front_pace.is_slow  # else the next claim starts at the front
         if is_fair:
             buffer.turn = hint.cursor or buffer.turn
         else:
             buffer.cursor.advance(hint, is_full=is_full, from_front=from_front, began=began, now=now)
         with self._lock:
             buffer.was_full = is_full
-            self._due.record_claim(hint, now, is_full=is_full or not from_front, promoted=promoted)
-            if is_full or not from_front or self._due.promote_due:
+            self._due.record_claim(hint, now, is_full=is_full or not is_settled, promoted=promoted)
+            if is_full or not is_settled or self._due.promote_due:
                 buffer.may_have_work = True
-            if from_front and not is_full and buffer.limits.has_global_limit:
-                buffer.retry_at = now + _LIMIT_POLL_SEC
-            elif from_front and not is_full and hint.skipped:
-                buffer.retry_at = now + CONFLICT_RETRY_SEC
+            elif not from_front:
+                buffer.retry_at = buffer.cursor.next_front_at
+            if from_front and not is_full and (buffer.limits.has_global_limit or hint.skipped):
+                buffer.retry_at = now + (_LIMIT_POLL_SEC if buffer.limits.has_global_limit else CONFLICT_RETRY_SEC)
             self._database_down = False
             self._wake_leader_if_due()
-        if is_full or from_front:  # else nothing is known but that the next claim starts at the front
-            if not is_full:
-                self._defer_unknown_tasks(buffer)
+        if from_front and not is_full:
+            self._defer_unknown_tasks(buffer)
+        if is_full or is_settled:
             self._update_notify_state(buffer, is_full=is_full)
 
     def _hand_out(self, buffer: QueueBuffer, attempts: list[Attempt], kept_count: int) -> None:

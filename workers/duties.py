@@ -27,7 +27,7 @@ class Duty:
     """A periodic duty: `run` does one bounded slice and returns the seconds until the next one, None: the interval.
 
     `has_work` names a statement that says whether there is anything to do. Those of all duties are asked in one, and a
-    duty without work is not run.
+    duty without work is not run. `is_paced`: it may wait longer than its interval where it takes long.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Duty:
     run: Callable[[], float | None]
     first_delay_sec: float = 0.0
     has_work: str | None = None
+    is_paced: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import HeartbeatResult, notify_waiting_queues
 from dataloader.pipelines.portable import clock
 from dataloader.workers.duties import LATE_SEC, Duty, DutyContext
+from dataloader.workers.pace import Pace
 from dataloader.workers.threads import BackgroundThread, Backoff
 
 _log = log.get(__name__)
@@ -58,6 +59,8 @@ class Maintenance:
         self._backoffs: dict[str, Backoff] = {}  # of duties that fail
         self._next_run_at = {duty.name: clock() + duty.first_delay_sec for duty in duties}
         self._asked: set[str] = set()  # due duties that have work
+        self._paces = {duty.name: Pace() for duty in (*duties, *follower_duties) if duty.is_paced}
+        self._ask_pace = Pace()
         self.thread = BackgroundThread("maintenance", self.run_once, on_crash=on_crash)
 
     @property
@@ -109,16 +112,18 @@ class Maintenance:
 
     def _postpone_idle_duties(self) -> None:
         """Ask which duties have work, all in one statement. A duty that is woken meanwhile is asked again."""
-        asked = [duty for duty in self._duties.values() if duty.has_work is not None]
         now, before = clock(), dict(self._next_run_at)
+        asked = [d for d in self._duties.values() if d.has_work and not (d.is_paced and before[d.name] > now)]
         due = {duty.name for duty in asked if before[duty.name] <= now}
-        self._next_run_at.update({name: now + self._duties[name].interval_sec for name in due})
+        self._next_run_at.update({name: now + self._interval_sec(name, self._ask_pace) for name in due})
         try:
             answers = self._session.ask(duty.has_work or "" for duty in asked)
         except DataloaderError:
             if not self.is_leader:
                 raise  # the connection is gone, and the lock with it
             answers = (True,) * len(asked)  # each then fails by itself, and says so
+        if any(duty.is_paced for duty in asked):
+            self._ask_pace.record(clock() - now)
         for duty, has_work in zip(asked, answers, strict=True):
             name = duty.name
             if name in due and has_work:
@@ -126,6 +131,10 @@ class Maintenance:
                 self._next_run_at[name] = min(now, self._next_run_at[name])
             elif name not in due and not has_work and self._next_run_at[name] == before[name]:
                 self._next_run_at[name] = now + duty.interval_sec
+
+    def _interval_sec(self, name: str, pace: Pace) -> float:
+        duty = self._duties[name]
+        return max(duty.interval_sec, pace.interval_sec) if duty.is_paced else duty.interval_sec
 
     def _follow(self) -> None:
         self._followed_at = clock()
@@ -135,7 +144,8 @@ class Maintenance:
 
     def _run_duty(self, duty: Duty, next_at: dict[str, float]) -> float | None:
         """Log the first failure in a row and the success after it."""
-        next_at[duty.name] = clock() + duty.interval_sec
+        started_at = clock()
+        next_at[duty.name] = started_at + duty.interval_sec
         try:
             pause = duty.run()
         except Exception as error:
@@ -149,6 +159,9 @@ class Maintenance:
             return None
         if self._backoffs.pop(duty.name, None) is not None:
             _log.info("maintenance.recovered", duty=duty.name)
+        if (pace := self._paces.get(duty.name)) is not None:
+            pace.record(clock() - started_at)
+            next_at[duty.name] = started_at + max(duty.interval_sec, pace.interval_sec)
         return pause
 
     def _acquire_lock(self) -> bool:
@@ -169,8 +182,14 @@ def duties(context: DutyContext, features: Sequence[Feature] = FEATURES) -> list
     """All duties of the maintenance leader: those of the queue, then those of the features."""
     session, queue = context.executor, JobQueue(context.executor)
     of_queue = [
-        Duty("notify-waiting", _NOTIFY_INTERVAL_SEC, lambda: notify_waiting_queues(session), has_work="has_ready_jobs"),
-        Duty("blocked", _REPAIR_INTERVAL_SEC, BlockedJobsDuty(queue).run, has_work="has_blocked_jobs"),
+        Duty(
+            "notify-waiting",
+            _NOTIFY_INTERVAL_SEC,
+            lambda: notify_waiting_queues(session),
+            has_work="has_ready_jobs",
+            is_paced=True,
+        ),
+        Duty("blocked", _REPAIR_INTERVAL_SEC, BlockedJobsDuty(queue).run, has_work="has_blocked_jobs", is_paced=True),
         Duty("expiry", _EXPIRY_INTERVAL_SEC, lambda: _expire(queue), has_work="has_expired_jobs"),
     ]
     return [*of_queue, *(duty for create in load_all(features, "duties") for duty in create(context))]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from dataloader.app.queue.job import ClaimHint, ClaimMode
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import PollTimer
+from dataloader.workers.pace import Pace
 
 PREFETCH_BELOW_SEC = 0.020  # a queue whose recent jobs ran longer is not prefetched
 _PREFETCH_PER_THREAD = 40
@@ -38,26 +39,45 @@ class ClaimCursor:
     """Where a claim starts in the ready index, and how many rows it scans. Used by the claiming thread only.
 
     While claims come back full, the next one starts behind the last claimed job. A long transaction elsewhere keeps
-    dead index entries from being removed, and each claim from the front would walk over all of them.
+    dead index entries from being removed, and each claim from the front would walk over all of them. Where such claims
+    take long, those between them start behind the last claimed job too, whether they come back full or not: a job that
+    becomes ready in front of it has to wait for the next claim from the front.
     """
 
     position: Sequence[str] | None = None  # priority, creation time and id of the last claimed job
     scan: int = 0  # rows to scan, if more than are claimed
     next_front_at: float = 0.0  # when to start at the front again: urgent jobs may have come
+    front_pace: Pace = field(default_factory=Pace)
 
     def start(self, now: float, *, promoted: bool) -> Sequence[str] | None:
-        """Return the position behind which to claim, None: the front."""
-        return None if promoted or now >= self.next_front_at else self.position
+        """Return the position behind which to claim, None: the front. What a claim has promoted it finds by itself."""
+        is_front = now >= self.next_front_at or (promoted and not self.front_pace.is_slow)
+        return None if is_front else self.position
+
+    def must_wait(self, now: float) -> bool:
+        """Whether nothing is known but the front, and it is too early for a claim from there, which takes long."""
+        return self.position is None and self.front_pace.is_slow and now < self.next_front_at
+
+    def start_soon(self) -> None:
+        """Start at the front with the next claim, unless that takes long: jobs were enqueued."""
+        if not self.front_pace.is_slow:
+            self.next_front_at = 0.0
 
     def advance(self, hint: ClaimHint, *, is_full: bool, from_front: bool, began: float, now: float) -> None:
         """Record a claim's answer. Where jobs of busy keys stand in front, the next claim scans further."""
-        self.position = hint.cursor if is_full else None
+        if from_front:
+            self.front_pace.record(now - began)
+        if self.front_pace.is_slow:
+            self.position = hint.cursor or self.position
+        else:
+            self.position = hint.cursor if is_full else None
         if hint.skipped and from_front and not is_full:
             self.scan = min(_MAX_SCAN, max(self.scan, _SCAN_GROWTH) * _SCAN_GROWTH)
         else:
             self.scan = 0
         if from_front:
-            self.next_front_at = now + max(_FRONT_INTERVAL_SEC, (now - began) * _FRONT_TIME_RATIO)
+            interval_sec = max(_FRONT_INTERVAL_SEC, (now - began) * _FRONT_TIME_RATIO, self.front_pace.interval_sec)
+            self.next_front_at = now + interval_sec
 
 
 @dataclass

@@ -24,6 +24,7 @@ from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.pipelines.portable import clock
 from dataloader.workers.key_locks import KeyLocks
+from dataloader.workers.pace import Pace
 from dataloader.workers.reports.attempt_log import log_reaped
 from dataloader.workers.threads import BackgroundThread
 
@@ -77,6 +78,7 @@ class Reaper:
     ) -> None:
         """Without `takes_from_others` only prefetched attempts and key locks of this process are served."""
         self._is_leader = is_leader
+        self._pace = Pace()
         self._takes_from_others = takes_from_others
         self._queue, self._key_locks, self._release_stale = queue, key_locks, release_stale
         self._interval_sec, self._heartbeat_sec, self._pause_sec = interval_sec, heartbeat_sec, pause_sec
@@ -115,7 +117,8 @@ class Reaper:
         if now >= self._next_check_at:
             self._check_leases(now)
             soon_sec = min(self._interval_sec, self._heartbeat_sec)
-            self._next_check_at = now + (soon_sec if self._expired_leases else self._quiet_interval_sec)
+            quiet_sec = max(self._quiet_interval_sec, self._pace.interval_sec)
+            self._next_check_at = now + (soon_sec if self._expired_leases else quiet_sec)
             self.last_check_at = now
         return step_sec
 
@@ -123,7 +126,9 @@ class Reaper:
         """Reap a run only if its lease was found expired twice, a heartbeat apart, over one connection to a server that
         has been up as long: after an outage the owners must have had the time to renew. A lease with another end than
         at the last check has been renewed since."""
+        began = clock()
         expired = self._queue.expired_runs()
+        self._pace.record(clock() - began)
         if expired.server != self._server:
             # A promoted standby may have been up for long: leases found expired before the outage start over.
             self._server = expired.server

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from uuid import UUID
 
 from dataloader.app import log
@@ -13,6 +14,7 @@ from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.workers import HeartbeatResult, HostFacts, WorkerInfo, WorkerLiveness
 from dataloader.pipelines.contract import StopReason
 from dataloader.pipelines.portable import clock
+from dataloader.workers.pace import Pace
 from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.takeover import process_identity
 from dataloader.workers.takeover.process_identity import Identity, ProcessLock
@@ -35,6 +37,7 @@ class Registration:
         self.is_superseded = False  # set by the heartbeat's thread
         self.watches_all = False  # set by the death watch: whether the next heartbeats return all processes of the host
         self._watched: set[UUID] = set()  # of the host
+        self._pace = Pace()  # of heartbeats that ask for ready jobs
         self._heartbeats_left = 0  # until the processes to watch are read
         self.registered = threading.Event()  # set by the first heartbeat: no job starts before a death could be proved
 
@@ -53,19 +56,21 @@ class Registration:
     def send_heartbeat(self, idle_queues: Iterable[str] = ()) -> HeartbeatResult:
         """Renew the row of this process; return what there is to do, every third time also the other processes."""
         finds_others = self._heartbeats_left <= 0 or self.watches_all
+        asks, began = not self._pace.is_slow, clock()
         heartbeat = WorkerLiveness(self._session).send_heartbeat(
             self._info,
             self._facts,
             heartbeat_sec=self._heartbeat_sec,
             watched=None if self.watches_all else WATCHED,
-            idle_queues=idle_queues,
+            idle_queues=idle_queues if asks else (),
             finds_others=finds_others,
         )
+        self._pace.record(clock() - began)
         self._heartbeats_left = _WATCH_HEARTBEATS - 1 if finds_others else self._heartbeats_left - 1
         if heartbeat.has_others:
             self._watched = {other.id for other in heartbeat.others if other.boot_id == self._facts.boot_id}
         self.registered.set()
-        return heartbeat
+        return heartbeat if asks else replace(heartbeat, has_ready_jobs=True)  # not known
 
     def is_heartbeat_requested(self, verb: str, argument: str) -> bool:
         """Return whether a control command asks for a heartbeat of this process, or reports a new process to watch."""

@@ -972,29 +972,38 @@ CREATE OR REPLACE FUNCTION dl_set_parents(child uuid, after jsonb, need_text tex
 
 -- ── Claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
--- queued -> queued: jobs of all queues that are due become ready; the other queues are notified.
-CREATE OR REPLACE FUNCTION dl_promote_due(claimed_queue text) RETURNS void
+-- queued -> queued: jobs of all queues that are due become ready; the other queues are notified. `since`: only those that have fallen due
+-- since then, where a transaction of hours keeps entries of promoted jobs in front of them. Returns where the promoted jobs of
+-- `claimed_queue` begin, as claims count: their least priority and creation time.
+CREATE OR REPLACE FUNCTION dl_promote_due(claimed_queue text, since timestamptz DEFAULT '-infinity') RETURNS text[]
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    other_queue text;
-    own         text := set_config('dl.own_update', 'on', true);  -- no trigger has anything to do
+    of_queue record;
+    first    text[];
+    own      text := set_config('dl.own_update', 'on', true);  -- no trigger has anything to do
 BEGIN
-    FOR other_queue IN
+    FOR of_queue IN
         WITH due AS (
             SELECT job_id
               FROM dl_jobs
-             WHERE status = 'queued' AND wait_state = 'scheduled' AND available_at <= (SELECT clock_timestamp())
+             WHERE status = 'queued' AND wait_state = 'scheduled' AND available_at <= (SELECT clock_timestamp()) AND available_at >= since
              ORDER BY available_at
              LIMIT 500
                FOR NO KEY UPDATE SKIP LOCKED
         ), promoted AS (
-            UPDATE dl_jobs j SET wait_state = 'ready' FROM due WHERE j.job_id = ANY (ARRAY[due.job_id]) RETURNING j.queue
+            UPDATE dl_jobs j SET wait_state = 'ready' FROM due WHERE j.job_id = ANY (ARRAY[due.job_id])
+            RETURNING j.queue, j.priority, j.created_at
         )
-        SELECT DISTINCT queue FROM promoted WHERE queue <> claimed_queue
+        SELECT queue, min(priority) AS priority, min(created_at) AS created_at FROM promoted GROUP BY queue
     LOOP
-        PERFORM dl_notify_queue(other_queue);
+        IF of_queue.queue = claimed_queue THEN
+            first := ARRAY[of_queue.priority::text, (of_queue.created_at - interval '1 microsecond')::text, '00000000-0000-0000-0000-000000000000'];
+        ELSE
+            PERFORM dl_notify_queue(of_queue.queue);
+        END IF;
     END LOOP;
     own := set_config('dl.own_update', '', true);
+    RETURN first;
 END $$;
 
 -- queued -> running: claims up to `wanted` ready jobs of the queue, the best priority and the oldest first. What is unusual is
@@ -1037,10 +1046,24 @@ DECLARE
     started int := 0;
     woken   text[];
     last_n  int;
+    start   text[] := after;
+    promoted     text[];         -- where the jobs begin that this claim has promoted
+    is_before    bool;           -- that is before `after`
+    has_position bool;
+    due_since    timestamptz := '-infinity';
     own     text;                -- dl.own_update
 BEGIN
+    -- A claim from the front looks for all that is due; one behind a position only for what has fallen due since the last ones.
+    has_position := NOT in_turn AND after[1]::int >= 0;
+    IF has_position THEN
+        due_since := clock_timestamp() - interval '10 s';
+    END IF;
     IF promotes THEN
-        PERFORM dl_promote_due(queue_name);
+        promoted := dl_promote_due(queue_name, due_since);
+        is_before := has_position AND (promoted[1]::int, promoted[2]::timestamptz) < (start[1]::int, start[2]::timestamptz);
+        IF is_before THEN
+            start := promoted;
+        END IF;
     END IF;
     IF in_turn THEN
         WITH chosen AS MATERIALIZED (
@@ -1063,7 +1086,7 @@ BEGIN
             SELECT j.job_id, j.lock_key, j.priority, j.created_at, j.live_key IS NOT NULL AS has_live_key
               FROM dl_jobs j
              WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready' AND j.task = ANY (known_tasks)
-               AND (j.priority, j.created_at, j.job_id) > (after[1]::int, after[2]::timestamptz, after[3]::uuid)
+               AND (j.priority, j.created_at, j.job_id) > (start[1]::int, start[2]::timestamptz, start[3]::uuid)
                AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
                AND NOT EXISTS (SELECT FROM dl_workers w WHERE w.worker_id = own_id AND w.superseded_by IS NOT NULL)
              ORDER BY j.priority, j.created_at, j.job_id
@@ -1173,11 +1196,14 @@ BEGIN
     skipped := skipped + cardinality(busy) + cardinality(limited);
     next_due_sec := (SELECT extract(epoch FROM min(j.available_at) - clock_timestamp())::float8
                        FROM dl_jobs j
-                      WHERE j.status = 'queued' AND j.wait_state = 'scheduled' AND j.available_at > '-infinity' AND j.available_at < 'infinity');
+                      WHERE j.status = 'queued' AND j.wait_state = 'scheduled' AND j.available_at > due_since AND j.available_at < 'infinity');
     IF in_turn THEN
         next_after := ARRAY(SELECT jsonb_array_elements_text(nullif(current_setting('dl.fair_position', true), '')::jsonb));
     ELSIF last_n IS NOT NULL THEN
         next_after := ARRAY[found.priorities[last_n]::text, found.created[last_n]::text, ids[cardinality(ids)]::text];
+        IF is_before AND (next_after[1]::int, next_after[2]::timestamptz) < (after[1]::int, after[2]::timestamptz) THEN
+            next_after := after;
+        END IF;
     END IF;
     RETURN NEXT;
 END $$;

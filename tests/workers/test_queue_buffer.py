@@ -44,6 +44,33 @@ def test_claim_that_is_not_full_is_followed_by_one_from_front():
     assert cursor.start(100.004, promoted=False) is None
 
 
+def test_slow_front_keeps_position_until_it_is_due_or_quick_again():
+    """A transaction of hours keeps the entries of claimed jobs at the front of the index."""
+    cursor = ClaimCursor()
+    for began in (100.0, 110.0, 120.0):
+        assert not cursor.front_pace.is_slow
+        cursor.advance(HINT, is_full=False, from_front=True, began=began, now=began + 0.1)
+
+    assert cursor.front_pace.is_slow
+    cursor.start_soon()
+    assert cursor.start(120.2, promoted=True) == POSITION, "neither a notification nor a promotion asks for the front"
+    cursor.advance(ClaimHint(0, None, None), is_full=False, from_front=False, began=120.2, now=120.201)
+    assert cursor.start(125.0, promoted=False) == POSITION
+    assert cursor.start(125.2, promoted=False) is None, "after 50 times what it took"
+    cursor.advance(HINT, is_full=False, from_front=True, began=125.2, now=125.201)
+    assert cursor.start(125.3, promoted=False) is None
+
+
+def test_process_that_knows_only_a_slow_front_waits():
+    cursor = ClaimCursor()
+    for began in (100.0, 110.0, 120.0):
+        assert not cursor.must_wait(began)
+        cursor.advance(ClaimHint(0, None, None), is_full=False, from_front=True, began=began, now=began + 0.1)
+
+    assert cursor.must_wait(125.0)
+    assert not cursor.must_wait(125.2)
+
+
 def test_scan_grows_while_busy_keys_stand_in_front():
     cursor, scans = ClaimCursor(), []
     for _ in range(6):

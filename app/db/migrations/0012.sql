@@ -30,3 +30,6 @@ BEGIN
                    first, first + 2 * 86400 * 100000::bigint);
     PERFORM setval(pg_get_serial_sequence('dl_progress', 'progress_id'), first);
 END $$;
+
+-- Replaced by one that has another parameter.
+DROP FUNCTION IF EXISTS dl_promote_due(text);

@@ -16,7 +16,7 @@ _NEXT_LIMITS_SEC = 0.05  # between two parts of all limits that jobs wait for
 def create_duties(context: DutyContext) -> list[Duty]:
     limits, breakers = Limits(context.executor), Breakers(context.executor)
     return [
-        Duty("limits", _INTERVAL_SEC, LimitsDuty(limits).run, has_work="has_limited_jobs"),
+        Duty("limits", _INTERVAL_SEC, LimitsDuty(limits).run, has_work="has_limited_jobs", is_paced=True),
         Duty("breakers", _INTERVAL_SEC, lambda: _probe_breakers(breakers), has_work="has_open_breakers"),
         Duty("limits-prune", HOURLY_SEC, limits.prune),
     ]

@@ -16,9 +16,9 @@ AGGREGATE_BATCH = 10_000  # events
 def create_duties(context: DutyContext) -> list[Duty]:
     statistics = Statistics(context.executor)
     return [
-        Duty("statistics", INTERVAL_SEC, lambda: _aggregate(statistics)),
-        Duty("statistics-prune", PRUNE_INTERVAL_SEC, statistics.prune),
-        Duty("queue-depths", _DEPTHS_INTERVAL_SEC, statistics.record_depths),
+        Duty("statistics", INTERVAL_SEC, lambda: _aggregate(statistics), is_paced=True),
+        Duty("statistics-prune", PRUNE_INTERVAL_SEC, statistics.prune, is_paced=True),
+        Duty("queue-depths", _DEPTHS_INTERVAL_SEC, statistics.record_depths, is_paced=True),
     ]
 
 

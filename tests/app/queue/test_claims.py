@@ -205,3 +205,20 @@ def test_claim_leaves_triggers_on_for_the_rest_of_its_transaction(queue_db):
 
         cursor.execute("SELECT current_setting('dl.own_update')")
         assert cursor.fetchall() == [("",)]
+
+
+def test_claim_behind_a_position_finds_what_it_promotes(queue_db):
+    """It looks for what has fallen due in the last seconds only; the position stays behind the other jobs."""
+    retried, overdue = queue_db.enqueue("retried"), queue_db.enqueue("overdue")
+    queue_db.sql(
+        "UPDATE dl_jobs SET wait_state = 'scheduled', created_at = now() - interval '1 h',"
+        " available_at = now() - interval '5 s' * CASE lock_key WHEN 'overdue' THEN 100 ELSE 1 END"
+    )
+    zero = "00000000-0000-0000-0000-000000000000"
+    position = ["100", queue_db.fetch_row("SELECT (now() - interval '1 minute')::text"), zero]
+
+    runs, hint = queue_db.claim_once(10, after=position)
+
+    assert [run.id for run in runs] == [retried]
+    assert list(hint.cursor) == position
+    assert [run.id for run in queue_db.claim_once(10)[0]] == [overdue]

@@ -1,0 +1,33 @@
+"""Bounds the cost of a look that is repeated.
+
+While a transaction is open for hours, dead entries stay at the front of indexes, and each look from there takes longer.
+It is then repeated less often, so that it costs at most one part in fifty of the time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+_TIME_RATIO = 50
+_SAMPLES = 3  # the quickest of these counts: a machine that stalls once is no reason
+_SLOW_SEC = 0.02
+
+
+class Pace:
+    """Used by one thread."""
+
+    def __init__(self) -> None:
+        self._durations: deque[float] = deque(maxlen=_SAMPLES)
+
+    def record(self, duration_sec: float) -> None:
+        self._durations.append(duration_sec)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the last looks took long."""
+        return len(self._durations) == _SAMPLES and min(self._durations) > _SLOW_SEC
+
+    @property
+    def interval_sec(self) -> float:
+        """The pause until the next look; 0 unless the last ones took long."""
+        return _TIME_RATIO * min(self._durations) if self.is_slow else 0.0
