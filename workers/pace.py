@@ -10,7 +10,7 @@ from collections import deque
 
 _TIME_RATIO = 50
 _SAMPLES = 3  # the quickest of these counts: a machine that stalls once is no reason
-_SLOW_SEC = 0.02
+_SLOW_SEC = 0.005
 
 
 class Pace:

@@ -249,7 +249,7 @@ BEGIN
                  WHERE total <= room - (SELECT coalesce(sum(coalesce((w.limits ->> limit_name)::int, 1)), 0)
                                           FROM dl_jobs w
                                          WHERE w.waits_on = limit_name AND w.queue = queue_name AND w.status = 'queued'
-                                           AND w.wait_state = 'ready')
+                                           AND w.wait_state::text = 'ready')  -- so that no plan walks the ready jobs
             ), changed AS (
                 UPDATE dl_jobs j
                    SET wait_state = CASE WHEN j.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
