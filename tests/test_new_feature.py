@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import ROOT
+from tests.support.scratch import copy_sources
 
 _FOLDERS = ("app", "workers", "pipelines", "dataloader")
 _FEATURE = {
@@ -85,7 +85,7 @@ print(json.dumps([
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     for folder in _FOLDERS:
-        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        copy_sources(ROOT / folder, tmp_path / folder)
     return tmp_path
 
 

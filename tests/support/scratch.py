@@ -12,13 +12,18 @@ from tests.support.processes import ROOT, clean_environment
 FOLDERS = ("app", "dataloader", "pipelines", "workers", "tests", "docs")
 
 
+def copy_sources(source: Path, target: Path) -> None:
+    """Copy a folder with its compiled modules, which hold as long as a copy is as it was; not those of pytest."""
+    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("*-pytest-*.pyc", "*.pyc.*"))
+
+
 class Scratch:
     """A copy of the checkout, which counts the places that are edited."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.places = folder, 0
         for name in FOLDERS:
-            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            copy_sources(ROOT / name, folder / name)
         for name in ("schema.sql", "pyproject.toml", "gunicorn.conf.py"):
             shutil.copy(ROOT / name, folder / name)
 
