@@ -160,6 +160,8 @@ def _first_line(path: Path) -> str:
 
 
 def _thread_names(path: Path) -> Iterator[tuple[str, str]]:
+    if not re.search("Thread|RefreshingValue|worker-", path.read_text(encoding="utf-8")):
+        return
     for call in _calls(path):
         function = ast.unparse(call.func).rpartition(".")[2]
         if function in ("Thread", "ThreadPoolExecutor", "BackgroundThread", "RefreshingValue"):
@@ -171,7 +173,10 @@ def _thread_names(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _connection_names(path: Path) -> Iterator[tuple[str, str]]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    source = path.read_text(encoding="utf-8")
+    if not re.search("dataloader[-:]", source):
+        return
+    tree = ast.parse(source)
     values = [key.value for node in ast.walk(tree) if isinstance(node, ast.Call) for key in node.keywords]
     for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
         values += [value for value in (*function.args.defaults, *function.args.kw_defaults) if value is not None]

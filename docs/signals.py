@@ -58,7 +58,10 @@ def log_events() -> str:
 
 
 def _metrics(path: Path) -> Iterator[_Metric]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    source = path.read_text(encoding="utf-8")
+    if not _METRIC.search(source):
+        return
+    tree = ast.parse(source)
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
         values = node.args if isinstance(node, ast.Call) else node.elts if isinstance(node, ast.Tuple) else []

@@ -59,8 +59,9 @@ def log_events() -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """Names of Prometheus metrics, as they are given to the library."""
-    for path in _product_files():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    sources = (path.read_text(encoding="utf-8") for path in _product_files())
+    for source in filter(_METRIC.search, sources):
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and _METRIC.fullmatch(node.value):
                 yield node.value
 
