@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import lru_cache
+from typing import Any
 
 _TIME_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _MIN_WHOLE_SEC = 10  # of a shorter duration the tenth counts
@@ -22,6 +23,9 @@ _UTC_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
 _MAX_NAME_LENGTH = 100  # characters of a name for which a similar one is looked for, and of that one
 _MAX_NEIGHBOURS = 10  # names compared on each side, in the order of their beginnings and in that of their ends
 _MIN_SIMILARITY = 0.75
+_MAX_AMOUNT = 1e15  # a larger float is no longer exact
+_RATE_UNITS = ((1, "s"), (60, "min"), (3_600, "h"))
+_MIN_WHOLE_RATE = 10  # of a slower one the tenth counts
 _CALENDAR = (datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC) - timedelta(seconds=1))
 
 
@@ -50,6 +54,29 @@ def format_duration(seconds: float | timedelta | None) -> str:
         parts.append(f"{whole_sec // unit_sec} {unit}")
         whole_sec %= unit_sec
     return " ".join(part for part in parts if not part.startswith("0 "))
+
+
+def format_rate(per_second: float) -> str:
+    """A rate by the second, or by the minute or hour when it is less than one."""
+    unit_sec, unit = next((unit for unit in _RATE_UNITS if per_second * unit[0] >= 1), _RATE_UNITS[-1])
+    rate = per_second * unit_sec
+    return f"{rate:,.0f}/{unit}" if rate >= _MIN_WHOLE_RATE else f"{rate:.1f}/{unit}"
+
+
+def parse_amount(progress: Any) -> tuple[float, float | None, str] | None:
+    """How much of a job is done, of how much, and the unit; None for a progress without numbers: tasks and other
+    services may report any value."""
+    if not isinstance(progress, dict):
+        return None
+    done, unit = _parse_number(progress.get("processed", progress.get("done"))), progress.get("unit")
+    if done is None:
+        return None
+    return done, _parse_number(progress.get("total")) or None, unit if isinstance(unit, str) else ""
+
+
+def _parse_number(value: Any) -> float | None:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MAX_AMOUNT
+    return float(value) if usable else None
 
 
 def format_attempt(attempt: int, run: int) -> str:

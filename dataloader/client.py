@@ -177,6 +177,10 @@ class Client:
         """Return status, attempt, times, progress and error of a job."""
         return self._job(self.request("GET", f"/api/v1/jobs/{job_id}/status"))
 
+    def progress(self, job_id: JobId, **query: Any) -> Payload:
+        """Return the progress of a job over time, its rate and the time left. Parameters: `attempt`, `limit`."""
+        return self._job(self.request("GET", f"/api/v1/jobs/{job_id}/progress", query=query))
+
     def job(self, job_id: JobId) -> Payload:
         """Return everything about a job: args, result, attempts, related jobs."""
         return self._job(self.request("GET", f"/api/v1/jobs/{job_id}"))

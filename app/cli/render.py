@@ -98,12 +98,13 @@ class BarView(_MovingLine):
     def __init__(self) -> None:
         super().__init__(TextColumn("{task.fields[status]}"), TextColumn("{task.fields[label]}"))
 
-    def show(self, state: text.Payload) -> None:
+    def show(self, state: text.Payload, estimate: str = "") -> None:
         status, amount = Status(state["status"]), text.parse_amount(state["progress"])
         if status.final:
             self._progress.update(self._task_id, total=1, completed=1 if status is Status.SUCCEEDED else 0)
         elif amount is not None:
             self._progress.update(self._task_id, completed=amount[0], total=amount[1])
         attempt = f", attempt {state['attempt']}" if state["attempt"] > 1 else ""
-        label = text.format_progress(state["progress"]).replace("[", "\\[")
-        self._progress.update(self._task_id, status=f"[{COLOURS[status]}]{status}[/]{attempt}", label=label)
+        label = ", ".join(part for part in (text.format_progress(state["progress"]), estimate) if part)
+        shown_status = f"[{COLOURS[status]}]{status}[/]{attempt}"
+        self._progress.update(self._task_id, status=shown_status, label=label.replace("[", "\\["))

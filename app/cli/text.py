@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from dataloader.app import wording
 from dataloader.app.wording import format_outside_calendar, is_outside_calendar, replace_utc_times
 
 Payload = Mapping[str, Any]
 
 _MAX_ERROR_LENGTH = 300
-_MAX_AMOUNT = 1e15  # a larger float is no longer exact; such a progress is shown as it came
 
 
 def one_line(raw: str) -> str:
@@ -37,12 +37,8 @@ def json_line(value: Any) -> str:
 
 def parse_amount(progress: Any) -> tuple[float, float | None, str] | None:
     """How much of a job is done, of how much, and the unit; None for a progress without numbers."""
-    if not isinstance(progress, dict):
-        return None
-    done, unit = _parse_number(progress.get("processed", progress.get("done"))), progress.get("unit")
-    if done is None:
-        return None
-    return done, _parse_number(progress.get("total")) or None, one_line(unit) if isinstance(unit, str) else ""
+    amount = wording.parse_amount(progress)
+    return None if amount is None else (*amount[:2], one_line(amount[2]))
 
 
 def format_progress(progress: Any) -> str:
@@ -52,6 +48,17 @@ def format_progress(progress: Any) -> str:
     done, total, unit = amount
     of_total, share = ("", "") if total is None else (f" of {_format_number(total)}", f" ({done / total:.0%})")
     return f"{_format_number(done)}{of_total}{f' {unit}' if unit else ''}{share}"
+
+
+def format_estimate(progress: Payload) -> str:
+    """The rate and the time left of an answer of `GET /api/v1/jobs/{job_id}/progress`; empty if there are none."""
+    rate, remaining_sec, stalled_sec = (progress.get(name) for name in ("rate", "remaining_sec", "stalled_sec"))
+    if isinstance(stalled_sec, int | float):
+        return f"no progress for {wording.format_duration(stalled_sec)}"
+    parts = [wording.format_rate(rate)] if isinstance(rate, int | float) and rate > 0 else []
+    if isinstance(remaining_sec, int | float):
+        parts.append(f"{wording.format_duration(remaining_sec)} left")
+    return ", ".join(parts)
 
 
 def format_time(at: datetime | str | None) -> str:
@@ -129,11 +136,6 @@ def state_lines(state: Payload) -> list[str]:
         "error": one_line(state["error"] or ""),
     }
     return [f"{name:<10} {value}" for name, value in facts.items() if value]
-
-
-def _parse_number(value: Any) -> float | None:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MAX_AMOUNT
-    return float(value) if usable else None
 
 
 def _format_number(value: float) -> str:

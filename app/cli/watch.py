@@ -14,7 +14,7 @@ from dataloader.app.cli.exit_codes import ExitCode
 from dataloader.app.cli.invocation import dataloader_command
 from dataloader.app.cli.output import is_json
 from dataloader.app.cli.remote import OutageNotice, RemoteService
-from dataloader.errors import Refused, ServiceUnavailable
+from dataloader.errors import Refused, ServiceFault, ServiceUnavailable
 
 if TYPE_CHECKING:
     from dataloader import Client
@@ -27,10 +27,10 @@ class LineView:
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet, self._last_line = quiet, ""
 
-    def show(self, state: text.Payload) -> None:
+    def show(self, state: text.Payload, estimate: str = "") -> None:
         line = text.state_line(state)
         if not self._quiet and line != self._last_line:
-            click.echo(line)
+            click.echo(", ".join(part for part in (line, estimate) if part))
             self._last_line = line
 
     def print_notice(self, line: str) -> None:
@@ -49,13 +49,35 @@ def choose_view(*, as_json: bool) -> LineView | BarView:
     return LineView(quiet=as_json)
 
 
+class ProgressSource:
+    """The rate of a job and the time left, from a service that knows them: one of an older version does not. Its worker
+    saves progress more often while it is read."""
+
+    def __init__(self, client: Client, job_id: UUID) -> None:
+        self._client, self._job_id = client, job_id
+        self._is_known = True
+
+    def estimate(self, state: text.Payload) -> str:
+        """What is known of a running job that reports progress; empty without."""
+        if not self._is_known or state["status"] != "running" or not state["progress"]:
+            return ""
+        try:
+            return text.format_estimate(self._client.progress(self._job_id, limit=1))
+        except ServiceUnavailable:
+            return ""
+        except (Refused, ServiceFault):
+            self._is_known = False
+            return ""
+
+
 def watch_until_final(client: Client, job_id: UUID, view: LineView | BarView) -> text.Payload:
     """Show the job until it is final, and return its last state."""
     notice = OutageNotice("still watching", view.print_notice)
+    progress = ProgressSource(client, job_id)
     with closing(view):
         for state in client.watch(job_id, on_outage=notice):
             notice.last_reason = ""
-            view.show(state)
+            view.show(state, progress.estimate(state))
     return state
 
 

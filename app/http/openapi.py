@@ -76,6 +76,7 @@ _TAGS_OF_BLUEPRINTS = {
     "job_edits": "jobs",
     "job_list": "jobs",
     "job_logs": "jobs",
+    "job_progress": "jobs",
     "metrics": "service",
     "status": "service",
 }

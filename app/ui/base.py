@@ -28,6 +28,7 @@ from dataloader.app.http.standby_reads import data_age_sec
 from dataloader.app.queue.job import Status
 from dataloader.app.ui.formatter import Formatter
 from dataloader.app.ui.shell import formatter_of_request
+from dataloader.app.wording import parse_amount
 
 ACT_COOKIE, _ACT_COOKIE_SEC = "dl_act", 60  # the request of the last act, until a page has shown it
 SEEN_HEADER, VERSION_HEADER = "X-Seen", "X-Version"  # of the live part that the browser has, and of the response
@@ -41,7 +42,6 @@ _COUNTING_PERIOD_SEC = 10.0  # in which a page whose data does not change is sen
 _FRAGMENT_HEADER = "HX-Request"
 UNAVAILABLE_ERRORS = (DatabaseUnavailable, SchemaError)
 _RETRY_AFTER_SEC = 2
-_MAX_COUNT = 1e15
 
 
 class FormModel(BaseModel):
@@ -355,19 +355,18 @@ def progress_summary(
     finished_at: datetime | None = None,
     stalled_sec: float | None = None,
 ) -> dict[str, Any] | None:
-    """Return the values of a progress bar, or None when the progress holds no `processed` count.
+    """Return the values of a progress bar, or None when the progress holds no count of what is done.
 
-    `stalled_sec` is the time since the last change when that is long; then the remaining time is unknown.
+    Rate and remaining time are by the mean since the start; a page that reads the history of the progress replaces
+    them. `stalled_sec` is the time since the last change when that is long; then the remaining time is unknown.
     """
-    if not isinstance(progress, Mapping):
+    amount = parse_amount(progress)
+    if amount is None:
         return None
-    done, total = _parse_count(progress.get("processed")), _parse_count(progress.get("total")) or None
-    if done is None:
-        return None
+    done, total, unit = amount
     elapsed_sec = ((finished_at or datetime.now(UTC)) - started_at).total_seconds() if started_at else 0.0
     rate = done / elapsed_sec if elapsed_sec > 0 and done > 0 else None
     can_estimate = total and rate and total >= done and not finished_at and stalled_sec is None
-    unit = progress.get("unit")
     return {
         "done": done,
         "total": total,
@@ -375,12 +374,5 @@ def progress_summary(
         "rate": rate,
         "remaining_sec": (total - done) / rate if can_estimate and total and rate else None,
         "stalled_sec": stalled_sec,
-        "unit": unit if isinstance(unit, str) else "",
+        "unit": unit,
     }
-
-
-def _parse_count(value: Any) -> float | None:
-    """Return a plausible count, or None: pipelines may report any value."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_COUNT:
-        return None
-    return value

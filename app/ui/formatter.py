@@ -15,6 +15,7 @@ from dataloader.app.wording import (
     format_count,
     format_duration,
     format_outside_calendar,
+    format_rate,
     format_utc,
     is_outside_calendar,
     replace_seconds,
@@ -139,11 +140,7 @@ class Formatter:
     @staticmethod
     def rate(per_second: float) -> str:
         """A rate by the second, or by the minute or hour when it is less than one."""
-        unit_sec, unit = next(
-            ((length, unit) for length, unit in ((1, "s"), (60, "min")) if per_second * length >= 1), (3_600, "h")
-        )
-        rate = per_second * unit_sec
-        return f"{rate:,.0f}/{unit}".replace(",", " ") if rate >= 10 else f"{rate:.1f}/{unit}"  # noqa: PLR2004
+        return format_rate(per_second).replace(",", " ")
 
     def elapsed(self, start: datetime | None, end: datetime | None = None) -> str:
         """From the start to the end, or so far."""

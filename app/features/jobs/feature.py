@@ -8,6 +8,7 @@ FEATURE = Feature(
         "list_routes.create_job_list_blueprint",
         "event_routes.create_events_blueprint",
         "log_routes.create_job_logs_blueprint",
+        "progress_routes.create_progress_blueprint",
         "jobs_page.create_jobs_page",
         "job_page.create_job_page",
         "job_page.create_job_forms",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from flask import Response
@@ -20,6 +20,9 @@ from dataloader.app.features.jobs.job_history import describe_event, link_job_id
 from dataloader.app.features.jobs.job_timeline import build_timeline
 from dataloader.app.features.jobs.log_routes import LEVELS, levels_from
 from dataloader.app.features.jobs.log_search import JobLogSearch, LogFilter
+from dataloader.app.features.jobs.progress_chart import RATE_HEIGHT, ProgressChart, build_chart
+from dataloader.app.features.jobs.progress_history import ProgressReader, estimate
+from dataloader.app.features.jobs.run_follower import make_run_follower
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.jobs.acts import cancel_job, retry_job
@@ -37,7 +40,8 @@ from dataloader.app.ui.base import (
     progress_summary,
     redirect_to,
 )
-from dataloader.app.wording import format_attempt
+from dataloader.app.ui.formatter import Formatter
+from dataloader.app.wording import format_attempt, parse_amount
 
 MAX_LOG_LINES = 200
 MAX_EVENTS = 200
@@ -70,6 +74,7 @@ def create_job_page(site: Site) -> ApiBlueprint:
     pages = PageRenderer("job_page", options)
     reader, explainer = JobReader(queue.executor), load_explainer(site.features, queue.executor)
     log_search, graphs = JobLogSearch(queue.executor), Graphs(queue.executor)
+    progress_reader, follower = ProgressReader(queue.executor), site.shared(make_run_follower)
 
     @pages.page("/jobs/<job:job_id>", standby=False, problems=_NOT_FOUND)
     def show_job(job_id: str) -> Response:
@@ -79,7 +84,9 @@ def create_job_page(site: Site) -> ApiBlueprint:
         reasons = [] if explanation is None else explanation.reasons
         events, summary = reader.last_events(parsed_id, limit=MAX_EVENTS), log_search.summary(parsed_id)
         formatter = pages.formatter
-        started_at = job.attempts[-1].started_at if job.attempts else job.started_at
+        follower.follow(job.status, job.run_id)
+        progress, chart = _progress(job, progress_reader, _stalled_sec(reasons), formatter)
+        started_at = _started_at(job)
         is_in_graph = job.graph_id is not None
         return pages.render(
             "job.html",
@@ -97,9 +104,9 @@ def create_job_page(site: Site) -> ApiBlueprint:
             result=mask_secret_fields(job.result),
             checkpoint=mask_secret_fields(job.checkpoint),
             progress_values=mask_secret_fields(job.progress),
-            progress=progress_summary(
-                job.progress, started_at, finished_at=job.finished_at, stalled_sec=_stalled_sec(reasons)
-            ),
+            progress=progress,
+            chart=chart,
+            rate_height=RATE_HEIGHT,
             history=[describe_event(event, formatter) for event in reversed(events)],
             has_more_events=len(events) == MAX_EVENTS,
             log=queue.logs(parsed_id, tail=True, limit=MAX_LOG_LINES).lines,
@@ -228,6 +235,30 @@ def _waiting_since(job: JobDetail) -> datetime | None:
     ended_at = job.attempts[-1].finished_at if job.attempts else None
     since = max(job.created_at, ended_at or job.created_at)
     return since if job.wait_state == "scheduled" else max(since, min(job.available_at, datetime.now(UTC)))
+
+
+def _started_at(job: JobDetail) -> datetime | None:
+    return job.attempts[-1].started_at if job.attempts else job.started_at
+
+
+def _progress(
+    job: JobDetail, reader: ProgressReader, stalled_sec: float | None, formatter: Formatter
+) -> tuple[dict[str, Any] | None, ProgressChart | None]:
+    """The progress of the last attempt, as its bar and as its picture. What its history says of rate and time left
+    takes the place of the mean since the start."""
+    now, last = datetime.now(UTC), job.attempts[-1] if job.attempts else None
+    points = [] if last is None else reader.points(job.job_id, last, last_progress=job.progress)
+    reported = job.progress
+    if points and parse_amount(reported) is None:  # its last value is not in the row of the job
+        reported = {"processed": points[-1].done, "total": points[-1].total, "unit": points[-1].unit}
+    summary = progress_summary(reported, _started_at(job), finished_at=job.finished_at, stalled_sec=stalled_sec)
+    if summary is None or last is None or not points:
+        return summary, None
+    summary |= vars(estimate(points, now=now, has_ended=last.finished_at is not None))
+    chart = build_chart(
+        points, started_at=last.started_at, finished_at=last.finished_at, now=now, format_time=formatter.pattern
+    )
+    return summary, chart
 
 
 def _stalled_sec(reasons: list[ExplanationReason]) -> float | None:

@@ -15,6 +15,7 @@ MAX_ATTEMPTS_DRAWN = 20  # the last ones; the list below has all
 _TICKS = 5
 _MIN_WIDTH_PERCENT = 0.6
 _LABEL_WIDTH_PERCENT = 14  # a narrower part has no text
+_MIN_SPAN_SEC = 0.001
 _SHORT_SPAN_SEC = 600  # below that the axis shows seconds
 _LONG_SPAN_SEC = 86_400  # above that it shows days
 
@@ -73,7 +74,7 @@ def build_timeline(
     end = max(job.finished_at if job.finished_at is not None and job.status.final else now, job.created_at)
     stretches = list(_stretches(job, end))
     start = stretches[0].start if stretches else job.created_at
-    span_sec = max((end - start).total_seconds(), 0.001)
+    span_sec = max((end - start).total_seconds(), _MIN_SPAN_SEC)
 
     def to_percent(moment: datetime) -> float:
         return round(100 * max(0.0, (moment - start).total_seconds()) / span_sec, 2)
@@ -84,15 +85,23 @@ def build_timeline(
         width = round(max(to_percent(stretch.end) - x, _MIN_WIDTH_PERCENT), 2)
         duration = format_duration(_length_sec(stretch))
         parts.append(TimelinePart(stretch.kind, stretch.style, x, width, stretch.label, duration, stretch.anchor))
-    pattern = "%d %b %H:%M" if span_sec > _LONG_SPAN_SEC else "%H:%M:%S" if span_sec < _SHORT_SPAN_SEC else "%H:%M"
-    step = timedelta(seconds=span_sec / _TICKS)
     return Timeline(
         parts,
-        _without_repetition([(100 * n / _TICKS, format_time(start + n * step, pattern)) for n in range(_TICKS)]),
-        format_time(end, pattern) if job.status.final else "now",
+        *time_axis(start, end, format_time, has_ended=job.status.final),
         sum(_length_sec(stretch) for stretch in stretches if stretch.kind == "waited"),
         sum(_length_sec(stretch) for stretch in stretches if stretch.kind == "ran"),
     )
+
+
+def time_axis(
+    start: datetime, end: datetime, format_time: Callable[[datetime, str], str], *, has_ended: bool
+) -> tuple[list[tuple[float, str]], str]:
+    """The times below a picture with their positions in percent, and the one at its right edge."""
+    span_sec = max((end - start).total_seconds(), _MIN_SPAN_SEC)
+    pattern = "%d %b %H:%M" if span_sec > _LONG_SPAN_SEC else "%H:%M:%S" if span_sec < _SHORT_SPAN_SEC else "%H:%M"
+    step = timedelta(seconds=span_sec / _TICKS)
+    ticks = _without_repetition([(100 * n / _TICKS, format_time(start + n * step, pattern)) for n in range(_TICKS)])
+    return ticks, format_time(end, pattern) if has_ended else "now"
 
 
 def _without_repetition(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:

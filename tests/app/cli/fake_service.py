@@ -53,6 +53,7 @@ class Standin:
         self.later: dict[str, list[list[str]]] = {}  # what it says before each further look; a job ends with the last
         self.jobs: dict[str, dict[str, Any]] = {}
         self.lives: dict[str, deque[dict[str, Any] | Answer]] = {}  # what each look at a job finds next
+        self.progresses: dict[str, dict[str, Any] | Answer] = {}  # a service of before has no such route
         self.next_lives: list[dict[str, Any] | Answer] = []  # the lives of a job that will be triggered
         self.keys: dict[str, str] = {}
         self.missing: dict[str, str] = {}  # what it says of fields that a trigger leaves out
@@ -94,6 +95,9 @@ class Standin:
                 return Answer(body={**_state(self.jobs[job_id]), "result": self.jobs[job_id].get("result")})
             case ("GET", "jobs", job_id, "logs") if job_id in self.jobs:
                 return self._logs(job_id, asked.query)
+            case ("GET", "jobs", job_id, "progress"):
+                known = self.progresses.get(job_id, problem(404, "not_found", "There is nothing at this address"))
+                return known if isinstance(known, Answer) else Answer(body={**_state(self.jobs[job_id]), **known})
             case (_, "jobs", job_id, action) if job_id in self.jobs:
                 return self._about(job_id, action)
             case (_, "jobs", job_id, _):

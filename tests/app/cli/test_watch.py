@@ -4,6 +4,8 @@ import signal
 from typing import SupportsIndex
 from uuid import UUID
 
+import pytest
+
 from dataloader import Client
 from dataloader.app.cli import watch
 from tests.app.cli.fake_service import BUSY
@@ -70,6 +72,38 @@ def test_outage_is_reported_once_and_survived(service, capsys):
     assert state["status"] == "succeeded"
     assert shown.err.count("still watching") == 2
     assert shown.out.splitlines() == ["running, attempt 1", "running, attempt 1, 3", "succeeded, attempt 1, 3"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ({"rate": 12.4, "remaining_sec": 65.2, "stalled_sec": None}, ", 12/s, 1 min 5 s left"),
+        ({"rate": 0.25, "remaining_sec": None, "stalled_sec": None}, ", 15/min"),
+        ({"rate": None, "remaining_sec": None, "stalled_sec": 90.0}, ", no progress for 1 min 30 s"),
+        ({"rate": None, "remaining_sec": 0, "stalled_sec": None}, ", 0 s left"),
+        ({"rate": "odd"}, ""),
+        (BUSY, ""),
+        (None, ""),  # a service of before
+    ],
+)
+def test_watched_progress_has_its_rate_and_time_left(service, capsys, answer, shown):
+    progress = [{"progress": {"processed": n, "total": 1000, "unit": "rows"}} for n in (500, 600)]
+    job_id = service.add({"status": "queued"}, RUNNING, *progress, {"status": "succeeded"})
+    if answer is not None:
+        service.progresses[job_id] = answer
+    client = Client(service.url, retry_timeout_sec=0, sleep=lambda _: None)
+
+    watch.watch_until_final(client, UUID(job_id), watch.LineView())
+
+    assert capsys.readouterr().out.splitlines() == [
+        "queued",
+        "running, attempt 1",
+        f"running, attempt 1, 500 of 1000 rows (50%){shown}",
+        f"running, attempt 1, 600 of 1000 rows (60%){shown}",
+        "succeeded, attempt 1, 600 of 1000 rows (60%)",
+    ]
+    asked = [request.query for request in service.asked if request.path.endswith("/progress")]
+    assert asked == [{"limit": ["1"]}] * (1 if answer is None else 2)
 
 
 def test_invisible_change_writes_no_line(service, capsys):
