@@ -134,6 +134,42 @@ BUGS = (
         "tests/app/features/backfills/test_pages.py::test_backfill_shows_why_its_oldest_job_waits",
     ),
     PlantedBug(
+        "the reaper meets no heartbeat of the process", "app/queue/jobs.sql",
+        "SELECT count(pg_advisory_xact_lock(1684828534, hash))", "SELECT count(hash)",
+        "tests/app/queue/test_heartbeats.py::test_reaper_that_meets_a_heartbeat_leaves_the_run",
+    ),
+    PlantedBug(
+        "the progress of a running job is that of its row", "schema.sql",
+        "IF status = 'running' AND isfinite(heartbeat_at) THEN\n        RETURN coalesce((SELECT p.progress",
+        "IF false THEN\n        RETURN coalesce((SELECT p.progress",
+        "tests/app/queue/test_heartbeats.py::test_progress_is_appended_and_read_from_its_newest_row",
+    ),
+    PlantedBug(
+        "a process keeps the lease of an attempt that it gave up", "workers/heartbeat.py",
+        "self._queue.disown([", "_ = list([",
+        "tests/workers/test_stopper.py::test_lost_lease_ends_the_process",
+    ),
+    PlantedBug(
+        "a lease counts from the answer to the heartbeat", "workers/heartbeat.py",
+        "attempt.lease.renewed_at = sent_at", "attempt.lease.renewed_at = clock()",
+        "tests/workers/test_heartbeat.py::test_lease_is_trusted_from_when_the_heartbeat_was_sent",
+    ),
+    PlantedBug(
+        "a late heartbeat is recorded after the end of its run", "app/queue/jobs.sql",
+        "FOR SHARE OF j SKIP LOCKED) owned", ") owned",
+        "tests/app/queue/test_heartbeats.py::test_late_heartbeat_is_not_recorded_after_the_end",
+    ),
+    PlantedBug(
+        "the reaper takes a lease that ended twice for one that ended once", "workers/reaper.py",
+        "before if before[2] == new[2] else new", "before",
+        "tests/workers/test_reaper.py::test_lease_renewed_between_two_checks_starts_over",
+    ),
+    PlantedBug(
+        "giving up a run lengthens its expired lease", "app/queue/jobs.sql",
+        "SET lease_expires_at = least(", "SET lease_expires_at = coalesce(",
+        "tests/app/queue/test_heartbeats.py::test_expired_lease_of_a_given_up_run_keeps_its_end",
+    ),
+    PlantedBug(
         "frequent schedules hide daily loads", "app/features/schedules/calendar_page.py",
         "frequent = [schedule for schedule in chosen if is_frequent(reader, schedule)]", "frequent = []",
         "tests/app/features/schedules/test_pages.py::test_frequent_schedules_hide_no_daily_load",

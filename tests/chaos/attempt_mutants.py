@@ -97,21 +97,20 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
     ),
     Mutant(
         "renew-without-fence",
-        "a renewal names the job and not the run",
+        "a heartbeat, the renewal of a row and saved progress name the job and not the run",
         "stubborn runs",
         edits=[
+            StatementEdit("beat", r"AND j\.run_id = r\.run_id", ""),
+            StatementEdit("save_progress", r"AND j\.run_id = r\.run_id", ""),
             StatementEdit("renew", r"AND j\.run_id = requested\.run_id", ""),
             StatementEdit(
                 "renew",
                 r"SELECT j\.job_id, requested\.progress",
                 "SELECT j.job_id, requested.run_id AS requested_run_id, requested.progress",
             ),
-            StatementEdit(
-                "renew", r"RETURNING j\.job_id, j\.run_id", "RETURNING j.job_id, owned.requested_run_id AS run_id"
-            ),
-            StatementEdit("renew", r"AND j\.run_id = runs\.run_id", ""),
+            StatementEdit("renew", r"RETURNING j\.run_id", "RETURNING owned.requested_run_id"),
         ],
-        expects=("result of another run", "overlapping runs"),
+        expects=("result of another run", "overlapping runs", "progress went back", "progress of a lost run"),
     ),
     Mutant(
         "lease-always-trusted",
@@ -259,9 +258,9 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
     ),
     Mutant(
         "cancel-not-delivered",
-        "a worker gets no cancel, neither by its control channel nor with its renewals",
+        "a worker gets no cancel, neither by its control channel nor with its heartbeats",
         "cancels",
-        edits=[StatementEdit("renew", r"bool_or\(cancel_requested\)", "false")],
+        edits=[StatementEdit("beat", r"coalesce\(j\.cancel_requested, false\)", "false")],
         patch=_ignore_cancels,
         expects=("run continued after cancel",),
     ),

@@ -12,7 +12,14 @@ from tests.chaos.environment import CampaignSize, Environment, make_environment
 from tests.chaos.fault_runner import FaultRunner, InjectedFault
 from tests.chaos.faults import FAULTS
 from tests.chaos.history import History, read_history
-from tests.chaos.report import Report, make_report, offload_takeovers, takeovers_with_effects
+from tests.chaos.report import (
+    Report,
+    long_runs,
+    make_report,
+    offload_takeovers,
+    takeovers_with_effects,
+    zombie_runs,
+)
 from tests.chaos.schedule import plan_faults
 from tests.chaos.services import HEARTBEAT_SEC, REAPER_INTERVAL_SEC
 
@@ -81,6 +88,7 @@ def collect_history(environment: Environment, injected: Sequence[InjectedFault])
         limit_changes=[*environment.operator.changes, *environment.schedules.limit_changes],
         pauses=[*environment.operator.pauses, *environment.schedules.pauses],
         stopped_schedules=environment.schedules.stopped_at,
+        looks=environment.monitor.looks,
         executions=environment.engine.executions() if environment.engine is not None else (),
         backfill_keys={created.backfill_id: created.keys for created in environment.schedules.created},
     )
@@ -122,6 +130,10 @@ def _missing_coverage(history: History, *, is_full_length: bool) -> list[str]:
         complaints.append("no job of a graph was skipped")
     if is_full_length and not offload_takeovers(history):
         complaints.append("no work on the engine was taken over by another run")
+    if is_full_length and not zombie_runs(history, time.time() - clock()):
+        complaints.append("no stubborn run acted after its job had been taken from it")
+    if is_full_length and not long_runs(history):
+        complaints.append("no run lasted so long that its row was renewed more seldom than its lease is long")
     if is_full_length and not takeovers_with_effects(history):
         complaints.append("no attempt was taken from a worker while a statement of it ran in a server")
     return complaints

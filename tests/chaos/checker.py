@@ -24,6 +24,7 @@ from tests.chaos.graph_rules import (
     started_before_parents_ended,
 )
 from tests.chaos.history import CLOCK_SLACK_SEC, Findings, History, Row, RunReport
+from tests.chaos.lease_rules import LEASE_RULES
 from tests.chaos.limit_rules import job_left_limited, limit_exceeded, rate_exceeded, started_while_paused
 from tests.chaos.offload_rules import (
     offload_executed_again,
@@ -405,6 +406,7 @@ RULES: Sequence[Callable[[History], Findings]] = (
     invalid_event_sequence,
     overlapping_runs_in_events,
     reaped_too_early,
+    *LEASE_RULES,
     limit_exceeded,
     rate_exceeded,
     started_while_paused,

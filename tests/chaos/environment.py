@@ -21,6 +21,7 @@ from tests.chaos.engine import CampaignEngine
 from tests.chaos.limit_changes import LimitOperator
 from tests.chaos.load import Load, Mix
 from tests.chaos.proxy import FaultProxy
+from tests.chaos.row_monitor import RowMonitor
 from tests.chaos.schedule_changes import ScheduleOperator
 from tests.chaos.servers import Server
 from tests.chaos.services import ManagedService, can_have_namespaces, service_environment
@@ -76,6 +77,7 @@ class Environment:
         self.slots[1].refuse()
         self.proxies = [self.address, *self.slots]
         self.client_log = ClientLog(self.folder / "told.jsonl")
+        self.monitor = RowMonitor(lambda: self.primary.connect(timeout_sec=3, name="chaos-monitor"))
         self.operator = LimitOperator(self.seed, lambda: self.address_dsn)
         if self.size.mix.has_limits:
             self.operator.set_all()
@@ -135,6 +137,7 @@ class Environment:
             interval_sec=0.1,
         )
         self.load.start()
+        self.monitor.start()
         if self.size.mix.has_limits and self.size.changes_limits:
             self.operator.start()
         if self.size.mix.schedules:
@@ -203,6 +206,7 @@ class Environment:
 
     def _stop_rest(self) -> None:
         self._stopping.set()
+        self.monitor.stop()
         if self._manager.is_alive():
             self._manager.join(30)
 

@@ -208,8 +208,17 @@ def zombie(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
             ):  # every other one reports on, past the safe points: its successor's row must not have it
                 ctx.record_progress({"run": run, "at": time.monotonic()})  # type: ignore[attr-defined]  # as above
             time.sleep(0.1)
+            _report_trust(ctx)
             OBSERVER.report(ctx, "wrote")
     return {"run": run}
+
+
+def _report_trust(ctx: Context) -> None:
+    """Whether an obedient run would continue. It is not a safe point, which would stop the run."""
+    at = clock()
+    attempt: Any = ctx  # in a worker's thread
+    if attempt.stop_reason is None and attempt.lease.is_trusted(at):
+        OBSERVER.report(ctx, "trusted", at)
 
 
 def _write_late(args: dict[str, Any], ctx: Context, part: int, run: str, holds: float) -> None:

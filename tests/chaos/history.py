@@ -73,8 +73,34 @@ class RunReport:
     lock_key: str
     attempt: int
     task: str
-    what: str  # began | acted | wrote | ended
+    what: str  # began | acted | trusted | wrote | ended
     at: float
+
+
+@dataclass(frozen=True)
+class RowLook:
+    """The row of a job at a moment of the campaign, by the clock of the server."""
+
+    job_id: UUID
+    run_id: UUID
+    status: str
+    at: datetime
+    server: str  # changes with a restart
+    lease_expires_at: datetime | None
+    is_expired: bool  # as the row alone says
+    is_reset: bool  # a person has retried the job
+    progress_run: str | None  # that reported the progress which is shown
+    position: float | None
+
+
+@dataclass(frozen=True)
+class ProgressRow:
+    """Progress as it is recorded, and the run that reported it."""
+
+    job_id: UUID
+    run_id: UUID
+    ts: datetime
+    reported_by: str | None
 
 
 @dataclass(frozen=True)
@@ -226,6 +252,8 @@ class History:
     producers: Collection[tuple[UUID, str]] = ()  # jobs, and the datasets that they produced
     offloads: Sequence[OffloadRow] = ()
     executions: Sequence[Execution] = ()
+    looks: Sequence[RowLook] = ()  # in their order
+    progress: Sequence[ProgressRow] = ()
 
     def settings(self, limit_name: str) -> list[LimitChange]:
         """The settings that applied to a limit: those of its own name, else the default's."""
@@ -253,6 +281,7 @@ def read_history(
     stopped_schedules: Mapping[str, datetime] | None = None,
     backfill_keys: Mapping[UUID, Sequence[str]] | None = None,
     executions: Sequence[Execution] = (),
+    looks: Sequence[RowLook] = (),
 ) -> History:
     """`queue` and `witness` each run a question and return its rows."""
     event_log = [
@@ -302,6 +331,11 @@ def read_history(
         ],
         offloads=_read(queue, OffloadRow, "dl_offloads"),
         executions=executions,
+        looks=looks,
+        progress=[
+            ProgressRow(UUID(job), UUID(run), ts, reported_by)
+            for job, run, ts, reported_by in queue("SELECT job_id, run_id, ts, progress ->> 'run' FROM dl_progress")
+        ],
     )
 
 

@@ -9,7 +9,19 @@ from uuid import UUID, uuid4
 
 from tests.chaos.checker import check
 from tests.chaos.client_log import ClientResponse
-from tests.chaos.history import Effect, Firing, History, LimitChange, Row, RunReport, ScheduleRow, SliceRow, TargetRow
+from tests.chaos.history import (
+    Effect,
+    Firing,
+    History,
+    LimitChange,
+    ProgressRow,
+    Row,
+    RowLook,
+    RunReport,
+    ScheduleRow,
+    SliceRow,
+    TargetRow,
+)
 from tests.support.event_replay import Event
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -30,6 +42,8 @@ class HistoryBuilder:
         self.schedules: list[ScheduleRow] = []
         self.firings: list[Firing] = []
         self.slices: dict[str, SliceRow] = {}
+        self.looks: list[RowLook] = []
+        self.progress: list[ProgressRow] = []
         self.now = 0.0
 
     def job(self, task: str = "chaos.short", key: str = "k", **more: Any) -> UUID:
@@ -95,6 +109,15 @@ class HistoryBuilder:
                 at=self.now,
             )
         )
+
+    def look(self, job_id: UUID, run: UUID, after: float = 0.1, **more: Any) -> None:
+        """Of a monitor at the row of a running job."""
+        self.now += after
+        values: dict[str, Any] = {
+            "status": "running", "server": "first", "lease_expires_at": self.moment, "is_expired": False,
+            "is_reset": False, "progress_run": str(run), "position": 1.0,
+        }  # fmt: skip
+        self.looks.append(RowLook(job_id=job_id, run_id=run, at=self.moment, **values | more))
 
     def write_effect(self, run: UUID, after: float = 0.1) -> None:
         self.now += after
@@ -179,6 +202,8 @@ class HistoryBuilder:
             schedules=self.schedules,
             firings=self.firings,
             slices=list(self.slices.values()),
+            looks=self.looks,
+            progress=self.progress,
             **more,
         )
 

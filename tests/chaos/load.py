@@ -38,6 +38,7 @@ class Mix:
     short: float = 42
     hot: float = 14
     long: float = 7
+    steady: float = 0.4  # so long that a row is renewed more seldom than its lease is long
     failing: float = 8
     fragile: float = 3
     graph: float = 1.2  # jobs that wait for one another, four to thirteen
@@ -65,6 +66,7 @@ class Mix:
     zombie_holds: float = 1.0
     tombs: float = 0.5  # of the zombies, how many share a few keys
     long_sec: tuple[float, float] = (1.0, 6.0)
+    steady_sec: tuple[float, float] = (26.0, 36.0)  # a tenth of it is more than the shortest lease
     limited_sec: tuple[float, float] = (0.2, 1.4)
     limited_long: float = 0.5  # of the jobs of a limit, how many take that long
     sql_sec: tuple[float, float] = (2.0, 6.0)  # beyond a lease
@@ -76,8 +78,8 @@ class Mix:
         return any(getattr(self, kind) for kind in (*LIMITED_KINDS, "fragile"))
 
     def weights(self) -> Mapping[str, float]:
-        names = ("short", "hot", "long", "failing", "fragile", "graph", "parent", "load", "apart", "sql", "sql_apart",
-                 "legacy", "offload", "zombie", "delayed", "bulk", "pair", "slice", "canceled", "retried",
+        names = ("short", "hot", "long", "steady", "failing", "fragile", "graph", "parent", "load", "apart", "sql",
+                 "sql_apart", "legacy", "offload", "zombie", "delayed", "bulk", "pair", "slice", "canceled", "retried",
                  *LIMITED_KINDS)  # fmt: skip
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
@@ -138,8 +140,9 @@ class RequestGenerator:
                     task, args = "long", {"seconds": chance.uniform(0.2, 1.0)}
                 elif chance.random() < 0.1:
                     task, args = "failing", {"fails": 1}
-            case "long":
-                task, args = kind, {"seconds": chance.uniform(*mix.long_sec)}
+            case "long" | "steady":
+                task = "long"
+                args = {"seconds": chance.uniform(*(mix.long_sec if kind == "long" else mix.steady_sec))}
             case "failing" | "fragile" | "parent":
                 task, args = kind, {"fails": chance.choice([0, 1, 1, 2, 20] if kind == "failing" else [0, 0, 1])}
             case "apart":
@@ -171,7 +174,8 @@ class RequestGenerator:
                 delay = chance.uniform(0.5, 8.0)
         args = args | {"queue": QUEUE}
         attempts = 3 if task == "failing" else mix.max_attempts
-        return JobRequest(f"chaos.{task}", key, args, chance.choice(mix.lease_sec), attempts, delay)
+        lease_sec = min(mix.lease_sec) if kind == "steady" else chance.choice(mix.lease_sec)
+        return JobRequest(f"chaos.{task}", key, args, lease_sec, attempts, delay)
 
     def _limited_job(self, kind: str, n: int) -> JobRequest:
         chance, mix = self._random, self._mix

@@ -37,6 +37,7 @@ class Scene:
     threads: int = 4
     per_sec: float = 12.0
     changes_limits: bool = False  # an operator pauses and resumes a task, and changes a limit
+    drain_sec: float = _DRAIN_SEC
     holds_row_lock: bool = False  # a session locks the first job until all others have ended
 
     def plan(self) -> list[PlannedFault]:
@@ -144,6 +145,14 @@ SCENES = {
         threads=8,
     ),
     "rates": Scene(replace(_NO_MIX, partner=1, short=5), 8.0, per_sec=3.0),
+    "long runs": Scene(replace(_NO_MIX, steady=10, lease_sec=(2,)), 4.0, per_sec=2.0, threads=8, drain_sec=60.0),
+    "database away": Scene(
+        replace(_NO_MIX, long=6, short=2, lease_sec=(2,), long_sec=(4.0, 6.0), max_attempts=20),
+        10.0,
+        [(3.0, 2.5, server_faults.FastRestart)],
+        per_sec=6.0,
+        threads=8,
+    ),
     "held row": Scene(replace(_NO_MIX, short=10), 6.0, per_sec=20.0, holds_row_lock=True),
 }
 
@@ -184,9 +193,9 @@ def run_scene(scene: Scene, mutant: Mutant | None, *, keep: bool = False) -> Rep
         injected = FaultRunner(made, scene.plan(), log=lambda line: None).run()
         over.join()
         if holding is None:
-            return conclude(made, injected, seconds=scene.seconds, drain_sec=_DRAIN_SEC)
+            return conclude(made, injected, seconds=scene.seconds, drain_sec=scene.drain_sec)
         with closing(holding):
-            made.wait_until_quiet(_DRAIN_SEC, except_jobs=1)
+            made.wait_until_quiet(scene.drain_sec, except_jobs=1)
             return _without_locked_job(conclude(made, injected, seconds=scene.seconds, drain_sec=0.0))
 
 

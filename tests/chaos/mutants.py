@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.chaos.attempt_mutants import ATTEMPT_MUTANTS
+from tests.chaos.lease_mutants import LEASE_MUTANTS
 from tests.chaos.limit_mutants import LIMIT_MUTANTS
 from tests.chaos.mutant import Mutant
 from tests.chaos.offload_mutants import OFFLOAD_MUTANTS
 from tests.chaos.schedule_mutants import SCHEDULE_MUTANTS
 
 MUTANTS: Mapping[str, Mutant] = {
-    mutant.name: mutant for mutant in (*ATTEMPT_MUTANTS, *LIMIT_MUTANTS, *SCHEDULE_MUTANTS, *OFFLOAD_MUTANTS)
+    mutant.name: mutant
+    for mutant in (*ATTEMPT_MUTANTS, *LEASE_MUTANTS, *LIMIT_MUTANTS, *SCHEDULE_MUTANTS, *OFFLOAD_MUTANTS)
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg2
 
 from dataloader.pipelines.contract import Context
+from dataloader.workers.connections.own_sessions import reset_owner, set_owner
 from tests.chaos.clock import clock
 
 OBSERVER_DSN_VARIABLE = "CHAOS_WITNESS"
@@ -25,7 +26,7 @@ CREATE_TABLE = """
         lock_key text   NOT NULL,
         attempt  int    NOT NULL,
         task     text   NOT NULL,
-        what     text   NOT NULL,  -- began | acted | wrote | ended
+        what     text   NOT NULL,  -- began | acted | trusted | wrote | ended
         at       float8 NOT NULL,  -- by the clock of all processes, read *before* the reported step
         pid      int    NOT NULL
     )"""
@@ -42,8 +43,12 @@ class Observer:
     def report(self, ctx: Context, action: str, at: float | None = None) -> None:
         job: Any = ctx.job  # type: ignore[attr-defined]  # a worker's own context has it
         result = (job.run_text, job.id_text, job.lock_key, job.attempt, job.task)
-        with self._connection().cursor() as cursor:
-            cursor.execute(_INSERT_REPORT, (*result, action, clock() if at is None else at, os.getpid()))
+        token = set_owner(None)  # the product ends the sessions of an attempt, and refuses one whose lease is lost
+        try:
+            with self._connection().cursor() as cursor:
+                cursor.execute(_INSERT_REPORT, (*result, action, clock() if at is None else at, os.getpid()))
+        finally:
+            reset_owner(token)
 
     def _connection(self) -> Any:
         kept = getattr(self._local, "connection", None)

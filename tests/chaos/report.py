@@ -146,7 +146,7 @@ def _run_counts(history: History, wall: float) -> dict[str, int]:
         "handed back at a shutdown": reasons["shutdown"],
         "handed back for their key": reasons["lock_busy"],
         "handed back unstarted": reasons["not_started"],
-        "stubborn ones that acted on after their job had been taken from them": _zombie_runs(history, wall),
+        "stubborn ones that acted on after their job had been taken from them": zombie_runs(history, wall),
         "times a job became limited": sum(line.kind == "limited" for line in lines),
         "changes of a limit": len(history.limit_changes),
         **{
@@ -160,6 +160,9 @@ def _run_counts(history: History, wall: float) -> dict[str, int]:
         "slices loaded": len(history.slices),
         "programs started on the engine": sum(execution.starts for execution in history.executions),
         "of them taken over by another run": len(offload_takeovers(history)),
+        "that lasted over ten leases": len(long_runs(history)),
+        "looks at rows of running jobs": len(history.looks),
+        "rows of progress": len(history.progress),
         "parts written into the target": len(history.target),
         "rows written by statements in autocommit": len(history.effects),
         "attempts taken from a worker that had written such rows": len(takeovers_with_effects(history)),
@@ -178,6 +181,16 @@ def takeovers_with_effects(history: History) -> set[UUID]:
     }
 
 
+def long_runs(history: History) -> set[UUID]:
+    """Runs that trusted their lease ten leases after they had begun: a tenth of their time is longer than the lease."""
+    return {
+        run_id
+        for run_id, words in history.reports_by_run().items()
+        if (row := history.rows.get(words[0].job_id)) is not None
+        and max(word.at for word in words if word.what in ("began", "acted")) - words[0].at > 10 * row.lease_ttl_sec
+    }
+
+
 def offload_takeovers(history: History) -> set[str]:
     """Work that one run submitted, and whose result another one took."""
     return {
@@ -188,7 +201,7 @@ def offload_takeovers(history: History) -> set[str]:
     }  # fmt: skip
 
 
-def _zombie_runs(history: History, wall: float) -> int:
+def zombie_runs(history: History, wall: float) -> int:
     """Return the runs that wrote after the reaper had released their job; without them the fence is not tested."""
     taken = {
         UUID(line.payload["run_id"]): line.at.timestamp()

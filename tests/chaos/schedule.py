@@ -11,6 +11,7 @@ from tests.chaos.fault import Fault
 from tests.chaos.faults import FAULTS
 from tests.chaos.process_faults import PROCESS_FAULTS
 from tests.chaos.server_faults import SERVER_FAULTS
+from tests.chaos.transaction_faults import TRANSACTION_FAULTS
 
 _GAP_SEC = (1.5, 5.0)  # seconds of peace between two faults of a lane
 
@@ -24,15 +25,20 @@ class PlannedFault:
     seed: int  # what its own choices are made from
 
     def __str__(self) -> str:
-        return f"{self.starts_at_sec:7.2f} s  {self.lane:<9} {self.fault}, {self.duration_sec:.2f} s"
+        return f"{self.starts_at_sec:7.2f} s  {self.lane:<12} {self.fault}, {self.duration_sec:.2f} s"
 
 
 def plan_faults(seed: int, seconds: float) -> list[PlannedFault]:
-    """Two lanes at a time: processes die in one while the database and the network fail in the other.
+    """Three lanes at a time: processes die in one while the database and the network fail in another, and transactions
+    stay open in the third.
 
     Each lane goes round all its kinds, in another order each time, so that a long run has met each of them.
     """
-    lanes = {"processes": PROCESS_FAULTS, "database": (*SERVER_FAULTS, *CONNECTION_FAULTS)}
+    lanes: dict[str, Sequence[type[Fault]]] = {
+        "processes": PROCESS_FAULTS,
+        "database": (*SERVER_FAULTS, *CONNECTION_FAULTS),
+        "transactions": TRANSACTION_FAULTS,
+    }
     planned = [step for lane, kinds in lanes.items() for step in _plan_lane(seed, lane, kinds, seconds)]
     return sorted(planned, key=lambda step: (step.starts_at_sec, step.lane))
 

@@ -129,7 +129,7 @@ def test_a_run_that_acts_when_another_of_its_key_has_begun(tale):
     heir = tale.claim(first, 2)
     tale.succeed(first, heir, 2)
 
-    assert tale.violated_rules() == {"overlapping runs"}
+    assert tale.violated_rules() == {"overlapping runs", "trusted after reap"}
 
 
 def test_overlap_is_found_across_a_third_attempt(tale):

@@ -18,9 +18,7 @@ def test_the_same_seed_plans_the_same():
 
 
 def test_a_longer_run_begins_as_a_shorter_one():
-    short = plan_faults(3, 60)
-
-    assert plan_faults(3, 300)[: len(short) // 2] == short[: len(short) // 2]
+    assert set(plan_faults(3, 60)) <= set(plan_faults(3, 300))
 
 
 @pytest.mark.parametrize("seed", range(1, 11))
@@ -30,7 +28,7 @@ def test_the_full_length_meets_every_kind_of_fault(seed):
 
 def test_faults_of_a_lane_are_bounded_and_do_not_overlap():
     plan = plan_faults(1, 500)
-    for lane in ("processes", "database"):
+    for lane in ("processes", "database", "transactions"):
         for before, after in pairwise(step for step in plan if step.lane == lane):
             assert before.starts_at_sec + before.duration_sec <= after.starts_at_sec
     for step in plan:

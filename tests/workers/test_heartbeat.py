@@ -2,9 +2,14 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 from dataloader.app.queue.job import Status
+from dataloader.pipelines.portable import clock
+from dataloader.workers.heartbeat import Heartbeat
+from tests.support.claimed_jobs import attempt_with
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
@@ -65,6 +70,24 @@ def test_locked_row_costs_no_other_attempt_its_lease(worker_pools: WorkerPoolFix
 
     eventually(lambda: expiry(worker_pools, jobs[0]) > until, SOON)
     assert worker_pools.stop_reasons == []
+
+
+def test_lease_is_trusted_from_when_the_heartbeat_was_sent():
+    class SlowQueue:
+        def beat(self, *_: Any, **__: Any) -> list[Any]:
+            time.sleep(0.2)
+            return []
+
+    make: Any = Heartbeat
+    heartbeat = make(
+        SlowQueue(), None, interval_sec=10.0, info=SimpleNamespace(id=UUID(int=1)), register=None, declare=None,
+        listen=None, on_crash=None, counters=None,
+    )  # fmt: skip
+    attempt, before = attempt_with(), clock()
+
+    heartbeat._beat([attempt])
+
+    assert before <= attempt.lease.renewed_at < before + 0.2
 
 
 def test_attempt_without_heartbeats_is_stopped(worker_pools: WorkerPoolFixture, logged):
