@@ -41,7 +41,7 @@ from dataloader.app.ui.base import (
     redirect_to,
 )
 from dataloader.app.ui.formatter import Formatter
-from dataloader.app.wording import format_attempt, parse_amount
+from dataloader.app.wording import format_attempt
 
 MAX_LOG_LINES = 200
 MAX_EVENTS = 200
@@ -249,7 +249,7 @@ def _progress(
     now, last = datetime.now(UTC), job.attempts[-1] if job.attempts else None
     points = [] if last is None else reader.points(job.job_id, last, last_progress=job.progress)
     reported = job.progress
-    if points and parse_amount(reported) is None:  # its last value is not in the row of the job
+    if points:  # the bar and the picture show the same
         reported = {"processed": points[-1].done, "total": points[-1].total, "unit": points[-1].unit}
     summary = progress_summary(reported, _started_at(job), finished_at=job.finished_at, stalled_sec=stalled_sec)
     if summary is None or last is None or not points:

@@ -16,6 +16,7 @@ _MAX_BARS = 60
 _MIN_BAR_SEC = 2.0
 _GAP = 0.2  # of a bar's width is left free
 _MIN_BAR_HEIGHT = 1.0
+_MIN_COVERED_SHARE = 0.3  # of a bar's time; of less the rate would be a peak by chance
 
 
 @dataclass(frozen=True)
@@ -80,22 +81,25 @@ def build_chart(
 
 
 def _rates(points: Sequence[ProgressPoint], start: datetime, end: datetime) -> list[tuple[datetime, float]]:
-    """The mean rate in each part of the time. What was done between two points is spread evenly over their time; a
-    count that began again adds nothing."""
+    """The mean rate in each part of the time, or in so much of it as lies between the first point and the last. What
+    was done between two points is spread evenly over their time; a count that began again adds nothing."""
     span_sec = (end - start).total_seconds()
     count = max(1, min(_MAX_BARS, int(span_sec / _MIN_BAR_SEC)))
     length_sec = span_sec / count
-    amounts = [0.0] * count
+    amounts, covered_sec = [0.0] * count, [0.0] * count
     for before, after in pairwise(points):
         amount, pause_sec = after.done - before.done, (after.at - before.at).total_seconds()
-        if amount <= 0:
-            continue
         first_sec, last_sec = ((point.at - start).total_seconds() for point in (before, after))
         first, last = (min(count - 1, int(sec / length_sec)) for sec in (first_sec, last_sec))
         for n in range(first, last + 1):
             overlap_sec = min(last_sec, (n + 1) * length_sec) - max(first_sec, n * length_sec)
-            amounts[n] += amount * (max(0.0, overlap_sec) / pause_sec if pause_sec > 0 else n == last)
-    return [(start + timedelta(seconds=n * length_sec), amount / length_sec) for n, amount in enumerate(amounts)]
+            covered_sec[n] += max(0.0, overlap_sec)
+            amounts[n] += max(0.0, amount) * (max(0.0, overlap_sec) / pause_sec if pause_sec > 0 else n == last)
+    min_sec = _MIN_COVERED_SHARE * length_sec
+    return [
+        (start + timedelta(seconds=n * length_sec), amount / max(covered_sec[n], min_sec))
+        for n, amount in enumerate(amounts)
+    ]
 
 
 def _bar_height(rate: float, max_rate: float) -> float:
