@@ -53,6 +53,8 @@ def _plan_lane(seed: int, lane: str, kinds: Sequence[type[Fault]], seconds: floa
             left = chance.sample(kinds, len(kinds))
         kind = left.pop()
         lasts = chance.uniform(*kind.duration_sec)
+        if not found and kind.duration_sec[0] < seconds - at < lasts:
+            lasts = seconds - at  # so that a short campaign has one, too
         if at + lasts > seconds:
             return found
         found.append(PlannedFault(round(at, 2), round(lasts, 2), kind.name, lane, chance.randrange(1 << 30)))
