@@ -277,7 +277,7 @@ class BeatAnswer(NamedTuple):
     run_id: UUID
     is_owned: bool
     cancel_requested: bool
-    is_lease_short: bool  # an UPDATE made it shorter than the process can renew
+    is_lease_short: bool  # an UPDATE has changed it
 
 
 class ReleaseRequest(NamedTuple):

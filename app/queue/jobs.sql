@@ -88,17 +88,20 @@ SELECT count(pg_advisory_unlock(key_hash)) FROM unnest(%(key_hashes)s::bigint[])
 -- name: beat
 -- Proves that a process lives, for all its runs. The reaper takes the same lock before it reads the last heartbeat, so that one comes
 -- first: it finds this heartbeat, or its runs are missing below. Runs are read and not written. The rows are those that the process
--- does not own any more, that are asked to stop, or whose lease an UPDATE made shorter than this process can renew. The commit
+-- does not own any more, that are asked to stop, or whose lease an UPDATE made too short: its row is renewed at once. The commit
 -- does not wait for the disk: after a crash of the server, reapers wait for the time of a heartbeat.
 SELECT pg_advisory_xact_lock(1684828534, hashtext(%(worker_id)s::text)), set_config('synchronous_commit', 'off', true);
 
 INSERT INTO dl_heartbeats (worker_id, seen_at, rss_bytes)
 VALUES (%(worker_id)s::uuid, clock_timestamp(), %(rss_bytes)s::bigint);
 
-SELECT r.run_id, j.job_id IS NOT NULL AS is_owned, coalesce(j.cancel_requested, false), coalesce(j.lease_ttl_sec < %(min_lease_sec)s::int, false)
+SELECT r.run_id, j.job_id IS NOT NULL AS is_owned, coalesce(j.cancel_requested, false), short.is_short
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
        LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running'
- WHERE j.job_id IS NULL OR j.cancel_requested OR j.lease_ttl_sec < %(min_lease_sec)s::int;
+       CROSS JOIN LATERAL (SELECT coalesce(j.lease_ttl_sec < %(min_lease_sec)s::int
+                                           OR coalesce(j.lease_expires_at, '-infinity')
+                                              < clock_timestamp() + make_interval(secs => j.lease_ttl_sec / 3.0), false) AS is_short) short
+ WHERE j.job_id IS NULL OR j.cancel_requested OR short.is_short;
 
 -- name: save_progress
 -- Of runs that own their job. The commit does not wait for the disk: a crash of the server may lose the last second.

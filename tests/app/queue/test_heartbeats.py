@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from dataloader.app.queue.job import ClaimedJob, RenewalRequest, RunRef, Settlement, Status, new_run_ids
+from dataloader.app.queue.jobs import JobLimits, JobQueue
 from dataloader.app.queue.workers import prune_heartbeats
 from tests.app.queue.midway import midway
 from tests.support.queue_fixture import BackgroundCall, QueueFixture
@@ -107,6 +108,17 @@ def test_late_heartbeat_is_not_recorded_after_the_end(queue_db, run):
 
     assert queue_db.event_kinds(run.id) == ["queued", "picked", "done"]
     queue_db.check_invariants()
+
+
+@pytest.mark.parametrize("lease", ["lease_ttl_sec = 1", "lease_expires_at = now()", "lease_expires_at = NULL"])
+def test_heartbeat_names_a_run_whose_lease_was_changed(queue_db, worker, run, lease):
+    runs = [RunRef(run.id, run.run_id)]
+    assert queue_db.queue.beat(worker, runs) == []
+
+    queue_db.sql(f"UPDATE dl_jobs SET {lease}")
+
+    (answer,) = JobQueue(queue_db.session, limits=JobLimits(min_lease_sec=20)).beat(worker, runs)
+    assert answer == (run.run_id, True, False, True)
 
 
 def test_run_that_its_process_gave_up_ends(queue_db, worker, run):
