@@ -16,8 +16,15 @@ def jobs_there(server: PrivateServer, tmp_path) -> ServiceJobs:
     return ServiceJobs(server.dsn, tmp_path, lease=20)
 
 
-@pytest.mark.parametrize("outage", ["restart", "crash"])
-@pytest.mark.parametrize("host", ["serve", "worker"])
+@pytest.mark.parametrize(
+    ("host", "outage"),
+    [
+        ("serve", "crash"),
+        ("worker", "restart"),
+        pytest.param("serve", "restart", marks=pytest.mark.full),
+        pytest.param("worker", "crash", marks=pytest.mark.full),
+    ],
+)
 def test_jobs_outliving_an_outage_finish_on_first_attempt(
     host, outage, run_there: ServiceStarter, jobs_there: ServiceJobs, server: PrivateServer
 ):
