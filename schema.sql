@@ -591,24 +591,43 @@ BEGIN
     RETURN heartbeat_at;
 END $$;
 
+-- The newest progress of a run among rows with ids of at least `low`. Pairs are compared and sorted, so that no plan walks the rows of
+-- other jobs along the primary key. It is among the last ten of the job: a former run that has lost the job saves no more than one.
+CREATE OR REPLACE FUNCTION dl_newest_progress(of_job uuid, of_run uuid, low bigint, OUT ts timestamptz, OUT progress jsonb)
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    SELECT last.ts, last.progress INTO ts, progress
+      FROM (SELECT p.*
+              FROM dl_progress p
+             WHERE (p.job_id, p.progress_id) >= (of_job, low) AND (p.job_id, p.progress_id) <= (of_job, 9223372036854775807)
+               AND p.progress_id >= low
+             ORDER BY p.job_id DESC, p.progress_id DESC
+             LIMIT 10) last
+     WHERE last.run_id = of_run
+     ORDER BY last.progress_id DESC
+     LIMIT 1;
+END $$;
+
 -- When the progress of a run last changed. NULL: its task reports none, or the change is older than what is kept.
 CREATE OR REPLACE FUNCTION dl_progress_changed_at(of_job uuid, of_run uuid) RETURNS timestamptz
-    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
 BEGIN
-    RETURN (SELECT p.ts FROM dl_progress p WHERE p.job_id = of_job AND p.run_id = of_run ORDER BY p.progress_id DESC LIMIT 1);
+    RETURN (dl_newest_progress(of_job, of_run, 0)).ts;
 END $$;
 
 -- The progress of a job: what its run has saved since its row was renewed, or that of its row. The ids of these rows are not less than
 -- the first one of the day.
 CREATE OR REPLACE FUNCTION dl_current_progress(status dl_status, of_job uuid, of_run uuid, heartbeat_at timestamptz, progress jsonb)
-    RETURNS jsonb LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+    RETURNS jsonb LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+DECLARE
+    newest record;
 BEGIN
     IF status = 'running' AND isfinite(heartbeat_at) THEN
-        RETURN coalesce((SELECT p.progress
-                           FROM dl_progress p
-                          WHERE p.job_id = of_job AND p.progress_id >= dl_first_id_at(heartbeat_at - interval '1 day')
-                            AND p.run_id = of_run AND p.ts > heartbeat_at
-                          ORDER BY p.progress_id DESC LIMIT 1), progress);
+        SELECT * INTO newest FROM dl_newest_progress(of_job, of_run, dl_first_id_at(heartbeat_at - interval '1 day'));
+        IF newest.ts > heartbeat_at THEN
+            RETURN newest.progress;
+        END IF;
     END IF;
     RETURN progress;
 END $$;

@@ -18,6 +18,7 @@ from dataloader.workers.attempt import Attempt
 _ROW_SHARE = 0.1  # of the run's time so far, until its row is renewed again
 _MAX_ROW_SEC = 3600.0  # dl_is_lease_expired has the same bound
 _FREQUENT_SEC = 60.0  # so long the progress of a run is saved whenever it has changed
+_FREQUENT_INTERVAL_SEC = 0.9  # about once a second
 _PROGRESS_INTERVAL_SEC = 5.0  # from then on
 _FOLLOW_SEC = 30.0  # after a request for the progress of a job
 
@@ -25,19 +26,20 @@ _FOLLOW_SEC = 30.0  # after a request for the progress of a job
 class _RunTimes:
     """When the row of a run is renewed and its progress saved next."""
 
-    __slots__ = ("_claimed_at", "_half_lease_sec", "next_progress_at", "next_row_at")
+    __slots__ = ("_claimed_at", "_half_lease_sec", "next_followed_at", "next_progress_at", "next_row_at")
 
     def __init__(self, attempt: Attempt) -> None:
         self._claimed_at, self._half_lease_sec = attempt.lease.claimed_at, attempt.lease.ttl_sec / 2
         self.next_row_at = self._claimed_at + self._half_lease_sec
-        self.next_progress_at = 0.0
+        self.next_progress_at = self.next_followed_at = 0.0
 
     def row_interval_sec(self, now: float) -> float:
         return max(self._half_lease_sec, min(_MAX_ROW_SEC, _ROW_SHARE * (now - self._claimed_at)))
 
     def record_progress(self, now: float) -> None:
         is_young = now - self._claimed_at < _FREQUENT_SEC
-        self.next_progress_at = 0.0 if is_young else now + _PROGRESS_INTERVAL_SEC
+        self.next_followed_at = now + _FREQUENT_INTERVAL_SEC
+        self.next_progress_at = self.next_followed_at if is_young else now + _PROGRESS_INTERVAL_SEC
 
 
 class RunRecords:
@@ -99,8 +101,10 @@ class RunRecords:
             if progress is None:
                 continue
             run = attempt.job.run_text
-            is_due = run in due or now >= self._times[run].next_progress_at
-            if is_due or run in self._followed_until:
+            times = self._times[run]
+            next_at = times.next_followed_at if run in self._followed_until else times.next_progress_at
+            is_due = run in due or now >= next_at
+            if is_due:
                 changed.append((attempt, progress))
         if not changed:
             return []
