@@ -201,7 +201,7 @@ def _copy_sources(folder: Path) -> None:
     for name in filter(None, listed.stdout.decode().split("\0")):
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target)
+        shutil.copy2(ROOT / name, target, follow_symlinks=False)
     (folder / ".venv").symlink_to(ROOT / ".venv")
 
 

@@ -144,7 +144,7 @@ def test_shutdown_escalates_as_a_cancel(worker_pools):
 
 def test_lost_lease_ends_the_process(worker_pools):
     pool = pool_with_stop_steps(worker_pools)
-    job_id = worker_pools.add_job("process.hold_the_interpreter", max_attempts=1)
+    job_id = worker_pools.add_job("process.hold_the_interpreter", max_attempts=1, lease_ttl_sec=300)
     has_begun(worker_pools, job_id)
     (attempt,) = pool._running_attempts.all()
 

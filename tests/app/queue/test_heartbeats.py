@@ -90,9 +90,10 @@ def test_lease_without_a_heartbeat_is_that_of_the_row(queue_db, run, columns, is
     assert reap(queue_db, run) is is_over
 
 
-def test_expired_lease_of_a_given_up_run_keeps_its_end(queue_db, run, make_old):
+def test_expired_lease_of_a_given_up_run_keeps_its_end(queue_db, worker, run):
     """The reaper looks twice whether the same lease has expired."""
-    make_old()
+    queue_db.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s', heartbeat_at = now() - interval '61 s'")
+    beat(queue_db, worker, run)
     lease_ends = queue_db.queue.expired_runs().lease_ends
 
     queue_db.queue.disown([RunRef(run.id, run.run_id)])
