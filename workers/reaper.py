@@ -89,7 +89,8 @@ class Reaper:
         self._server = ""  # that answered the last check; see ExpiredRuns
         self._next_check_at = 0.0
         self._connection_settings = connection_settings
-        self._runs_in_progress: set[RunKey] = set()  # runs whose sessions are being ended; the reaper's alone
+        # Runs whose sessions are being ended, and the ends of their leases; the reaper's alone.
+        self._runs_in_progress: dict[RunKey, str] = {}
         # Runs whose sessions were ended, and the server that had found their leases expired. Any thread adds to it.
         self._finished_runs: deque[tuple[Sequence[DeadRun], SessionsEnded, str]] = deque()
         self.last_check_at = clock()  # read by any thread
@@ -156,14 +157,13 @@ class Reaper:
             return
         names = [attempt_application_name(job_id, run_id) for job_id, run_id, _ in new if run_id is not None]
         servers = servers_to_search(self._queue, self._connection_settings, names)
+        self._runs_in_progress |= {run[:2]: self._expired_leases[run[:2]][2] for run in new}
         if not servers:
             self._reap(new, SessionsEnded(), self._server)
             return
         arguments = (new, servers, names, self._server)
         thread = threading.Thread(target=self._end_sessions, args=arguments, name="end-sessions", daemon=True)
-        if start_thread(thread):
-            self._runs_in_progress |= {run[:2] for run in new}
-        else:
+        if not start_thread(thread):
             self._reap(new, all_unreached(servers), self._server)
 
     def _end_sessions(self, runs: list[DeadRun], servers: Mapping[str, str], names: list[str], server: str) -> None:
@@ -176,7 +176,9 @@ class Reaper:
 
     def _reap(self, runs: Sequence[DeadRun], sessions: SessionsEnded, server: str) -> None:
         """Reap runs, unless a failover came while their sessions were being ended: then the checks start over."""
-        self._runs_in_progress -= {run[:2] for run in runs}  # those not reaped below are found again
+        # Those not reaped below are found again.
+        lease_ends = {run[:2]: self._runs_in_progress.pop(run[:2]) for run in runs}
         for job_id, run_id, _ in runs:
             self._expired_leases.pop((job_id, run_id), None)
-        reap_runs(self._queue, runs, sessions, reason="lease_expired", pause_sec=self._pause_sec, server=server)
+        options = {"pause_sec": self._pause_sec, "server": server, "lease_ends": lease_ends}
+        reap_runs(self._queue, runs, sessions, reason="lease_expired", **options)

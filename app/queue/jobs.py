@@ -280,11 +280,13 @@ class JobQueue(JobRecords, Upkeep):
         sessions_left: Mapping[UUID, Sequence[str]] | None = None,
         worker_id: UUID | None = None,
         server: str | None = None,
+        lease_ends: Mapping[tuple[UUID, UUID | None], str] | None = None,
     ) -> list[ReapedJob]:
         """Requeue or end these runs if their lease is still expired or, with `worker_id`, their process is proved dead.
 
         `sessions_left` has the targets on which SQL of a run may still be active. With `server`, nothing is done on
-        another server than the one that found the leases expired.
+        another server than the one that found the leases expired. `lease_ends`: when they had expired; a lease with
+        another end has been renewed since.
         """
         targets = {run_id: json.dumps(list(names)) for run_id, names in (sessions_left or {}).items() if names}
         rows = self._execute(
@@ -294,6 +296,7 @@ class JobQueue(JobRecords, Upkeep):
                 "job_ids": array(job_id for job_id, _, _ in runs),
                 "run_ids": array(run_id for _, run_id, _ in runs),
                 "sessions_left": array(targets.get(run_id) if run_id else None for _, run_id, _ in runs),
+                "lease_ends": array((lease_ends or {}).get((job_id, run_id)) for job_id, run_id, _ in runs),
                 "pause_sec": pause_sec,
                 "worker_id": None if worker_id is None else str(worker_id),
                 "server": server,

@@ -233,7 +233,7 @@ SELECT j.job_id, j.run_id, j.lock_key,
                               AND dl_lease_end(j.worker_id, j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec) < clock_timestamp();
 
 -- name: reap
--- running -> queued | lost | canceled: for a run whose lease was found expired twice and still is; or, with `worker_id`, whose
+-- running -> queued | lost | canceled: for a run whose lease was found expired twice and still is, with the same end; or, with `worker_id`, whose
 -- process is proved dead. The first such death of a job costs no delay, since hosts and processes die; from the second on
 -- the job itself may be the cause. `server` identifies the one that found the lease expired (see expired_runs): on another
 -- connection nothing is reaped, since after a failover the owners must have had time to renew. The heartbeats of the owners are
@@ -257,10 +257,12 @@ WITH dead AS MATERIALIZED (
                                          WHERE r.job_id = j.job_id AND r.event_id > e.event_id AND r.kind = 'requeue'
                                            AND r.payload ->> 'reason' IN ('retry', 'redrive')))
                 THEN %(pause_sec)s::float8 * j.attempt ELSE 0 END AS delay_sec
-      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(sessions_left)s::text[]) AS d (job_id, run_id, sessions_left)
+      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(sessions_left)s::text[], %(lease_ends)s::text[])
+           AS d (job_id, run_id, sessions_left, lease_end)
            JOIN dl_jobs j ON j.job_id = ANY (ARRAY[d.job_id]) AND j.run_id IS NOT DISTINCT FROM d.run_id AND j.status::text = 'running'
      WHERE CASE WHEN %(worker_id)s::uuid IS NULL
                 THEN dl_lease_end(j.worker_id, j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec) < clock_timestamp()
+                     AND coalesce(d.lease_end = dl_lease_end(j.worker_id, j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec)::text, true)
                 ELSE j.worker_id = %(worker_id)s::uuid END
        AND (%(server)s::text IS NULL
             OR %(server)s::text = (SELECT concat_ws(' ', left(pg_walfile_name(pg_current_wal_lsn()), 8),

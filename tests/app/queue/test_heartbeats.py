@@ -101,6 +101,18 @@ def test_expired_lease_of_a_given_up_run_keeps_its_end(queue_db, worker, run):
     assert queue_db.queue.expired_runs().lease_ends == lease_ends != {}
 
 
+def test_lease_that_ended_again_is_not_reaped(queue_db, worker, run, make_old):
+    """Its process came back and gave the run up, while the reaper was ending the sessions of the run."""
+    make_old()
+    lease_ends = queue_db.queue.expired_runs().lease_ends
+    beat(queue_db, worker, run)
+    queue_db.queue.disown([RunRef(run.id, run.run_id)])
+    runs = [(run.id, run.run_id, run.lock_key)]
+
+    assert queue_db.queue.reap(runs, pause_sec=0, lease_ends=lease_ends) == []
+    assert len(queue_db.queue.reap(runs, pause_sec=0, lease_ends=queue_db.queue.expired_runs().lease_ends)) == 1
+
+
 def test_late_heartbeat_is_not_recorded_after_the_end(queue_db, run):
     late = {"silence_sec": 70, "late_sec": -1}
     with midway(queue_db) as settling:
