@@ -164,6 +164,11 @@ BUGS = (
         "tests/workers/test_reaper.py::test_lease_renewed_between_two_checks_starts_over",
     ),
     PlantedBug(
+        "the reaper takes a run that was renewed while its sessions were being ended", "app/queue/jobs.sql",
+        "AND coalesce(d.lease_end = ", "AND coalesce(true OR d.lease_end = ",
+        "tests/app/queue/test_heartbeats.py::test_lease_that_ended_again_is_not_reaped",
+    ),
+    PlantedBug(
         "giving up a run lengthens its expired lease", "app/queue/jobs.sql",
         "SET lease_expires_at = least(", "SET lease_expires_at = coalesce(",
         "tests/app/queue/test_heartbeats.py::test_expired_lease_of_a_given_up_run_keeps_its_end",
