@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dataloader.app import log
@@ -18,6 +19,8 @@ from dataloader.workers.reports.attempt_log import BlockedKeysLog
 from dataloader.workers.running_attempts import RunningAttempts
 
 _log = log.get(__name__)
+_FEW_JOBS = 10  # a claim of more takes its time
+_ROUND_TRIPS = 5  # a claim that takes less than so many is not slow, however far the database is
 
 
 class Claimer:
@@ -52,6 +55,9 @@ class Claimer:
         except DatabaseUnavailable:
             self._unconfirmed = queue, run_ids, sent_at
             raise
+        if len(claimed) <= _FEW_JOBS:
+            delay_sec = clock() - sent_at - _ROUND_TRIPS * self._key_locks.round_trip_sec
+            hint = replace(hint, delay_sec=delay_sec)
         attempts = self._to_attempts(claimed, sent_at)
         startable = self._startable(queue, attempts, self._key_locks.adopt)
         self._blocked_keys_log.report(queue, hint.blocked_keys or ())

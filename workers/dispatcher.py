@@ -269,13 +269,13 @@ class Dispatcher:
             buffer.may_have_work = self._due.promote_due = False
         is_fair = mode is ClaimMode.IN_TURN
         after = buffer.turn if is_fair else buffer.cursor.start(began, promoted=promoted)
-        if after is None and not is_fair and buffer.cursor.must_wait(began):
-            with self._lock:
-                buffer.retry_at, self._due.promote_due = buffer.cursor.next_front_at, promoted
-            return
         try:
             if (recovered := self._claimer.recover()) is not None:
                 self._hand_out(self.queues[recovered[0]], recovered[1], kept_count=0)
+            if after is None and not is_fair and buffer.cursor.must_wait(began):
+                with self._lock:
+                    buffer.retry_at, self._due.promote_due = buffer.cursor.next_front_at, promoted
+                return
             attempts, claimed_count, hint = self._claimer.claim(
                 buffer.queue,
                 count,
@@ -304,8 +304,8 @@ class Dispatcher:
             if is_full or not is_settled or self._due.promote_due:
                 buffer.may_have_work = True
             elif not from_front:
-                buffer.retry_at = buffer.cursor.next_front_at
-            if from_front and not is_full and (buffer.limits.has_global_limit or hint.skipped):
+                buffer.retry_at = min(buffer.retry_at or math.inf, buffer.cursor.next_front_at)
+            if is_settled and not is_full and (buffer.limits.has_global_limit or hint.skipped):
                 buffer.retry_at = now + (_LIMIT_POLL_SEC if buffer.limits.has_global_limit else CONFLICT_RETRY_SEC)
             self._database_down = False
             self._wake_leader_if_due()

@@ -79,33 +79,35 @@ class Heartbeat:
         return 0.0 if self._listen(remaining_sec) else remaining_sec
 
     def _check(self, now: float) -> None:
+        self._given_up += self._running.take_given_up()  # first: those that are given up meanwhile are seen next time
         # An attempt settled by its task's last transaction has no lease, and has not lost one.
         with_lease = [a for a in self._running.all() if not a.is_settled_by_task]
         held = [a for a in with_lease if a.stop_reason is not StopReason.LEASE_LOST]
         self._disown([a for a in with_lease if a.stop_reason is StopReason.LEASE_LOST])
-        if now >= self._next_heartbeat_at:
-            self._beat(held)  # first: no lease may wait for the registration
+        is_due = now >= self._next_heartbeat_at
+        if is_due or any(a.lease.trusted_until - now < 2 * self._interval_sec for a in held):
+            self._beat(held)  # before anything else: no lease may wait
+        lost = self.records.write(held, now)
+        if is_due:
             self._register()
             if not self._is_registered:
                 self._declare()
                 self._queue.restore_unknown_tasks(self._info.queues, self._info.tasks)
                 self._is_registered = True
             self._next_heartbeat_at = now + self._interval_sec
-        elif any(a.lease.trusted_until - now < 2 * self._interval_sec for a in held):
-            self._beat(held)  # a lease might expire before the next heartbeat
-        for attempt in self.records.write(held, now):
+        for attempt in lost:
             self._confirm_lost(attempt)
 
     def _disown(self, lost: Sequence[Attempt]) -> None:
         """End the leases of attempts that are lost here: their threads may go on for long, and the heartbeats that
-        follow would keep their jobs."""
-        self._given_up += self._running.take_given_up()
+        follow would keep their jobs. One whose row is locked is tried again with the next check."""
         new = [a for a in lost if a.job.run_text not in self._disowned]
-        if new or self._given_up:
-            attempts = [*new, *self._given_up]
-            self._queue.disown([RunRef(a.job.id_text, a.job.run_text) for a in attempts])
-            self._given_up.clear()
-        self._disowned = {a.job.run_text for a in lost}
+        locked = set[str]()
+        if attempts := [*new, *self._given_up]:
+            runs = [RunRef(a.job.id_text, a.job.run_text) for a in attempts]
+            locked = {str(run_id) for run_id in self._queue.disown(runs)}
+        self._given_up = [a for a in self._given_up if a.job.run_text in locked]
+        self._disowned = {a.job.run_text for a in lost} - locked
 
     def _beat(self, attempts: Sequence[Attempt]) -> None:
         by_run = {attempt.job.run_text: attempt for attempt in attempts}

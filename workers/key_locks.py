@@ -39,6 +39,10 @@ class KeyLocks:
         """Read without the lock."""
         return bool(self._holders)
 
+    @property
+    def round_trip_sec(self) -> float:
+        return self._session.quickest_sec
+
     def claim(self, queue: str, tasks: Iterable[str], **options: Any) -> tuple[list[ClaimedJob], ClaimHint]:
         """Claim jobs and lock their keys in one statement; `adopt` returns those that may start."""
         with self._session.lock:

@@ -59,7 +59,7 @@ class Maintenance:
         self._backoffs: dict[str, Backoff] = {}  # of duties that fail
         self._next_run_at = {duty.name: clock() + duty.first_delay_sec for duty in duties}
         self._asked: set[str] = set()  # due duties that have work
-        self._paces = {duty.name: Pace() for duty in (*duties, *follower_duties) if duty.is_paced}
+        self._paces = {id(duty): Pace() for duty in (*duties, *follower_duties) if duty.is_paced}
         self._ask_pace = Pace()
         self.thread = BackgroundThread("maintenance", self.run_once, on_crash=on_crash)
 
@@ -159,7 +159,7 @@ class Maintenance:
             return None
         if self._backoffs.pop(duty.name, None) is not None:
             _log.info("maintenance.recovered", duty=duty.name)
-        if (pace := self._paces.get(duty.name)) is not None:
+        if (pace := self._paces.get(id(duty))) is not None:
             pace.record(clock() - started_at)
             next_at[duty.name] = started_at + max(duty.interval_sec, pace.interval_sec)
         return pause

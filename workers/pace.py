@@ -1,7 +1,7 @@
 """Bounds the cost of a look that is repeated.
 
 While a transaction is open for hours, dead entries stay at the front of indexes, and each look from there takes longer.
-It is then repeated less often, so that it costs at most one part in fifty of the time.
+It is then repeated less often, so that it costs about one part in fifty of the time.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ _SLOW_SEC = 0.005
 
 
 class Pace:
-    """Used by one thread."""
+    """Used by one thread. The pause is bounded, since no look is timed meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_interval_sec: float = 30.0) -> None:
+        self._max_interval_sec = max_interval_sec
         self._durations: deque[float] = deque(maxlen=_SAMPLES)
 
     def record(self, duration_sec: float) -> None:
@@ -30,4 +31,4 @@ class Pace:
     @property
     def interval_sec(self) -> float:
         """The pause until the next look; 0 unless the last ones took long."""
-        return _TIME_RATIO * min(self._durations) if self.is_slow else 0.0
+        return min(self._max_interval_sec, _TIME_RATIO * min(self._durations)) if self.is_slow else 0.0

@@ -203,7 +203,6 @@ class WorkerPool:
             on_crash=self._on_crash,
             connection_settings=connections,
             takes_from_others=options.reaps,
-            is_leader=lambda: self._maintenance.is_leader,
         )
         deaths, name_claim = WorkerLiveness(queue["settle"].executor), None
         if options.worker_name is not None:

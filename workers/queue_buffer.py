@@ -21,6 +21,7 @@ _LONGEST_RUN_DECAY = 0.9  # with each run: after one of a second, 38 short ones 
 _SCAN_GROWTH = 4
 _MAX_SCAN = 500  # ready jobs that one claim looks at
 _FRONT_INTERVAL_SEC = 0.05  # a claim starts at the front of the queue at least so often
+_MAX_FRONT_INTERVAL_SEC = 5.0
 _FRONT_TIME_RATIO = 10  # unless such claims would take more than one part in ten of the time
 
 
@@ -47,7 +48,7 @@ class ClaimCursor:
     position: Sequence[str] | None = None  # priority, creation time and id of the last claimed job
     scan: int = 0  # rows to scan, if more than are claimed
     next_front_at: float = 0.0  # when to start at the front again: urgent jobs may have come
-    front_pace: Pace = field(default_factory=Pace)
+    front_pace: Pace = field(default_factory=lambda: Pace(_MAX_FRONT_INTERVAL_SEC))
 
     def start(self, now: float, *, promoted: bool) -> Sequence[str] | None:
         """Return the position behind which to claim, None: the front. What a claim has promoted it finds by itself."""
@@ -65,8 +66,8 @@ class ClaimCursor:
 
     def advance(self, hint: ClaimHint, *, is_full: bool, from_front: bool, began: float, now: float) -> None:
         """Record a claim's answer. Where jobs of busy keys stand in front, the next claim scans further."""
-        if from_front:
-            self.front_pace.record(now - began)
+        if from_front and hint.delay_sec is not None:
+            self.front_pace.record(hint.delay_sec)
         if self.front_pace.is_slow:
             self.position = hint.cursor or self.position
         else:

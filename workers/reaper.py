@@ -74,10 +74,8 @@ class Reaper:
         on_crash: Callable[[str], None],
         connection_settings: ConnectionSettings | None = None,
         takes_from_others: bool = True,
-        is_leader: Callable[[], bool] = lambda: True,
     ) -> None:
         """Without `takes_from_others` only prefetched attempts and key locks of this process are served."""
-        self._is_leader = is_leader
         self._pace = Pace()
         self._takes_from_others = takes_from_others
         self._queue, self._key_locks, self._release_stale = queue, key_locks, release_stale
@@ -87,7 +85,7 @@ class Reaper:
         # Runs with an expired lease, when it was first found expired, and its end.
         self._expired_leases: dict[RunKey, tuple[DeadRun, float, str]] = {}
         self._server = ""  # that answered the last check; see ExpiredRuns
-        self._next_check_at = 0.0
+        self._next_check_at = self._full_check_at = 0.0
         self._connection_settings = connection_settings
         # Runs whose sessions are being ended, and the ends of their leases; the reaper's alone.
         self._runs_in_progress: dict[RunKey, str] = {}
@@ -97,12 +95,12 @@ class Reaper:
         self.thread = BackgroundThread("reaper", self.run_once, on_crash=on_crash)
 
     def on_heartbeat(self, heartbeat: HeartbeatResult) -> None:
-        """If a process is silent, check an interval after the last check; otherwise the heartbeat counts as a check,
-        but not for the maintenance leader: programs that claim without being a worker send none. Called by the
-        heartbeat's thread."""
+        """If a process is silent, check an interval after the last check; otherwise the heartbeat counts as a check for
+        some periods: a run may expire though all processes live, if its own gave it up or another program claimed it.
+        Called by the heartbeat's thread."""
         if heartbeat.has_silent_workers:
             self._next_check_at = min(self._next_check_at, self.last_check_at + self._interval_sec)
-        elif not self._expired_leases and self._server and not self._is_leader():
+        elif not self._expired_leases and self._server and clock() < self._full_check_at:
             self.last_check_at = clock()
             self._next_check_at = self.last_check_at + self._quiet_interval_sec
 
@@ -120,6 +118,7 @@ class Reaper:
             soon_sec = min(self._interval_sec, self._heartbeat_sec)
             quiet_sec = max(self._quiet_interval_sec, self._pace.interval_sec)
             self._next_check_at = now + (soon_sec if self._expired_leases else quiet_sec)
+            self._full_check_at = now + max(_QUIET_PERIODS * self._interval_sec, quiet_sec)
             self.last_check_at = now
         return step_sec
 

@@ -37,7 +37,7 @@ class Registration:
         self.is_superseded = False  # set by the heartbeat's thread
         self.watches_all = False  # set by the death watch: whether the next heartbeats return all processes of the host
         self._watched: set[UUID] = set()  # of the host
-        self._pace = Pace()  # of heartbeats that ask for ready jobs
+        self._pace, self._next_ask_at = Pace(), 0.0  # of heartbeats that ask for ready jobs
         self._heartbeats_left = 0  # until the processes to watch are read
         self.registered = threading.Event()  # set by the first heartbeat: no job starts before a death could be proved
 
@@ -56,7 +56,8 @@ class Registration:
     def send_heartbeat(self, idle_queues: Iterable[str] = ()) -> HeartbeatResult:
         """Renew the row of this process; return what there is to do, every third time also the other processes."""
         finds_others = self._heartbeats_left <= 0 or self.watches_all
-        asks, began = not self._pace.is_slow, clock()
+        began = clock()
+        asks = began >= self._next_ask_at
         heartbeat = WorkerLiveness(self._session).send_heartbeat(
             self._info,
             self._facts,
@@ -65,7 +66,9 @@ class Registration:
             idle_queues=idle_queues if asks else (),
             finds_others=finds_others,
         )
-        self._pace.record(clock() - began)
+        if asks:
+            self._pace.record(clock() - began)
+            self._next_ask_at = clock() + self._pace.interval_sec
         self._heartbeats_left = _WATCH_HEARTBEATS - 1 if finds_others else self._heartbeats_left - 1
         if heartbeat.has_others:
             self._watched = {other.id for other in heartbeat.others if other.boot_id == self._facts.boot_id}

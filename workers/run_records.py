@@ -7,7 +7,8 @@ for those that know only the row: whenever a tenth of the run's time has passed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 from dataloader.app.queue.job import RenewalRequest, RunRef
@@ -21,6 +22,8 @@ _FREQUENT_SEC = 60.0  # so long the progress of a run is saved whenever it has c
 _FREQUENT_INTERVAL_SEC = 0.9  # about once a second
 _PROGRESS_INTERVAL_SEC = 5.0  # from then on
 _FOLLOW_SEC = 30.0  # after a request for the progress of a job
+
+_ChangedProgress = tuple[Attempt, Mapping[str, Any]]
 
 
 class _RunTimes:
@@ -70,9 +73,9 @@ class RunRecords:
             for a in attempts
             if now >= self._times[a.job.run_text].next_row_at or a.reported.unsaved()[1] is not None
         }
-        lost = self._save_progress(attempts, now, due)
-        self._renew_rows([a for a in attempts if a.job.run_text in due], now)
-        return lost
+        changed = self._find_changed(attempts, now, due)
+        self._renew_rows([a for a in attempts if a.job.run_text in due], now)  # first: their leases depend on it
+        return self._save_progress(changed, now)
 
     def _renew_rows(self, attempts: Sequence[Attempt], now: float) -> None:
         """Renew the rows of these runs. One that another transaction has locked has to wait."""
@@ -92,10 +95,9 @@ class RunRecords:
             times.next_row_at = now + interval_sec
             attempt.lease.row_ends_at = sent_at + interval_sec + attempt.lease.ttl_sec
 
-    def _save_progress(self, attempts: Sequence[Attempt], now: float, due: set[str]) -> list[Attempt]:
-        """Save the progress that has changed and is due; that of the runs `due`, whose rows get it too, always is.
-        Return the attempts that may have lost their job."""
-        changed = []
+    def _find_changed(self, attempts: Sequence[Attempt], now: float, due: set[str]) -> list[_ChangedProgress]:
+        """Return the progress that has changed and is due; that of the runs `due`, whose rows get it too, always is."""
+        changed: list[_ChangedProgress] = []
         for attempt in attempts:
             progress = attempt.reported.unsaved()[0]
             if progress is None:
@@ -103,14 +105,16 @@ class RunRecords:
             run = attempt.job.run_text
             times = self._times[run]
             next_at = times.next_followed_at if run in self._followed_until else times.next_progress_at
-            is_due = run in due or now >= next_at
-            if is_due:
+            if run in due or now >= next_at:
                 changed.append((attempt, progress))
+        return changed
+
+    def _save_progress(self, changed: Sequence[_ChangedProgress], now: float) -> list[Attempt]:
+        """Save progress; return the attempts that may have lost their job."""
         if not changed:
             return []
-        saved = self._queue.save_progress(
-            [(RunRef(a.job.id_text, a.job.run_text), progress) for a, progress in changed]
-        )
+        runs = [(RunRef(a.job.id_text, a.job.run_text), progress) for a, progress in changed]
+        saved = self._queue.save_progress(runs)
         lost = []
         for attempt, progress in changed:
             if attempt.job.run_id in saved:

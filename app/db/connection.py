@@ -6,6 +6,7 @@ with a silent network, a thread was still blocked in it after all timeouts of th
 
 from __future__ import annotations
 
+import math
 import select
 import threading
 import time
@@ -155,15 +156,17 @@ class AsyncConnection(ext.connection):
         self.prepared: set[str] = set()  # names of statement parts
         self.cluster: str | None = None  # the server's system identifier; None: its function is not permitted
         self.opened_at = self.last_used_at = time.monotonic()  # for a pool
+        self.quickest_sec = math.inf  # the time of the quickest statement: about a round trip
         self._plans_discarded_at = time.monotonic()
         self._executed_since = 0  # prepared statements, since then
 
     def execute(self, sql: str, parameters: Mapping[str, Any] | None, timeout_sec: float) -> list[Row]:
         """Send one message and return the rows of its last part. Raises psycopg2's errors; closes on a timeout."""
-        cursor = self.cursor()
+        cursor, sent_at = self.cursor(), time.monotonic()
         try:
             cursor.execute(*with_audit_setting(sql, parameters))
-            self._wait_for_answer(time.monotonic() + timeout_sec)
+            self._wait_for_answer(sent_at + timeout_sec)
+            self.quickest_sec = min(self.quickest_sec, time.monotonic() - sent_at)
             return cursor.fetchall() if cursor.description else []
         finally:
             cursor.close()
@@ -341,6 +344,12 @@ class Session:
         """Execute a command about the connection itself, such as LISTEN."""
         with self.lock, translate_errors(), self._opened() as connection:
             return connection.execute(sql, None, self._command_timeout_sec)
+
+    @property
+    def quickest_sec(self) -> float:
+        """The time of the quickest statement of this connection, about a round trip; 0 without a connection."""
+        connection = self._connection
+        return 0.0 if connection is None else connection.quickest_sec
 
     @contextmanager
     def _opened(self) -> Iterator[AsyncConnection]:

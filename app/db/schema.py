@@ -184,10 +184,13 @@ def find_processes(cursor: Any) -> list[str]:
     """Return the live worker processes, and the sessions of all processes that are no short command."""
     running = []
     if _exists(cursor, sql.Identifier("dl_workers")):
-        # These tables are older than dl_heartbeats.
-        cursor.execute(
-            "SELECT name FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)"
-        )
+        if _exists(cursor, sql.Identifier("dl_heartbeats")):
+            cursor.execute("SELECT name FROM dl_live_workers()")
+        else:
+            cursor.execute(
+                "SELECT name FROM dl_workers"
+                " WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)"
+            )
         running = [f"worker {name}" for (name,) in cursor.fetchall()]
     cursor.execute(
         "SELECT DISTINCT application_name, coalesce(host(client_addr), CASE WHEN pg_has_role(usesysid, 'USAGE')"

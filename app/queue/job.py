@@ -228,6 +228,8 @@ class ClaimHint:
     next_due_sec: float | None  # until the next scheduled job; None: there is none
     cursor: Sequence[str] | None = None  # the position of the last claimed job; None: none was claimed
     blocked_keys: Sequence[str] | None = None  # keys whose jobs this claim blocked
+    # How much longer the claim took than a few round trips; None: it claimed many jobs.
+    delay_sec: float | None = None
 
 
 @dataclass(frozen=True)

@@ -191,9 +191,9 @@ class JobQueue(JobRecords, Upkeep):
         rows = self._execute("beat", parameters | run_parameters(runs))
         return [BeatAnswer(as_uuid(run_id), *flags) for run_id, *flags in rows]
 
-    def disown(self, runs: Sequence[RunRef]) -> None:
-        """End the leases of runs that this process has given up, though it lives."""
-        self._execute("disown", run_parameters(runs))
+    def disown(self, runs: Sequence[RunRef]) -> set[UUID]:
+        """End the leases of runs that this process has given up, though it lives; return those whose row is locked."""
+        return {as_uuid(run_id) for (run_id,) in self._execute("disown", run_parameters(runs))}
 
     def record_late_heartbeat(self, runs: Sequence[RunRef], *, silence_sec: float, late_sec: float) -> None:
         """Record for these runs that the process has sent no heartbeat for so long, if that is more than `late_sec`."""

@@ -92,6 +92,8 @@ SELECT count(pg_advisory_unlock(key_hash)) FROM unnest(%(key_hashes)s::bigint[])
 -- does not wait for the disk: after a crash of the server, reapers wait for the time of a heartbeat.
 SELECT pg_advisory_xact_lock(1684828534, hashtext(%(worker_id)s::text)), set_config('synchronous_commit', 'off', true);
 
+DELETE FROM dl_heartbeats WHERE worker_id = %(worker_id)s::uuid AND seen_at > clock_timestamp();  -- the clock was ahead
+
 INSERT INTO dl_heartbeats (worker_id, seen_at, rss_bytes)
 VALUES (%(worker_id)s::uuid, clock_timestamp(), %(rss_bytes)s::bigint);
 
@@ -142,13 +144,26 @@ RETURNING j.run_id;
 
 -- name: disown
 -- running -> running: the process has given up these runs, though it lives. Their leases end now, so that a reaper takes them. One that
--- has already ended becomes no longer.
+-- has already ended becomes no longer. The result has those whose row another transaction has locked.
 SELECT set_config('dl.own_update', 'on', true);
 
-UPDATE dl_jobs j
-   SET lease_expires_at = least(clock_timestamp(), greatest(dl_lease_end(j.worker_id, j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec), j.heartbeat_at))
+WITH owned AS MATERIALIZED (
+    SELECT j.job_id, r.run_id
+      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
+           JOIN dl_jobs j ON j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running'
+     ORDER BY r.job_id
+       FOR NO KEY UPDATE OF j SKIP LOCKED
+), ended AS (
+    UPDATE dl_jobs j
+       SET lease_expires_at = least(clock_timestamp(), greatest(dl_lease_end(j.worker_id, j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec), j.heartbeat_at))
+      FROM owned
+     WHERE j.job_id = ANY (ARRAY[owned.job_id])
+    RETURNING j.run_id
+)
+SELECT r.run_id
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
- WHERE j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running';
+ WHERE r.run_id NOT IN (SELECT run_id FROM ended)
+   AND EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running');
 
 -- name: record_late_heartbeat
 -- Records for the runs of a process that it has sent no heartbeat for `silence_sec`. The lock of a row keeps the event in front of those of

@@ -40,9 +40,10 @@ SELECT superseded_by IS NOT NULL, incarnation,
                         THEN pg_advisory_unlock_shared(1684828527, 5) ELSE false END) AS is_led,
        due.next_schedule_in_sec,
        EXISTS (SELECT FROM dl_workers w
-                WHERE w.dead_at IS NULL
-                  AND coalesce((SELECT h.seen_at FROM dl_heartbeats h WHERE h.worker_id = w.worker_id ORDER BY h.seen_at DESC LIMIT 1),
-                               w.seen_at) < clock_timestamp() - make_interval(secs => 2 * w.heartbeat_sec)) AS has_silent_workers,
+                     CROSS JOIN LATERAL (SELECT coalesce((SELECT h.seen_at FROM dl_heartbeats h WHERE h.worker_id = w.worker_id
+                                                           ORDER BY h.seen_at DESC LIMIT 1), w.seen_at) AS seen_at) last
+                WHERE w.dead_at IS NULL AND last.seen_at < clock_timestamp() - make_interval(secs => 2 * w.heartbeat_sec)
+                  AND last.seen_at > clock_timestamp() - interval '1 hour') AS has_silent_workers,
        EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' AND queue = ANY (%(idle_queues)s::text[]))
        OR EXISTS (SELECT FROM dl_jobs
                    WHERE status = 'queued' AND wait_state = 'scheduled' AND available_at <= (SELECT clock_timestamp())
@@ -58,7 +59,7 @@ SELECT superseded_by IS NOT NULL, incarnation,
 
 -- name: prune_heartbeats
 -- Only the last one of a process counts. A process that has sent none for an hour counts as last seen when its row was last changed.
-DELETE FROM dl_heartbeats WHERE seen_at < clock_timestamp() - interval '1 hour';
+DELETE FROM dl_heartbeats WHERE seen_at NOT BETWEEN clock_timestamp() - interval '1 hour' AND clock_timestamp() + interval '1 hour';
 
 -- name: other_workers
 -- The other processes whose death this one watches for: of its host the next `watched` that reap, by worker_id, after the last the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -49,7 +50,8 @@ def test_slow_front_keeps_position_until_it_is_due_or_quick_again():
     cursor = ClaimCursor()
     for began in (100.0, 110.0, 120.0):
         assert not cursor.front_pace.is_slow
-        cursor.advance(HINT, is_full=False, from_front=True, began=began, now=began + 0.1)
+        slow = replace(HINT, delay_sec=0.1)
+        cursor.advance(slow, is_full=False, from_front=True, began=began, now=began + 0.1)
 
     assert cursor.front_pace.is_slow
     cursor.start_soon()
@@ -57,7 +59,8 @@ def test_slow_front_keeps_position_until_it_is_due_or_quick_again():
     cursor.advance(ClaimHint(0, None, None), is_full=False, from_front=False, began=120.2, now=120.201)
     assert cursor.start(125.0, promoted=False) == POSITION
     assert cursor.start(125.2, promoted=False) is None, "after 50 times what it took"
-    cursor.advance(HINT, is_full=False, from_front=True, began=125.2, now=125.201)
+    quick = replace(HINT, delay_sec=0.001)
+    cursor.advance(quick, is_full=False, from_front=True, began=125.2, now=125.201)
     assert cursor.start(125.3, promoted=False) is None
 
 
@@ -65,7 +68,8 @@ def test_process_that_knows_only_a_slow_front_waits():
     cursor = ClaimCursor()
     for began in (100.0, 110.0, 120.0):
         assert not cursor.must_wait(began)
-        cursor.advance(ClaimHint(0, None, None), is_full=False, from_front=True, began=began, now=began + 0.1)
+        slow = ClaimHint(0, None, None, delay_sec=0.1)
+        cursor.advance(slow, is_full=False, from_front=True, began=began, now=began + 0.1)
 
     assert cursor.must_wait(125.0)
     assert not cursor.must_wait(125.2)

@@ -33,3 +33,23 @@ END $$;
 
 -- Replaced by one that has another parameter.
 DROP FUNCTION IF EXISTS dl_promote_due(text);
+
+-- Processes of older versions call functions that read the new tables: who may use dl_workers may use these.
+DO $$
+DECLARE
+    granted record;
+BEGIN
+    FOR granted IN
+        SELECT a.grantee::regrole::text AS role, bool_or(a.privilege_type = 'INSERT') AS may_write
+          FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
+         WHERE c.oid = 'dl_workers'::regclass AND a.grantee NOT IN (0, c.relowner)
+         GROUP BY a.grantee
+    LOOP
+        EXECUTE format('GRANT SELECT ON dl_heartbeats, dl_progress TO %s', granted.role);
+        IF granted.may_write THEN
+            EXECUTE format('GRANT INSERT, DELETE ON dl_heartbeats TO %s', granted.role);
+            EXECUTE format('GRANT INSERT ON dl_progress TO %s', granted.role);
+            EXECUTE format('GRANT USAGE ON SEQUENCE dl_progress_progress_id_seq TO %s', granted.role);
+        END IF;
+    END LOOP;
+END $$;

@@ -135,7 +135,11 @@ def test_heartbeat_names_a_run_whose_lease_was_changed(queue_db, worker, run, le
 
 
 def test_run_that_its_process_gave_up_ends(queue_db, worker, run):
-    queue_db.queue.disown([RunRef(run.id, run.run_id), RunRef(run.id, uuid4())])
+    runs = [RunRef(run.id, run.run_id), RunRef(run.id, uuid4())]
+    with queue_db.open_transaction() as step:
+        step("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", str(run.id))
+        assert queue_db.queue.disown(runs) == {run.run_id}, "it waits for no row"
+    assert queue_db.queue.disown(runs) == set()
 
     queue_db.queue.beat(worker, [])
 
@@ -217,6 +221,10 @@ def test_reaped_job_keeps_the_last_progress_and_takes_none_of_its_former_run(que
 def test_old_heartbeats_are_deleted(queue_db, worker):
     queue_db.queue.beat(worker, [], rss_bytes=1)
     queue_db.sql("UPDATE dl_heartbeats SET seen_at = seen_at - interval '61 min'")
+    queue_db.queue.beat(worker, [], rss_bytes=3)
+    queue_db.sql(
+        "UPDATE dl_heartbeats SET seen_at = seen_at + interval '1 min' WHERE rss_bytes = 3"
+    )  # the clock was ahead
     queue_db.queue.beat(worker, [], rss_bytes=2)
 
     prune_heartbeats(queue_db.session)
