@@ -145,7 +145,7 @@ BUGS = (
     ),
     PlantedBug(
         "a process keeps the lease of an attempt that it gave up", "workers/heartbeat.py",
-        "self._queue.disown([", "_ = list([",
+        "locked = {str(run_id) for run_id in self._queue.disown(runs)}", "locked = set[str]()",
         "tests/workers/test_stopper.py::test_lost_lease_ends_the_process",
     ),
     PlantedBug(
