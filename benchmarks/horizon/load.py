@@ -214,6 +214,8 @@ class Simulation:
     def _claim_and_settle(self, process: SimulatedProcess, now: float, *, promotes: bool, is_retried: bool) -> bool:
         """Claim as a dispatcher does. Returns whether more may be ready."""
         after = process.cursor.start(now, promoted=promotes)
+        if after is None and process.cursor.must_wait(now):
+            return False
         started_at = time.perf_counter()
         with self._recorder.activity("claim"):
             claimed, hint = process.claims.claim(
@@ -228,12 +230,14 @@ class Simulation:
                 worker_id=process.info.id,
             )
         if not self._recorder.is_recording:
-            self.result.claim_ms.append((int(now), (time.perf_counter() - started_at) * 1000))
+            took_sec = time.perf_counter() - started_at
+            self.result.claim_ms.append((int(now), took_sec * 1000))
+            hint = replace(hint, delay_sec=took_sec)
         is_full = len(claimed) == THREADS
         process.cursor.advance(hint, is_full=is_full, from_front=after is None, began=now, now=now)
         if claimed:
             self._settle(process, claimed, is_retried=is_retried)
-        return bool(claimed or after is not None)
+        return bool(claimed or (after is not None and not process.cursor.front_pace.is_slow))
 
     def _settle(self, process: SimulatedProcess, claimed: list[ClaimedJob], *, is_retried: bool) -> None:
         settlements = [(job, SUCCEEDED) for job in claimed]

@@ -62,7 +62,8 @@ class SimulatedProcess:
         self._next_row_at = second + interval_sec
         self.queue.renew(
             [
-                RenewalRequest(run.id_text, run.run_text, progress_at(second, n), next_sec=interval_sec)
+                # A simulated second may take longer than one: the row's lease must not end meanwhile.
+                RenewalRequest(run.id_text, run.run_text, progress_at(second, n), next_sec=3600)
                 for n, run in enumerate(self.runs)
             ]
         )
