@@ -92,7 +92,7 @@ SELECT count(pg_advisory_unlock(key_hash)) FROM unnest(%(key_hashes)s::bigint[])
 -- does not wait for the disk: after a crash of the server, reapers wait for the time of a heartbeat.
 SELECT pg_advisory_xact_lock(1684828534, hashtext(%(worker_id)s::text)), set_config('synchronous_commit', 'off', true);
 
-DELETE FROM dl_heartbeats WHERE worker_id = %(worker_id)s::uuid AND seen_at > clock_timestamp();  -- the clock was ahead
+DELETE FROM dl_heartbeats WHERE worker_id = %(worker_id)s::uuid AND seen_at > (SELECT clock_timestamp());  -- the clock was ahead
 
 INSERT INTO dl_heartbeats (worker_id, seen_at, rss_bytes)
 VALUES (%(worker_id)s::uuid, clock_timestamp(), %(rss_bytes)s::bigint);

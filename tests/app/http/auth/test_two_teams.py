@@ -22,6 +22,7 @@ OPERATIONS_OF_A_TRIGGER_KEY = {
     "trigger_jobs": "here",
     "trigger_graph": "here; its jobs are parents of each other only, and have no key of their own",
     "get_job_status": "here",
+    "get_job_progress": "here",
     "list_tasks": "test_guard",
     "list_queues": "test_guard",
     "like_service": "has no argument",
@@ -83,7 +84,8 @@ def test_a_foreign_parent_is_one_that_does_not_exist(app, headers, foreign):
             item = many.json["items"][0]
             assert item["outcome"] == "invalid"
             answers.append((one.json["detail"], one.json["errors"], item["problem"]))
-        assert app.get(f"/api/v1/jobs/{job_id}/status", headers=headers).status_code == 404
+        for route in ("status", "progress"):
+            assert app.get(f"/api/v1/jobs/{job_id}/{route}", headers=headers).status_code == 404
 
     assert str(answers[:3]).replace(foreign, unknown) == str(answers[3:])
 
