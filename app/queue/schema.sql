@@ -520,15 +520,16 @@ BEGIN
     RETURN coalesce((SELECT h.seen_at FROM dl_heartbeats h WHERE h.worker_id = of_worker ORDER BY h.seen_at DESC LIMIT 1), seen_at);
 END $$;
 
--- The processes whose last heartbeat is not older than three of their intervals. The planner puts the text of this function in the place
--- of its call.
+-- The processes whose last heartbeat is not older than three of their intervals.
 CREATE OR REPLACE FUNCTION dl_live_workers() RETURNS SETOF dl_workers
-    LANGUAGE sql STABLE AS $$
+    LANGUAGE plpgsql STABLE ROWS 10 SET search_path FROM CURRENT AS $$
+BEGIN
+    RETURN QUERY
     SELECT w.*
       FROM dl_workers w
      WHERE coalesce((SELECT h.seen_at FROM dl_heartbeats h WHERE h.worker_id = w.worker_id ORDER BY h.seen_at DESC LIMIT 1), w.seen_at)
-           > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
-$$;
+           > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec);
+END $$;
 
 -- ── Running jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -230,3 +230,19 @@ def test_old_heartbeats_are_deleted(queue_db, worker):
     prune_heartbeats(queue_db.session)
 
     assert queue_db.sql("SELECT rss_bytes FROM dl_heartbeats") == [(2,)]
+
+
+def test_functions_find_their_tables_whatever_the_search_path(queue_db, worker, run):
+    """A role may have a search_path of its own."""
+    calls = (
+        "count(*) FROM public.dl_live_workers()",
+        f"public.dl_last_beat('{worker}')",
+        f"public.dl_lease_end('{worker}', now(), now(), 60)",
+        f"public.dl_last_heartbeat('running', '{worker}', now())",
+        f"public.dl_current_progress('running', '{run.id}', '{run.run_id}', now(), '{{}}')",
+        f"public.dl_progress_changed_at('{run.id}', '{run.run_id}')",
+    )
+    queue_db.sql("SET search_path TO pg_catalog")
+    for call in calls:
+        queue_db.sql(f"SELECT {call}")
+    queue_db.sql("RESET search_path")
