@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from uuid import UUID
 
 from dataloader.pipelines.context import (
@@ -26,17 +27,21 @@ from dataloader.pipelines.context import (
     check_fan_out,
     parse_follow_up,
 )
+from dataloader.pipelines.effects import encode_position
 from dataloader.pipelines.failures import caused_by_stop
+from dataloader.pipelines.key_loops import KeyLoops
 from dataloader.pipelines.limits import check_calls
 from dataloader.pipelines.reported_state import ReportedState, copy_as_json
 from dataloader.pipelines.reports import Check, DatasetUse, Severity, parse_check, parse_dataset, parse_link
 from dataloader.pipelines.retry import Fail
+from dataloader.pipelines.target_transactions import TargetTransactions
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from dataloader.pipelines.context import FollowUpOptions
 
+K = TypeVar("K")
 _MAX_SCHEMA_BYTES = 64_000  # of a dataset
 _MAX_ACQUIRE_WAIT_SEC = 30.0  # then it asks again: the rate may have been raised
 
@@ -64,6 +69,7 @@ class BaseContext:
     """Implements `pipelines.context.Context` but for what needs the queue, its database or an engine."""
 
     job_id: UUID
+    run_id: UUID  # of the attempt
     task: str
     attempt: int
     max_attempts: int
@@ -73,6 +79,9 @@ class BaseContext:
     partition: str | None
     max_checkpoint_bytes: int
     reported: ReportedState
+    task_target: str | None = None  # that the task names
+    fence_problem: str | None = None  # why no transaction in a target has a fence
+    _targets: TargetTransactions | None = None  # made by the first use; the pipeline's thread alone
 
     # ── what each context does in its own way ───────────────────────────────────────────────────────────────────
 
@@ -103,8 +112,22 @@ class BaseContext:
         """Count calls in a rate if they may be made now; return 0.0 then, else the seconds to wait."""
         raise NotImplementedError
 
-    def open_transaction(self, *, final: bool, result: Any) -> AbstractContextManager[Any]:
+    def open_transaction(self, *, target: str | None, final: bool, result: Any) -> AbstractContextManager[Any]:
+        """A transaction in a target, or in the queue's database without one."""
         raise NotImplementedError
+
+    def connect_for_transactions(self, target: str) -> Any:
+        """A connection to a target that `CommitGuard` guards. None: it is the queue's own database."""
+        raise NotImplementedError
+
+    def draw_fence(self, target: str, problem: str | None) -> int:
+        """Return a number that is higher than those of all earlier attempts of the job, if this one owns the job, and
+        record the target in the queue's database. With a problem transactions in the target have no fence."""
+        raise NotImplementedError
+
+    def stop_for(self, reason: StopReason) -> NoReturn:
+        """Stop the attempt, which has found out by itself that it must."""
+        raise Stop(reason)
 
     def redact_text(self, text: str) -> str:
         """Return a text without the attempt's secrets."""
@@ -221,7 +244,28 @@ class BaseContext:
 
     def record_checkpoint(self, cursor: Any) -> None:
         """As `checkpoint`, without the safe point."""
-        self.reported.record_checkpoint(copy_as_json(self.redact_value(cursor), self.max_checkpoint_bytes))
+        self.key_loops.refuse_checkpoint()
+        self.save_position(cursor)
+
+    def save_position(self, cursor: Any) -> None:
+        """Record where the next attempt resumes: in the open transaction, else in the task's target, if it has one."""
+        checkpoint = copy_as_json(self.redact_value(cursor), self.max_checkpoint_bytes)
+        targets, target = self._targets, self.task_target
+        is_home_fenced = targets is not None and target is not None and targets.is_fenced(target)
+        if targets is not None and (targets.is_in_fenced_transaction or is_home_fenced):
+            encode_position(cursor)  # raises ValueError for one that the target does not keep
+        if self.reported.in_transaction or not is_home_fenced:
+            self.reported.record_checkpoint(checkpoint)
+            return
+        with self.open_transaction(target=target, final=False, result=None):
+            self.reported.record_checkpoint(checkpoint)
+
+    def each(self, keys: Iterable[K]) -> Iterator[K]:
+        return self.key_loops.run(self, keys)
+
+    @cached_property
+    def key_loops(self) -> KeyLoops:
+        return KeyLoops()
 
     # ── other jobs and limits ───────────────────────────────────────────────────────────────────────────────────
 
@@ -258,18 +302,45 @@ class BaseContext:
         if self.reported.in_transaction:
             raise RuntimeError(f"{action}, and an open transaction would hold its locks meanwhile; {remedy}")
 
+    @property
+    def targets(self) -> TargetTransactions:
+        if self._targets is None:
+            self._targets = TargetTransactions(self)
+        return self._targets
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the final transaction of this or an earlier attempt has been committed in a target."""
+        return self._targets is not None and self._targets.finished_in is not None
+
+    def claim_task_target(self) -> bool:
+        """Claim the job's row in the task's target, if it names one, and resume from the position there. Return whether
+        an earlier attempt has finished the work."""
+        if self.task_target is None:
+            return False
+        state = self.targets.claim(self.task_target)
+        if state is None:
+            return False
+        if state.position is not None:
+            self.reported.checkpoint = state.position
+        return state.is_done
+
     @contextmanager
-    def transaction(self, *, final: bool = False, result: Any = None) -> Iterator[Any]:
+    def transaction(self, *, target: str | None = None, final: bool = False, result: Any = None) -> Iterator[Any]:
         self.check()
         if self.reported.in_transaction:
             raise RuntimeError("a transaction is open already; they do not nest")
-        with self.open_transaction(final=final, result=result) as connection:
+        target = target or self.task_target
+        self.key_loops.begin_transaction(self, is_home=target == self.task_target)
+        with self.open_transaction(target=target, final=final, result=result) as connection:
             try:
                 yield connection
             except Wait as wait:
                 raise Fail(
                     "Wait within ctx.transaction(): it would roll back the jobs to wait for; wait after it"
                 ) from wait
+            self.key_loops.before_commit(self)
+        self.key_loops.committed()
 
 
 def _is_cancellation(error: BaseException) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Dict, Literal, NamedTuple, Protocol, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Dict, Literal, NamedTuple, Protocol, TypedDict, TypeVar, get_args
 from uuid import UUID
 
 from dataloader.pipelines.json_values import encode_strictly
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 Args = Dict[str, Any]
+K = TypeVar("K")
 MAX_PARENTS = 1_000
 
 
@@ -344,9 +345,18 @@ class Context(Protocol):
         first. Not within `transaction`. A safe point.
         """
 
-    def transaction(self, *, final: bool = False, result: Any = None) -> AbstractContextManager[Any]:
-        """A psycopg2 connection to the queue's database, for one transaction. It commits only if this attempt still
-        owns its job, together with the checkpoint; `final` settles the job as succeeded in the same commit."""
+    def transaction(
+        self, *, target: str | None = None, final: bool = False, result: Any = None
+    ) -> AbstractContextManager[Any]:
+        """A psycopg2 connection for one transaction in a target of the settings: the one named here, else the task's
+        own, else the queue's database. It commits only if this attempt still owns its job, together with the
+        checkpoint. `final`: it is the last one of the job, which has succeeded with this result when it commits."""
+
+    def each(self, keys: Iterable[K]) -> Iterator[K]:
+        """Loop over keys, such as days; each is done once. Those that are done when an attempt ends are skipped by the
+        next one. The key of a block is done with the transaction in it, of which there is at most one, or else at the
+        end of the block. Keys are texts, numbers, dates, UUIDs, or lists of these, and the same in each attempt; new
+        ones come last."""
 
     def connect(self, name: str) -> Any:
         """A psycopg2 connection to a target of the settings, closed when the attempt ends."""

@@ -79,6 +79,7 @@ class Pipelines:
         python: str | None = None,
         cwd: str | None = None,
         requires: Mapping[str, bool | str] | None = None,
+        target: str | None = None,
     ) -> Callable[[F], F]:
         """Register a callable as a task. The decorator returns the callable unchanged.
 
@@ -119,6 +120,7 @@ class Pipelines:
             python: the path of another interpreter, which runs it in a process of its own
             cwd: the folder in which that interpreter runs
             requires: labels that a worker process needs to run it, such as {"gpu": True, "spot": False}
+            target: the database of the settings (DL_TARGETS) in which `ctx.transaction()` writes, each row exactly once
         """
         _check_name(name)
         options = _make_options(
@@ -144,6 +146,7 @@ class Pipelines:
             python=python,
             cwd=cwd,
             requires=requires,
+            target=target,
         )
 
         def decorate(call: F) -> F:

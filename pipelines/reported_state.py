@@ -95,9 +95,17 @@ class ReportedState:
         self._saved_progress = self._written_progress = self.progress
         self.checkpoint = checkpoint
 
+    @property
+    def has_transaction_checkpoint(self) -> bool:
+        """Whether a checkpoint was recorded in the open transaction."""
+        return self._transaction_checkpoint is not None
+
     @contextmanager
-    def transaction(self, is_commit_unknown: Callable[[], bool]) -> Iterator[None]:
-        """Checkpoints reported within are saved by the transaction's commit and forgotten by its rollback."""
+    def transaction(
+        self, is_commit_unknown: Callable[[], bool] = lambda: False, *, is_saved: bool = True, is_kept: bool = True
+    ) -> Iterator[None]:
+        """Checkpoints reported within are saved by the transaction's commit and forgotten by its rollback. `is_saved`:
+        the commit writes them to the job's row. `is_kept`: the row is to have them at all."""
         before, datasets = self.checkpoint, self.datasets
         self.in_transaction = True
         try:
@@ -110,11 +118,12 @@ class ReportedState:
             raise
         finally:
             self.in_transaction = False
-        if self._transaction_checkpoint is not None:
+        if self._transaction_checkpoint is not None and is_kept:
             self._unsaved_checkpoint = self._transaction_checkpoint
-            if not self._has_plain_checkpoint:  # else an older one may be on its way to the row: save this once more
+            # With a plain one, an older one may be on its way to the row: save this once more.
+            if is_saved and not self._has_plain_checkpoint:
                 self._saved_checkpoint = self._transaction_checkpoint
-            self._transaction_checkpoint = None
+        self._transaction_checkpoint = None
 
     def checkpoint_to_commit(self) -> Any:
         return self.unsaved()[1] if self._transaction_checkpoint is None else self._transaction_checkpoint

@@ -77,6 +77,7 @@ class TaskOptions:
     python: str | None = None  # an interpreter of its own
     cwd: str | None = None  # the folder in which that one runs
     requires: Mapping[str, bool | str] = field(default_factory=dict)  # labels of a worker; False: it has not this one
+    target: str | None = None  # of the settings, in which it writes and keeps its position
 
     def __post_init__(self) -> None:
         isolation: object = self.isolation
@@ -104,7 +105,7 @@ class TaskOptions:
                 raise ValueError("argv belongs to a whole process: it needs isolation='process'")
         self._check_interpreter()
         check_requirements(self.requires)
-        for name in ("queue", "lock_key", "on_failed"):
+        for name in ("queue", "lock_key", "on_failed", "target"):
             text = getattr(self, name)
             if text is not None and (not isinstance(text, str) or not text.strip() or not text.isprintable()):
                 raise ValueError(f"{name} is a text that is neither empty nor has control characters, not {text!r}")

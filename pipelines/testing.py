@@ -95,10 +95,11 @@ class FakeContext(BaseContext):
     """A context in memory. It never waits; with `stop_after` it stops after that many calls of `check`, `sleep` and
     steps of a generator.
 
-    `connect` is called for `ctx.connect(name)`, `database` for the connection of `ctx.transaction()`. Without them
-    those methods raise. `ctx.offload` runs functions in place, or asks `offload` for the result; with `offloads_done`
-    False its handles are not done, so that `Wait(handle)` ends the run. `check_history` has the earlier values of data
-    checks by name, the newest last.
+    `connect` is called for `ctx.connect(name)` and for transactions in targets, `database` for the connection of
+    `ctx.transaction()` in the queue's database. Without them those methods raise. `target` is that of the task; what
+    its next attempt resumes from is in `resume` afterwards. `ctx.offload` runs functions in place, or asks `offload`
+    for the result; with `offloads_done` False its handles are not done, so that `Wait(handle)` ends the run.
+    `check_history` has the earlier values of data checks by name, the newest last.
     """
 
     max_checkpoint_bytes = MAX_CHECKPOINT_BYTES
@@ -118,6 +119,7 @@ class FakeContext(BaseContext):
         stop_after: int | None = None,
         stopping_in: float | None = None,
         check_history: Mapping[str, Sequence[float]] | None = None,
+        target: str | None = None,
         connect: Callable[[str], Any] | None = None,
         database: Callable[[], Any] | None = None,
         offload: Callable[[FakeOffload], Any] = _run_here,
@@ -126,6 +128,7 @@ class FakeContext(BaseContext):
         self.job_id = uuid4()
         self.task, self.attempt, self.max_attempts = task, attempt, max_attempts
         self.traceparent = traceparent
+        self.task_target = target
         self.upstream = upstream or {}
         self.logical_at, self.partition = logical_at, partition
         self.interval = Interval(*interval) if isinstance(interval, tuple) else interval
@@ -229,17 +232,25 @@ class FakeContext(BaseContext):
         return FakeHandle(self.offloads[-1], name, self._compute_offload, done=self._offloads_done)
 
     @contextmanager
-    def open_transaction(self, *, final: bool, result: Any) -> Iterator[Any]:
-        if self._database is None:
+    def open_transaction(self, *, target: str | None, final: bool, result: Any) -> Iterator[Any]:
+        if self.finished:
+            raise RuntimeError("the final transaction of this job has been committed; none follows it")
+        if target is not None:
+            connection = self._connect_target(target)
+        elif self._database is not None:
+            connection = self._database()
+        else:
             raise RuntimeError("this context has no database; FakeContext(database=…) gives it a connection")
-        connection = self._database()
-        with self.reported.transaction(lambda: False), connection:  # commits, or rolls back on any error
+        with self.reported.transaction(), connection:  # commits, or rolls back on any error
             yield connection
         if final:
             self.finished, self.finished_with = True, result
 
     def connect(self, name: str) -> Any:
         self.pass_safe_point()
+        return self._connect_target(name)
+
+    def _connect_target(self, name: str) -> Any:
         if self._connect is None:
             raise RuntimeError(f"this context has no target {name!r}; FakeContext(connect=…) gives it connections")
         return self._connect(name)

@@ -22,6 +22,7 @@ from dataloader.pipelines.offload import RemoteWorkerLost
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import DEFAULT, Fail
 from dataloader.pipelines.runner import run_task
+from dataloader.pipelines.target_transactions import WorkDone
 from dataloader.workers.connections.task_connections import is_connection_loss
 from dataloader.workers.context import ContextSettings, JobContext
 from dataloader.workers.fingerprint import fingerprint
@@ -162,6 +163,8 @@ class Attempt(JobContext):
             return SettledByTask()
         if self.stop_reason is StopReason.LEASE_LOST or isinstance(outcome, LeaseLost):
             return LeaseLost()
+        if self.has_finished:
+            outcome = success(self.targets.result)
         progress, checkpoint = self.reported.unwritten()
         if progress is not None or checkpoint is not None:
             outcome = replace(outcome, progress=progress, checkpoint=checkpoint)
@@ -187,7 +190,7 @@ class Attempt(JobContext):
             return self.complete(self.stop_outcome())
         if task is None:
             return Released(ReleaseReason.NOT_STARTED)
-        self.options = task.options
+        self.options, self.task_target = task.options, task.options.target
         has_own_program = task.kind is TaskKind.COMMAND or task.options.python is not None
         is_isolated = self.settings.isolation_enabled or has_own_program
         self.in_thread = not (may_have_child(task) and is_isolated)
@@ -251,6 +254,11 @@ class Attempt(JobContext):
     def _execute(self, task: Task, args: dict[str, Any]) -> Outcome:
         if not self.in_thread:
             assert self.settings.run_isolated is not None  # noqa: S101 - all that run tasks pass it
+            try:
+                if task.kind is TaskKind.COMMAND and self.claim_task_target():
+                    return success(self.targets.result)
+            except BaseException as error:
+                return self._outcome_of_error(error, task)
             return self.settings.run_isolated(self, task, args)
         outcome: Outcome | None = None
         try:
@@ -265,6 +273,8 @@ class Attempt(JobContext):
 
     def _run_task(self, task: Task, args: dict[str, Any]) -> Outcome:
         try:
+            if self.claim_task_target():
+                return success(self.targets.result)
             self.owns_connections = task.options.connection_check
             if task.options.argv is None:
                 result = self.run_owning_connections(lambda: run_task(task, args, self))
@@ -280,6 +290,8 @@ class Attempt(JobContext):
             return Released(ReleaseReason.WAITS, awaited=error.jobs, offloads=error.offloads)
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return success(None)
+        if isinstance(error, WorkDone):
+            return success(self.targets.result)
         is_stop = self.stop_reason is not None and (
             caused_by_stop(error) or (self.stop_signal.step is StopStep.TERMINATE_SESSION and is_connection_loss(error))
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from uuid import UUID
 
 from dataloader.app import log
@@ -85,6 +85,10 @@ class JobContext(StoppableContext):
     def job_id(self) -> UUID:  # type: ignore[override]
         return self.job.id
 
+    @property
+    def run_id(self) -> UUID:  # type: ignore[override]
+        return self.job.run_id
+
     @cached_property
     def _follow_ups(self) -> FollowUps:
         """Used by the pipeline's thread alone."""
@@ -114,7 +118,7 @@ class JobContext(StoppableContext):
         connections = self._require_connections()
         if not connections.has_queue:
             return []
-        with nullcontext() if self.reported.in_transaction else self._owner_only():
+        with nullcontext() if connections.has_open_transaction else self._owner_only():
             read = self._call_of_feature("check_history")
             return connections.call_fenced(lambda executor: list(read(executor, self.job_id, self.task, name, count)))
 
@@ -129,14 +133,14 @@ class JobContext(StoppableContext):
     def enqueue_job(self, job: FollowUp) -> UUID:
         new = self._follow_ups.make(job.task, job.args, **job.options)
         connections = self._require_connections()
-        with nullcontext() if self.reported.in_transaction else self._owner_only():
+        with nullcontext() if connections.has_open_transaction else self._owner_only():
             return connections.enqueue(new).job_id
 
     def enqueue_group(
         self, jobs: Sequence[FollowUp], then: FollowUp, *, on: ParentEnd, need: ParentsNeeded
     ) -> tuple[list[UUID], UUID]:
         connections = self._require_connections()
-        with nullcontext() if self.reported.in_transaction else self._owner_only():
+        with nullcontext() if connections.has_open_transaction else self._owner_only():
             children = [self._follow_ups.make(job.task, job.args, **job.options) for job in jobs]
             last = self._follow_ups.make(then.task, then.args, **then.options)
             enqueue = self._call_of_feature("enqueue_group")
@@ -184,7 +188,11 @@ class JobContext(StoppableContext):
         """Keep how far the log of an offload has been read, once the lines before it are kept."""
 
     @contextmanager
-    def open_transaction(self, *, final: bool, result: Any) -> Iterator[Any]:
+    def open_transaction(self, *, target: str | None, final: bool, result: Any) -> Iterator[Any]:
+        if target is not None and self.targets.claim(target) is not None:
+            with self.targets.transaction(target, final=final, result=result) as connection:
+                yield connection
+            return
         connections = self._require_connections()
         with (
             self._owner_only(),
@@ -195,6 +203,23 @@ class JobContext(StoppableContext):
             ) as connection,
         ):
             yield connection
+
+    def connect_for_transactions(self, target: str) -> Any:
+        return self._connect(lambda connections: connections.connect_for_transactions(target))
+
+    def draw_fence(self, target: str, problem: str | None) -> int:
+        if self.fence_problem is not None:
+            return 0
+        connections = self._require_connections()
+        with self._owner_only():
+            draw = self._call_of_feature("draw_fence")
+            fence: int = draw(connections.execute_owned, self.job_id, self.run_id, target, problem)
+        connections.close_unused()
+        return fence
+
+    def stop_for(self, reason: StopReason) -> NoReturn:
+        self.stop(reason)
+        raise Stop(reason)
 
     @contextmanager
     def _owner_only(self) -> Iterator[None]:
@@ -213,14 +238,18 @@ class JobContext(StoppableContext):
 
     def connect(self, name: str) -> Any:
         self.pass_safe_point()
+        return self._connect(lambda connections: connections.connect(name))
+
+    def _connect(self, connect: Callable[[TaskConnections], Any]) -> Any:
         if not self._is_lease_trusted():
             self.check()
         try:
-            connection = self._require_connections().connect(name)
+            connection = connect(self._require_connections())
         except SessionsRefused as error:
             raise self._stop_or(error) from error
         if not self._is_lease_trusted():  # this process was frozen meanwhile, and another may have claimed the job
-            connection.close()
+            if connection is not None:
+                connection.close()
             self.check()
         return connection
 

@@ -40,6 +40,7 @@ class _TaskOptions(TypedDict, total=False):
     cpu_sec: _Count
     connection_check: bool
     requires: Labels
+    target: _Text
 
 
 class _CallOptions(_TaskOptions, total=False):

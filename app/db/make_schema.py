@@ -22,6 +22,7 @@ FEATURES = (
     "features/lineage",
     "features/tasks",
     "features/offload",
+    "features/targets",
     "features/bulk",
     "features/statistics",
     "features/webhooks",

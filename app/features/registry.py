@@ -35,6 +35,7 @@ NAMES = (
     "lineage",
     "retention",
     "horizon",
+    "targets",
     "doctor",
 )
 FEATURES: tuple[Feature, ...] = tuple(import_module(f"{__package__}.{name}.feature").FEATURE for name in NAMES)

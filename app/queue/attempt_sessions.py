@@ -20,6 +20,7 @@ from psycopg2 import extensions as ext
 
 from dataloader.app.db.connection import split_hosts
 from dataloader.app.db.statements import statements
+from dataloader.app.errors import UnknownTarget
 
 QUEUE_DATABASE = "queue database"  # the name in reports of the server that no target names
 END_SESSIONS_TIMEOUT_SEC = 2.0  # to reach a server, and again for its sessions to end
@@ -36,6 +37,13 @@ class ConnectionSettings:
     targets: Mapping[str, str]
     connect_timeout_sec: float = 10.0
     wrap_drivers: bool = True  # also connections that its code opens itself are stopped
+
+    def dsn_of(self, target: str) -> str:
+        """The target's own DSN, else that of `default`, else the queue's database. Raises UnknownTarget."""
+        dsn = self.targets.get(target) or self.targets.get("default") or self.dsn
+        if not dsn:
+            raise UnknownTarget(target, tuple(self.targets))
+        return dsn
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from dataloader.app.db.connection import READ_WRITE_SESSION, connect, connect_an
 from dataloader.app.db.encoding import array
 from dataloader.app.db.pool import BorrowedConnection
 from dataloader.app.db.statements import Executor
-from dataloader.app.errors import AttemptLost, DataloaderError, SessionsRefused, UnknownTarget
+from dataloader.app.errors import AttemptLost, DataloaderError, SessionsRefused
 from dataloader.app.queue.attempt_sessions import (
     QUEUE_DATABASE,
     ConnectionSettings,
@@ -32,6 +32,7 @@ from dataloader.app.queue.attempt_sessions import (
 )
 from dataloader.app.queue.job import Enqueued, NewJob
 from dataloader.app.queue.jobs import JobQueue
+from dataloader.pipelines.commit_guard import CommitGuard
 from dataloader.pipelines.json_values import MAX_CHECKPOINT_BYTES, sanitize_json
 from dataloader.workers.connections.own_sessions import OwnSession
 
@@ -56,36 +57,12 @@ class TrackedConnection(ext.connection):
         super().close()
 
 
-class FencedConnection(TrackedConnection):
-    """The connection to the queue's own database. Within `transaction` the pipeline must not commit: that commit would
-    bypass the fence."""
+class FencedConnection(CommitGuard, TrackedConnection):
+    """A connection for transactions, which are committed with a fence right before."""
 
-    in_transaction = False
 
-    def commit(self) -> None:
-        self._reject_in_transaction("commit()")
-        super().commit()
-
-    @property
-    def autocommit(self) -> bool:
-        return bool(super().autocommit)
-
-    @autocommit.setter
-    def autocommit(self, on: bool) -> None:
-        self._reject_in_transaction("autocommit")
-        ext.connection.autocommit.__set__(self, on)  # type: ignore[attr-defined]  # a property in C
-
-    def set_session(self, *args: Any, **options: Any) -> None:
-        self._reject_in_transaction("set_session()")
-        super().set_session(*args, **options)
-
-    def set_isolation_level(self, level: int | None) -> None:
-        self._reject_in_transaction("set_isolation_level()")
-        super().set_isolation_level(level)
-
-    def _reject_in_transaction(self, operation: str) -> None:
-        if self.in_transaction:
-            raise RuntimeError(f"{operation} within ctx.transaction(): it commits at the end of its block")
+class QueueConnection(FencedConnection):
+    """The connection to the queue's own database."""
 
 
 @dataclass(frozen=True)
@@ -126,17 +103,26 @@ class TaskConnections:
     # Called by the pipeline
 
     @property
+    def has_open_transaction(self) -> bool:
+        """Whether a transaction in the queue's database is open."""
+        return self._in_transaction
+
+    @property
     def has_queue(self) -> bool:
         """Whether there is a database of the queue: a local run may have none."""
         return bool(self._connection_settings.dsn)
 
     def connect(self, name: str) -> Any:
         """Connect to a target of the settings: its own DSN, else that of `default`, else the queue's database."""
-        targets = self._connection_settings.targets
-        dsn = targets.get(name) or targets.get("default") or self._connection_settings.dsn
-        if not dsn:
-            raise UnknownTarget(name, tuple(targets))
-        return self._connect(dsn, TrackedConnection, name)
+        return self._connect(self._connection_settings.dsn_of(name), TrackedConnection, name)
+
+    def connect_for_transactions(self, name: str) -> FencedConnection | None:
+        """Likewise, for transactions with a fence; None: the target is the queue's database."""
+        dsn = self._connection_settings.dsn_of(name)
+        if dsn == self._connection_settings.dsn:
+            return None
+        connection: FencedConnection = self._connect(dsn, FencedConnection, name)
+        return connection
 
     @contextmanager
     def transaction(
@@ -238,7 +224,7 @@ class TaskConnections:
                 self._queue_connection.rollback()
                 self._queue_connection.autocommit = False
         if self._queue_connection is None or self._queue_connection.closed:
-            self._queue_connection = self._connect(self._connection_settings.dsn, FencedConnection)
+            self._queue_connection = self._connect(self._connection_settings.dsn, QueueConnection)
         # With an older snapshot the fence would fail whenever a heartbeat has renewed the lease meanwhile.
         self._queue_connection.isolation_level = ext.ISOLATION_LEVEL_READ_COMMITTED
         return self._queue_connection
@@ -276,7 +262,7 @@ class TaskConnections:
         opened.connection.autocommit = True
         with opened.connection.cursor() as cursor:
             cursor.execute(_SET_KEEPALIVES)
-            if isinstance(opened.connection, FencedConnection):
+            if isinstance(opened.connection, QueueConnection):
                 cursor.execute(READ_WRITE_SESSION)  # it commits nothing without a look at the job's row, under a lock
             try:
                 cursor.execute(_SET_CLIENT_CHECK)

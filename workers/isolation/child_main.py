@@ -96,6 +96,9 @@ class IsolatedProgram(ChildProgram):
         if context.job.checkpoint_text is not None:
             context.reported.restore(context.job.progress_text, json.loads(context.job.checkpoint_text))
         context.check()
+        context.task_target = task.options.target
+        if context.claim_task_target():
+            return context.targets.result
         sys.argv = [context.task, *task.command_line(args)]
         set_limits(spec)
         return run_task(task, args, context)

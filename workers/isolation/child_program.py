@@ -24,6 +24,7 @@ from dataloader.pipelines.json_values import MAX_CHECKPOINT_BYTES, sanitize_json
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.reported_state import ReportedState
 from dataloader.pipelines.retry import Fixed, Rules, decide
+from dataloader.pipelines.target_transactions import TargetTransactions
 from dataloader.workers.fingerprint import fingerprint
 from dataloader.workers.logs.records import level_of, record_fields, record_texts
 from dataloader.workers.stop_signal import StopSignal
@@ -118,6 +119,13 @@ class ChildContext(Protocol):
     stop_signal: StopSignal
     has_offloads: bool
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether it has committed its final transaction in a target."""
+
+    @property
+    def targets(self) -> TargetTransactions: ...
+
 
 class UnknownTask(Exception):
     """This process does not know the task."""
@@ -144,7 +152,13 @@ class ChildProgram:
         """Close what the task has left open."""
 
     def run(self) -> dict[str, Any]:
-        """Run the task; return the message that says how it ended."""
+        """Run the task; return the message that says how it ended. What is final in a target counts however it did."""
+        message = self._run()
+        if self.context.has_finished:
+            return success_message(self.context.targets.result, self.spec["max_result_bytes"])
+        return message
+
+    def _run(self) -> dict[str, Any]:
         try:
             return success_message(self.execute(), self.spec["max_result_bytes"])
         except Stop as stop:

@@ -34,6 +34,8 @@ class DatabaseCalls:
             "fan_out": self._fan_out,
             "upstream": self._upstream,
             "try_acquire": attempt.try_acquire,
+            "target_access": self._target_access,
+            "draw_fence": attempt.draw_fence,
         }
 
     def start(self, name: str, arguments: dict[str, Any]) -> None:
@@ -90,6 +92,13 @@ class DatabaseCalls:
 
     def _check_history(self, name: str, count: int) -> list[float]:
         return [*self._attempt.check_history(self._attempt.redact_text(name), count)]
+
+    def _target_access(self, target: str) -> dict[str, str] | None:
+        """How to connect to a target; None: it is the queue's own database."""
+        settings = self._attempt.settings.connection_settings
+        if settings is None or (dsn := settings.dsn_of(target)) == settings.dsn:
+            return None
+        return {"dsn": dsn, "application_name": self._attempt.own_application_name()}
 
     def _enqueue(self, **request: Any) -> str:
         return str(self._attempt.enqueue(**_decode_times(request)))

@@ -46,6 +46,7 @@ def standalone_spec(attempt: Attempt, task: Task, args: dict[str, Any], argv: Se
     return {
         "job": {
             "id": str(job.id),
+            "run": job.run_text,
             "task": job.task,
             "attempt": job.attempt,
             "max_attempts": job.max_attempts,
@@ -58,6 +59,7 @@ def standalone_spec(attempt: Attempt, task: Task, args: dict[str, Any], argv: Se
         "args": args,
         "argv": None if argv is None else list(argv),
         "spread": task.shape.spread or None,
+        "target": options.target,
         "resume": attempt.resume,
         "progress": attempt.reported.progress,
         "rules": [[_name_of(matcher), rule] for matcher, rule in options.rules.entries],

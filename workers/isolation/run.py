@@ -22,6 +22,7 @@ from dataloader.app.queue.attempt_sessions import attempt_application_name
 from dataloader.app.queue.job import ReleaseReason
 from dataloader.pipelines.contract import Command, Fail, StopReason, Task, TaskKind, TaskOptions
 from dataloader.pipelines.failures import describe_error
+from dataloader.pipelines.json_values import encode_strictly
 from dataloader.pipelines.retry import RetryAction
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.connections.check_options import CHECK_OPTIONS
@@ -172,6 +173,7 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
         **session_variables(attempt, task.options, own_env.get("PGOPTIONS", "")),
         "DL_JOB_ID": str(attempt.job_id),
         "DL_ATTEMPT": str(attempt.attempt),
+        **_target_variables(attempt, task),
     }
     locks = attempt.settings.process_lock.inherited_descriptors()
     child = ChildProcess(attempt, partial(SpawnedProcess, argv, descriptors=locks, cwd=task.command.cwd, env=env))
@@ -212,6 +214,20 @@ def _command_environment(attempt: Attempt, command: Command) -> dict[str, str]:
         if not name.startswith(_PRIVATE_ENV_PREFIXES) or name in command.inherit
     }
     return {**inherited, **command.env, **secrets}
+
+
+def _target_variables(attempt: Attempt, task: Task) -> dict[str, str]:
+    """What a program needs to write to the task's target behind the attempt's fence; see `dataloader effects`."""
+    if task.options.target is None or not attempt.targets.is_fenced(task.options.target):
+        return {}
+    row = attempt.targets.release(task.options.target)
+    return {
+        "DL_TARGET": task.options.target,
+        "DL_RUN_ID": str(attempt.run_id),
+        "DL_FENCE": str(row.fence),
+        "DL_EFFECTS_TABLE": str(row.table.name),
+        "DL_POSITION": encode_strictly(attempt.targets.states[task.options.target].position),
+    }
 
 
 def _outcome_of(attempt: Attempt, exit_: Exit) -> Outcome:

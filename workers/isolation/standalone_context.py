@@ -12,12 +12,13 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, NoReturn
 from uuid import UUID
 
+from dataloader.pipelines.commit_guard import CommitGuard
 from dataloader.pipelines.context import (
     Checkpoint,
     FollowUp,
@@ -52,7 +53,8 @@ class StandaloneContext(StoppableContext):
 
     def __init__(self, spec: dict[str, Any], parent: ParentChannel) -> None:
         job = spec["job"]
-        self.job_id, self.task = UUID(job["id"]), job["task"]
+        self.job_id, self.run_id, self.task = UUID(job["id"]), UUID(job["run"]), job["task"]
+        self.task_target = spec["target"]
         self.attempt, self.max_attempts, self.traceparent = job["attempt"], job["max_attempts"], job["traceparent"]
         self.partition = job["partition"]
         self.logical_at, start, end = (
@@ -114,11 +116,37 @@ class StandaloneContext(StoppableContext):
     def connect(self, name: str) -> NoReturn:
         _refuse("connect", f"{_OWN_CONNECTION}: PGAPPNAME and PGOPTIONS end its session with the attempt")
 
-    def transaction(self, *, final: bool = False, result: Any = None) -> NoReturn:
-        _refuse("transaction", f"{_OWN_CONNECTION}, and write so that a second run changes nothing")
+    @contextmanager
+    def open_transaction(self, *, target: str | None, final: bool, result: Any) -> Iterator[Any]:
+        if target is None or self.targets.claim(target) is None:
+            _refuse("transaction", "it is of the queue's database there: name a target of another database")
+        with self.targets.transaction(target, final=final, result=result) as connection:
+            yield connection
+
+    def connect_for_transactions(self, target: str) -> Any:
+        access = self._call("target_access", target=target)
+        return None if access is None else _connect_guarded(**access)
+
+    def draw_fence(self, target: str, problem: str | None) -> int:
+        fence: int = self._call("draw_fence", target=target, problem=problem)
+        return fence
 
     def offload(self, *_: Any, **__: Any) -> NoReturn:
         _refuse("offload", "give the work to an engine from a task of the worker's own interpreter")
+
+
+def _connect_guarded(dsn: str, application_name: str) -> Any:
+    """Connect with the driver that this interpreter has."""
+    with suppress(ImportError):
+        psycopg2 = importlib.import_module("psycopg2")
+        factory: Any = type("FencedConnection", (CommitGuard, psycopg2.extensions.connection), {})
+        return psycopg2.connect(dsn, application_name=application_name, connection_factory=factory)
+    try:
+        psycopg = importlib.import_module("psycopg")
+    except ImportError:
+        raise Fail("ctx.transaction needs a driver in this interpreter: psycopg2, or psycopg 3") from None
+    factory = type("FencedConnection", (CommitGuard, psycopg.Connection), {})
+    return factory.connect(dsn, application_name=application_name)
 
 
 def _refuse(name: str, remedy: str) -> NoReturn:
@@ -146,6 +174,8 @@ class StandaloneProgram(ChildProgram):
 
     def execute(self) -> Any:
         self.context.check()
+        if self.context.claim_task_target():
+            return self.context.targets.result
         self.call = load_callable(self.spec["call"])
         sys.argv = [self.context.task, *(self.spec["argv"] or ())]
         set_limits(self.spec)

@@ -37,6 +37,7 @@ class TaskOptions:
     argv: list[str] | None
     python: str | None
     requires: dict[str, bool | str]
+    target: str | None
 
     @classmethod
     def from_task(cls, task: Task) -> TaskOptions:

@@ -108,7 +108,8 @@ def raises(args, ctx):
     if kind == "connect":
         ctx.connect("default")
     if kind == "transaction":
-        ctx.transaction()
+        with ctx.transaction():
+            pass
     if kind == "offload":
         ctx.offload("engine", print)
     raise KeyError(kind)

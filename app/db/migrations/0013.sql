@@ -1,0 +1,21 @@
+-- Transactions in targets have a fence, and the queue's database gives out its numbers.
+
+CREATE TABLE dl_fence_history (
+    is_only  bool NOT NULL DEFAULT true PRIMARY KEY CHECK (is_only),
+    timeline int  NOT NULL,
+    epoch    int  NOT NULL
+);
+
+CREATE SEQUENCE dl_fence_number OWNED BY dl_fence_history.epoch;
+
+CREATE TABLE dl_job_targets (
+    job_id     uuid        NOT NULL,
+    target     text        NOT NULL,
+    run_id     uuid        NOT NULL,
+    fence      bigint      NOT NULL,
+    problem    text,
+    claimed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    deleted_at timestamptz,
+    PRIMARY KEY (job_id, target)
+);
+CREATE INDEX dl_job_targets_kept_idx ON dl_job_targets (claimed_at) WHERE deleted_at IS NULL;
