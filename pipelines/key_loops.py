@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sized
 from datetime import date, time
@@ -58,12 +57,14 @@ class KeyLoops:
         number, self._started = self._started, self._started + 1
         self._is_in_loop = True
         try:
-            iterator, digest = iter(keys), hashlib.sha256()
+            iterator, digest = iter(keys), _new_digest()
             done = 0
             if number < len(states):
                 done = states[number].done
                 _skip(iterator, states[number], digest)
             total = len(keys) if isinstance(keys, Sized) else None
+            if total is not None and done:
+                _report_progress(context, done, total)
             for key in iterator:
                 text = _encode_key(key)
                 digest.update(text.encode())
@@ -116,6 +117,12 @@ class KeyLoops:
     def committed(self) -> None:
         if self._open is not None:
             self._open.is_committed = True
+
+
+def _new_digest() -> Any:
+    import hashlib  # noqa: PLC0415 - it loads a large library, and few tasks loop
+
+    return hashlib.sha256()
 
 
 def _checkpoint(states: list[LoopState]) -> dict[str, Any]:

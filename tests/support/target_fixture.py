@@ -30,6 +30,7 @@ class TargetFixture:
         self.tasks = Pipelines()
         self.captured = CapturedLines()
         self.targets: dict[str, str] = {TARGET: dsn}
+        self.definitions: dict[str, Any] = {}  # of tasks of the settings
         self.sql("CREATE TABLE parts (key text, run text)")
 
     def sql(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
@@ -72,7 +73,9 @@ class TargetFixture:
 
     def settings(self, **more: Any) -> AttemptSettings:
         connection = ConnectionSettings(dsn=self.queue_db.dsn, schema="public", targets=self.targets)
-        return AttemptSettings(connection_settings=connection, run_isolated=run_isolated, log=self.captured, **more)
+        return AttemptSettings(
+            connection_settings=connection, run_isolated=run_isolated, tasks=self.definitions, log=self.captured, **more
+        )
 
     def attempt(self, job: ClaimedJob | None = None) -> Attempt:
         return Attempt(job or self.claim(), claimed_at=clock(), settings=self.settings())
