@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dataloader.pipelines.context import StopReason
 from dataloader.pipelines.effects import EffectsTable, FenceLost, TargetRow, TargetState, encode_position
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 MAX_RESULT_BYTES = 1_000_000  # of JSON
 _IN_ERROR = 3  # the status of a transaction in which a statement has failed, of both drivers
+
+
+class _End(NamedTuple):
+    """What the last statement of a transaction has written, as JSON."""
+
+    position: str | None
+    result: str | None
 
 
 class WorkDone(BaseException):
@@ -36,6 +43,7 @@ class TargetTransactions:
         self.result: Any = None  # of that one
         self.is_in_fenced_transaction = False
         self._is_own_final = False
+        self._unknown: set[str] = set()  # targets in which the last transaction may have been committed, or not
 
     def claim(self, target: str) -> TargetState | None:
         """Claim the job's row in a target, once for each connection. Return None for the queue's own database, whose
@@ -46,24 +54,29 @@ class TargetTransactions:
         connection = self._context.connect_for_transactions(target)
         if connection is None:
             return None
-        table = EffectsTable(connection, target)
-        problem = self._context.fence_problem
-        if problem is None:
-            table.find()
-            problem = table.problem
-        else:
-            table.problem = problem
-        row = TargetRow(table, self._context.job_id, self._context.run_id)
-        if problem is not None:
-            self._context.draw_fence(target, problem)
-            self._context.write_log("warning", "target.not_fenced", {"target": target, "reason": problem})
-        with self._owner_only():
-            state = row.claim(lambda: self._context.draw_fence(target, None))
+        try:
+            row, state = self._claim_on(connection, target)
+        except BaseException:
+            connection.close()
+            raise
         self._rows[target], self.states[target] = row, state
-        if state.is_done:
+        if state.is_done and not self._unknown:
             self.finished_in, self.result = target, state.result
             self._context.write_log("info", "target.work_done", {"target": target})
         return state
+
+    def _claim_on(self, connection: Any, target: str) -> tuple[TargetRow, TargetState]:
+        context, table = self._context, EffectsTable(connection, target)
+        if context.fence_problem is None:
+            table.find()
+        else:
+            table.problem = context.fence_problem
+        if table.problem is not None and target not in self.states:
+            context.draw_fence(target, table.problem)
+            context.write_log("warning", "target.not_fenced", {"target": target, "reason": table.problem})
+        row = TargetRow(table, context.job_id, context.run_id)
+        with self._owner_only():
+            return row, row.claim(lambda: context.draw_fence(target, None))
 
     def release(self, target: str) -> TargetRow:
         """Close the connection to a target, whose row another program uses now."""
@@ -79,18 +92,11 @@ class TargetTransactions:
     def transaction(self, target: str, *, final: bool, result: Any) -> Iterator[Any]:
         """One transaction in a target that `claim` has claimed. It commits with the checkpoint recorded in it as the
         position of the next attempt, or with the result."""
-        context, reported = self._context, self._context.reported
-        if self._is_own_final:
-            raise RuntimeError(
-                f"the final transaction of this job has been committed in target {self.finished_in!r}; none follows it"
-            )
-        if self.finished_in is not None:
-            raise WorkDone
-        is_fenced, is_home = self.is_fenced(target), target == context.task_target
-        home_checkpoint = reported.checkpoint
+        self._refuse_after_end(target)
+        reported, is_fenced = self._context.reported, self.is_fenced(target)
+        is_home, home_checkpoint = target == self._context.task_target, reported.checkpoint
         if is_fenced and not is_home:
             reported.checkpoint = self.states[target].position
-        stored = sanitize_json(context.redact_value(result), MAX_RESULT_BYTES) if final else None
         try:
             with reported.transaction(is_saved=False, is_kept=is_home or not is_fenced):
                 row = self._begin(target)
@@ -101,25 +107,65 @@ class TargetTransactions:
                     yield connection
                     if int(connection.info.transaction_status) == _IN_ERROR:
                         raise RuntimeError("a statement of this transaction has failed, so it cannot be committed")
-                    has_position = is_fenced and reported.has_transaction_checkpoint
-                    position = encode_position(reported.checkpoint) if has_position else None
-                    with self._owner_only():
-                        row.end(position=position, is_final=final, result=stored)
+                    end = self._end(row, is_final=final, result=result)
                     connection.in_transaction = False
-                    connection.commit()
+                    self._commit(row, end)
                 except BaseException:
                     connection.in_transaction = False
                     with suppress(Exception):
                         connection.rollback()
                     raise
-                if has_position:
-                    self.states[target] = self.states[target]._replace(position=reported.checkpoint)
-                if stored is not None:
-                    self._is_own_final, self.finished_in, self.result = True, target, json.loads(stored)
+                self._record(target, end)
         finally:
             self.is_in_fenced_transaction = False
             if is_fenced and not is_home:
                 reported.checkpoint = home_checkpoint
+
+    def _refuse_after_end(self, target: str) -> None:
+        if self._is_own_final:
+            raise RuntimeError(
+                f"the final transaction of this job has been committed in target {self.finished_in!r}; none follows it"
+            )
+        if self.finished_in is not None:
+            raise WorkDone
+        if target in self._unknown:
+            raise RuntimeError(
+                f"whether the last transaction in target {target!r} was committed is not known, because its answer was"
+                " lost; the next attempt resumes from what is there"
+            )
+
+    def _end(self, row: TargetRow, *, is_final: bool, result: Any) -> _End:
+        """The last statement before the commit."""
+        reported = self._context.reported
+        is_fenced = row.table.name is not None
+        position = encode_position(reported.checkpoint) if is_fenced and reported.has_transaction_checkpoint else None
+        stored = sanitize_json(self._context.redact_value(result), MAX_RESULT_BYTES) if is_final else None
+        with self._owner_only():
+            row.end(position=position, is_final=is_final, result=stored)
+        return _End(position, stored)
+
+    def _commit(self, row: TargetRow, end: _End) -> None:
+        """Commit. When the answer is lost, ask on a new connection: the claim waits for the end of the transaction."""
+        target = row.table.target
+        before = self.states[target].position
+        try:
+            row.table.connection.commit()
+        except Exception:
+            if row.table.connection.closed:
+                self._unknown.add(target)
+                with suppress(Exception):
+                    state = self.claim(target)
+                    if state is not None and _is_committed(state, before, end):
+                        self._unknown.discard(target)
+                        return
+            raise
+
+    def _record(self, target: str, end: _End) -> None:
+        """What has been committed."""
+        if end.position is not None:
+            self.states[target] = self.states[target]._replace(position=json.loads(end.position))
+        if end.result is not None:
+            self._is_own_final, self.finished_in, self.result = True, target, json.loads(end.result)
 
     def _begin(self, target: str) -> TargetRow:
         """Begin a transaction; on a new connection, if the old one was lost since the last transaction."""
@@ -144,3 +190,11 @@ class TargetTransactions:
             yield
         except FenceLost:
             self._context.stop_for(StopReason.LEASE_LOST)
+
+
+def _is_committed(state: TargetState, before: Any, end: _End) -> bool:
+    """Whether the row has what only this transaction has written."""
+    if end.result is not None:
+        return state.is_done
+    position = None if end.position is None else json.loads(end.position)
+    return position is not None and position != before and state.position == position

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from psycopg2 import OperationalError
 from psycopg2.extensions import make_dsn
 
 from dataloader.app.queue.job import Settlement, Status
@@ -438,6 +439,68 @@ def test_a_connection_that_was_lost_between_transactions_is_replaced(target: Tar
     assert target.run(load).status is Status.SUCCEEDED
     assert target.parts == ["a", "b"]
     assert target.row(job_id)[2] == 2
+
+
+class LostAnswer:
+    """A connection whose COMMIT is executed or not, and whose answer is lost."""
+
+    def __init__(self, connection: Any, *, is_committed: bool) -> None:
+        self._connection, self._is_committed = connection, is_committed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def commit(self) -> None:
+        if self._is_committed:
+            self._connection.commit()
+        self._connection.close()
+        raise OperationalError("server closed the connection unexpectedly")
+
+
+@pytest.mark.parametrize("is_final", [False, True])
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_commit_whose_answer_was_lost_is_looked_up(target: TargetFixture, is_final: bool, is_committed: bool):
+    target.enqueue()
+    lost: list[bool] = []
+
+    def load(args: Any, ctx: Any) -> None:
+        for key in ctx.each("abc"):
+            if key == "b" and not lost:
+                lost.append(True)
+                row = ctx.targets._rows[TARGET]
+                row.table.connection = LostAnswer(row.table.connection, is_committed=is_committed)
+            with ctx.transaction(final=is_final and key == "b", result=9) as connection:
+                write_part(connection, key, ctx)
+            if is_final and key == "b":
+                return
+
+    first = target.run(load)
+
+    assert first.status is (Status.SUCCEEDED if is_committed else Status.QUEUED)
+    if not is_committed:
+        assert target.run().status is Status.SUCCEEDED
+    assert target.parts == (["a", "b"] if is_final else ["a", "b", "c"])
+
+
+def test_code_that_goes_on_after_a_lost_answer_writes_nothing(target: TargetFixture):
+    target.enqueue()
+    problems = []
+
+    def load(args: Any, ctx: Any) -> None:
+        ctx.claim_task_target()
+        row = ctx.targets._rows[TARGET]
+        row.table.connection = LostAnswer(row.table.connection, is_committed=True)
+        for _ in range(2):
+            try:
+                with ctx.transaction() as connection:  # without a position, so the answer cannot be looked up
+                    write_part(connection, "a", ctx)
+            except (OperationalError, RuntimeError) as error:
+                problems.append(str(error))
+
+    target.run(load)
+
+    assert target.parts == ["a"]
+    assert "whether the last transaction in target 'warehouse' was committed is not known" in problems[1]
 
 
 # ── two targets ─────────────────────────────────────────────────────────────────────────────────────────────────────

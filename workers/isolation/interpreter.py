@@ -60,6 +60,7 @@ def standalone_spec(attempt: Attempt, task: Task, args: dict[str, Any], argv: Se
         "argv": None if argv is None else list(argv),
         "spread": task.shape.spread or None,
         "target": options.target,
+        "fence_problem": attempt.fence_problem,
         "resume": attempt.resume,
         "progress": attempt.reported.progress,
         "rules": [[_name_of(matcher), rule] for matcher, rule in options.rules.entries],

@@ -54,7 +54,7 @@ class StandaloneContext(StoppableContext):
     def __init__(self, spec: dict[str, Any], parent: ParentChannel) -> None:
         job = spec["job"]
         self.job_id, self.run_id, self.task = UUID(job["id"]), UUID(job["run"]), job["task"]
-        self.task_target = spec["target"]
+        self.task_target, self.fence_problem = spec["target"], spec["fence_problem"]
         self.attempt, self.max_attempts, self.traceparent = job["attempt"], job["max_attempts"], job["traceparent"]
         self.partition = job["partition"]
         self.logical_at, start, end = (

@@ -7,13 +7,13 @@ SELECT dl_draw_fence(%(job_id)s::uuid, %(run_id)s::uuid, %(target)s::text, %(pro
 SELECT target, run_id, fence, problem, claimed_at, deleted_at FROM dl_job_targets WHERE job_id = %(job_id)s::uuid ORDER BY target;
 
 -- name: ended_job_targets
--- Of jobs that ended longer ago than rows in targets are kept, the oldest first.
+-- Of jobs that succeeded longer ago than rows in targets are kept, or do not exist any more; the oldest first. Others may be retried.
 SELECT t.job_id, t.target
   FROM dl_job_targets t LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[t.job_id])
  WHERE t.deleted_at IS NULL AND t.claimed_at < clock_timestamp() - %(keep_sec)s * interval '1 second'
    AND t.target = ANY (%(targets)s::text[])
    AND (j.job_id IS NULL
-        OR (j.status::text IN ('succeeded', 'failed', 'canceled', 'lost')
+        OR (j.status::text = 'succeeded'
             AND j.finished_at < clock_timestamp() - %(keep_sec)s * interval '1 second'))
  ORDER BY t.claimed_at
  LIMIT %(max_rows)s;
