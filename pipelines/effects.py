@@ -163,7 +163,7 @@ class TargetRow:
         """Raise the fence, so that no earlier attempt commits any more, and return where to resume.
 
         `draw_fence` asks the queue, which knows whether this attempt owns the job, while the row is locked: so the row
-        can be claimed neither by an attempt that has lost its job, nor anew after the job's rows were deleted. A
+        can be claimed neither by an attempt that has lost its job, nor made once more after it was deleted. A
         transaction of the previous attempt holds the row; it is waited for. Raises Snooze when that takes too long, and
         FenceLost.
         """

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from datetime import date, time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from dataloader.pipelines.retry import Fail
 
 if TYPE_CHECKING:
-    from dataloader.pipelines.base_context import BaseContext
+    from dataloader.pipelines.reported_state import ReportedState
 
 K = TypeVar("K")
 _FIELD = "each"
 _UNIT = "keys"
 _MAX_SHOWN = 200  # characters of a key
+
+
+class LoopContext(Protocol):
+    """What loops need of the context."""
+
+    reported: ReportedState
+
+    @property
+    def resume(self) -> Any: ...
+
+    def check(self) -> None: ...
+
+    def save_position(self, cursor: Any) -> None: ...
+
+    def record_progress(self, fields: Mapping[str, Any]) -> None: ...
 
 
 class LoopState(NamedTuple):
@@ -49,7 +64,7 @@ class KeyLoops:
         self._open: _OpenKey | None = None
         self._is_in_loop = False
 
-    def run(self, context: BaseContext, keys: Iterable[K]) -> Iterator[K]:
+    def run(self, context: LoopContext, keys: Iterable[K]) -> Iterator[K]:
         """Yield the keys that are not done. One is done when its block has ended, or with the transaction in it."""
         if self._is_in_loop:
             raise RuntimeError("loops of ctx.each do not nest: make one list of keys, such as of itertools.product")
@@ -90,7 +105,7 @@ class KeyLoops:
         if self._states is not None:
             raise RuntimeError("ctx.each keeps the checkpoint of this job, so it has no other one")
 
-    def begin_transaction(self, context: BaseContext, *, is_home: bool) -> None:
+    def begin_transaction(self, context: LoopContext, *, is_home: bool) -> None:
         """Called when a transaction is to begin."""
         if self._open is None:
             return
@@ -110,7 +125,7 @@ class KeyLoops:
             context.save_position({**opened.checkpoint, "problem": problem})
             raise Fail(problem)
 
-    def before_commit(self, context: BaseContext) -> None:
+    def before_commit(self, context: LoopContext) -> None:
         if self._open is not None:
             context.save_position(self._open.checkpoint)
 
@@ -165,7 +180,7 @@ def _skip(iterator: Iterator[Any], state: LoopState, digest: Any) -> None:
         )
 
 
-def _report_progress(context: BaseContext, done: int, total: int) -> None:
+def _report_progress(context: LoopContext, done: int, total: int) -> None:
     """Unless the task reports its own."""
     progress = context.reported.progress or {}
     if "processed" not in progress or progress.get("unit") == _UNIT:

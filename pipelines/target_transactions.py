@@ -5,17 +5,44 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from dataloader.pipelines.context import StopReason
 from dataloader.pipelines.effects import EffectsTable, FenceLost, TargetRow, TargetState, encode_position
 from dataloader.pipelines.json_values import sanitize_json
 
 if TYPE_CHECKING:
-    from dataloader.pipelines.base_context import BaseContext
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    from dataloader.pipelines.reported_state import ReportedState
 
 MAX_RESULT_BYTES = 1_000_000  # of JSON
 _IN_ERROR = 3  # the status of a transaction in which a statement has failed, of both drivers
+
+
+class TargetContext(Protocol):
+    """What transactions in targets need of the context."""
+
+    task_target: str | None
+    fence_problem: str | None
+    reported: ReportedState
+
+    @property
+    def job_id(self) -> UUID: ...
+
+    @property
+    def run_id(self) -> UUID: ...
+
+    def connect_for_transactions(self, target: str) -> Any: ...
+
+    def draw_fence(self, target: str, problem: str | None) -> int: ...
+
+    def stop_for(self, reason: StopReason) -> NoReturn: ...
+
+    def write_log(self, level: str, message: str, fields: Mapping[str, Any]) -> None: ...
+
+    def redact_value(self, value: Any) -> Any: ...
 
 
 class _End(NamedTuple):
@@ -35,7 +62,7 @@ class WorkDone(BaseException):
 class TargetTransactions:
     """Used by the pipeline's thread."""
 
-    def __init__(self, context: BaseContext) -> None:
+    def __init__(self, context: TargetContext) -> None:
         self._context = context
         self._rows: dict[str, TargetRow] = {}  # by target: those that this attempt has claimed, on its connections
         self.states: dict[str, TargetState] = {}  # by target, of those that this attempt has claimed

@@ -258,7 +258,7 @@ def _run_locally(
     job = job._replace(**{name: value for name, value in _fields_of_times(task, times).items() if name != "live_key"})
     attempt = Attempt(job, claimed_at=clock(), settings=attempt_settings)
     attempt.connections = LocalTaskConnections(connection_settings, job.id, job.run_id)
-    attempt.fence_problem = "this is a local run, and no job of the queue, whose attempts a fence tells apart"
+    attempt.fence_problem = "this is a local run, and no job of the queue, whose attempts have fences"
     attempt.parents = {key: Upstream(uuid4(), Status.SUCCEEDED, result) for key, result in upstream.items()}
     capture = Capture(terminal.write_log_line)
     outcomes: list[Outcome] = []

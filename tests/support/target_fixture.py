@@ -20,6 +20,7 @@ from tests.support.claimed_jobs import CapturedLines
 from tests.support.queue_fixture import QueueFixture
 
 TARGET = "warehouse"
+DAYS = ["mon", "tue", "wed"]
 
 
 class TargetFixture:
@@ -104,3 +105,13 @@ def write_part(connection: Any, key: str, ctx: Any) -> None:
 
 def queue_checkpoint(fixture: TargetFixture, job_id: UUID) -> Any:
     return fixture.queue_db.job(job_id).checkpoint
+
+
+def load_days(args: dict[str, Any], ctx: Any) -> str:
+    for number, day in enumerate(DAYS):
+        if ctx.resume is not None and number < ctx.resume:
+            continue
+        with ctx.transaction() as connection:
+            write_part(connection, day, ctx)
+            ctx.checkpoint(number + 1)
+    return "loaded"
