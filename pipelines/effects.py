@@ -58,7 +58,8 @@ _INSERT_ROW = """
 INSERT INTO {table} (job_id, fence, run_id) VALUES (%s::uuid, 0, %s::uuid) ON CONFLICT (job_id) DO NOTHING
 """
 _LOCK_ROW = """
-SELECT fence, position::text, result::text, done_at IS NOT NULL FROM {table} WHERE job_id = %s::uuid FOR UPDATE
+SELECT fence, run_id::text, position::text, result::text, done_at IS NOT NULL
+  FROM {table} WHERE job_id = %s::uuid FOR UPDATE
 """
 _RAISE_FENCE = """
 UPDATE {table} SET fence = %s, run_id = %s::uuid, at = clock_timestamp() WHERE job_id = %s::uuid
@@ -81,6 +82,7 @@ class TargetState(NamedTuple):
     position: Any = None
     is_done: bool = False  # an attempt has finished the work
     result: Any = None  # of that attempt
+    is_own: bool = False  # this attempt had claimed the row before
 
 
 class FenceLost(Exception):
@@ -197,8 +199,9 @@ class TargetRow:
         row = cursor.fetchone()
         if row is None:  # deleted meanwhile, as the rows of jobs are that have ended
             raise FenceLost
-        fence, position, result, is_done = row
-        return TargetState(None, _load(position), is_done, _load(result)), int(fence)
+        fence, run, position, result, is_done = row
+        is_own = int(fence) > 0 and run == self._run_id
+        return TargetState(None, _load(position), is_done, _load(result), is_own), int(fence)
 
     def begin(self) -> None:
         """Lock the row until the end of the transaction that this opens: the next attempt waits for that end. Raises

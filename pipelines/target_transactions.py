@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 from dataloader.pipelines.context import StopReason
 from dataloader.pipelines.effects import EffectsTable, FenceLost, TargetRow, TargetState, encode_position
 from dataloader.pipelines.json_values import sanitize_json
+from dataloader.pipelines.retry import Fail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,7 +104,11 @@ class TargetTransactions:
             context.write_log("warning", "target.not_fenced", {"target": target, "reason": table.problem})
         row = TargetRow(table, context.job_id, context.run_id)
         with self._owner_only():
-            return row, row.claim(lambda: context.draw_fence(target, None))
+            state = row.claim(lambda: context.draw_fence(target, None))
+        others = ", ".join(repr(name) for name in self.states if name != target)
+        if state.is_own and others and target not in self.states:
+            raise Fail(f"target {target!r} is the same database as {others}, and a job has one position in a database")
+        return row, state
 
     def release(self, target: str) -> TargetRow:
         """Close the connection to a target, whose row another program uses now."""

@@ -374,3 +374,21 @@ def test_each_target_has_its_own_position(target: TargetFixture, databases: Any)
         target.run()
 
     assert seen == [None, None, "archived", "loaded"]
+
+
+@pytest.mark.parametrize("option", ["", " application_name=other"])
+def test_two_names_of_one_database_are_refused(target: TargetFixture, option: str):
+    target.targets["archive"] = target.dsn + option
+    target.enqueue()
+
+    def load(args: Any, ctx: Any) -> None:
+        with ctx.transaction() as connection:
+            write_part(connection, "a", ctx)
+        with ctx.transaction(target="archive") as connection:
+            write_part(connection, "b", ctx)
+
+    outcome = target.run(load)
+
+    assert outcome.status is Status.FAILED
+    assert "target 'archive' is the same database as 'warehouse', and a job has one position in a" in outcome.error
+    assert target.parts == ["a"]
