@@ -38,6 +38,17 @@ class ConnectionSettings:
     connect_timeout_sec: float = 10.0
     wrap_drivers: bool = True  # also connections that its code opens itself are stopped
 
+    @property
+    def client_options(self) -> dict[str, Any]:
+        """Of libpq: how a client finds that its server does not answer any more."""
+        return {
+            "connect_timeout": max(2, int(self.connect_timeout_sec)),
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 30_000,
+        }
+
     def dsn_of(self, target: str) -> str:
         """The target's own DSN, else that of `default`, else the queue's database. Raises UnknownTarget."""
         dsn = self.targets.get(target) or self.targets.get("default") or self.dsn

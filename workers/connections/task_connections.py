@@ -236,12 +236,8 @@ class TaskConnections:
             connection = psycopg2.connect(
                 host_dsn,
                 application_name=self._application_name,
-                keepalives_idle=10,
-                keepalives_interval=5,
-                keepalives_count=3,
-                tcp_user_timeout=30_000,
-                connect_timeout=max(2, int(self._connection_settings.connect_timeout_sec)),
                 connection_factory=connection_class,
+                **self._connection_settings.client_options,
             )
             return OpenConnection(connection, target, host_dsn, connection.info.backend_pid)
 

@@ -93,12 +93,12 @@ class DatabaseCalls:
     def _check_history(self, name: str, count: int) -> list[float]:
         return [*self._attempt.check_history(self._attempt.redact_text(name), count)]
 
-    def _target_access(self, target: str) -> dict[str, str] | None:
+    def _target_access(self, target: str) -> dict[str, str | int] | None:
         """How to connect to a target; None: it is the queue's own database."""
         settings = self._attempt.settings.connection_settings
         if settings is None or (dsn := settings.dsn_of(target)) == settings.dsn:
             return None
-        return {"dsn": dsn, "application_name": self._attempt.own_application_name()}
+        return {"dsn": dsn, "application_name": self._attempt.own_application_name(), **settings.client_options}
 
     def _enqueue(self, **request: Any) -> str:
         return str(self._attempt.enqueue(**_decode_times(request)))

@@ -135,18 +135,18 @@ class StandaloneContext(StoppableContext):
         _refuse("offload", "give the work to an engine from a task of the worker's own interpreter")
 
 
-def _connect_guarded(dsn: str, application_name: str) -> Any:
+def _connect_guarded(dsn: str, **options: Any) -> Any:
     """Connect with the driver that this interpreter has."""
     with suppress(ImportError):
         psycopg2 = importlib.import_module("psycopg2")
         factory: Any = type("FencedConnection", (CommitGuard, psycopg2.extensions.connection), {})
-        return psycopg2.connect(dsn, application_name=application_name, connection_factory=factory)
+        return psycopg2.connect(dsn, connection_factory=factory, **options)
     try:
         psycopg = importlib.import_module("psycopg")
     except ImportError:
         raise Fail("ctx.transaction needs a driver in this interpreter: psycopg2, or psycopg 3") from None
     factory = type("FencedConnection", (CommitGuard, psycopg.Connection), {})
-    return factory.connect(dsn, application_name=application_name)
+    return factory.connect(dsn, **options)
 
 
 def _refuse(name: str, remedy: str) -> NoReturn:
