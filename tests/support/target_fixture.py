@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import psycopg2
 
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
 from dataloader.app.queue.job import ClaimedJob, Settlement
-from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.contract import Pipelines, Task
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings
 from dataloader.workers.isolation.run import run_isolated
@@ -65,6 +66,17 @@ class TargetFixture:
         )
         return rows[0] if rows else None
 
+    def position(self, job_id: UUID) -> Any:
+        row = self.row(job_id)
+        return None if row is None else row[2]
+
+    def lose_attempt(self, job_id: UUID) -> None:
+        """The worker process of its running attempt dies."""
+        ((run_id,),) = self.queue_db.sql("SELECT run_id FROM dl_jobs WHERE job_id = %s", str(job_id))
+        job = self.queue_db.job(job_id)
+        run = SimpleNamespace(id=job_id, run_id=run_id, lock_key=job.lock_key)
+        self.queue_db.lose_attempt(cast("ClaimedJob", run))
+
     def enqueue(self, **more: Any) -> UUID:
         return self.queue_db.enqueue(**{"max_attempts": 9, **more})
 
@@ -85,12 +97,14 @@ class TargetFixture:
         self.tasks = Pipelines()
         self.tasks.register("t", target=target, **options)(call)
 
-    def run(self, call: Callable[..., Any] | None = None, *, settle: bool = True, **options: Any) -> Any:
-        """Claim the job and run an attempt of it."""
+    def run(
+        self, call: Callable[..., Any] | None = None, *, task: Task | None = None, settle: bool = True, **options: Any
+    ) -> Any:
+        """Claim the job and run an attempt of it, of a registered task if one is given."""
         if call is not None:
             self.register(call, **options)
         attempt = self.attempt()
-        outcome = attempt.run(self.tasks.get("t"))
+        outcome = attempt.run(task or self.tasks.get("t"))
         if settle and isinstance(outcome, Settlement):
             self.queue_db.queue.settle([(attempt.job, outcome)])
             if outcome.retry_in_sec:

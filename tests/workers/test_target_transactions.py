@@ -109,6 +109,18 @@ def test_the_final_transaction_keeps_the_result_and_succeeds(target: TargetFixtu
     assert target.row(job_id)[3:] == ({"rows": 1}, True)
 
 
+def test_the_result_is_read_when_the_final_transaction_commits(target: TargetFixture):
+    job_id, result = target.enqueue(), {"rows": 0}
+
+    def load(args: Any, ctx: Any) -> None:
+        with ctx.transaction(final=True, result=result) as connection:
+            write_part(connection, "a", ctx)
+            result["rows"] = 1
+
+    assert target.run(load).result == {"rows": 1}
+    assert target.row(job_id)[3] == {"rows": 1}
+
+
 @pytest.mark.parametrize("named_by", ["task", "argument"])
 def test_work_that_is_done_is_not_repeated(target: TargetFixture, caplog: Any, named_by: str):
     caplog.set_level("INFO")
@@ -121,24 +133,13 @@ def test_work_that_is_done_is_not_repeated(target: TargetFixture, caplog: Any, n
 
     named = TARGET if named_by == "task" else None
     target.run(load, settle=False, target=named)  # the worker dies before it settles the job
-    target.queue_db.lose_attempt(target_run(target, job_id))
+    target.lose_attempt(job_id)
     outcome = target.run(load, target=named)
 
     assert (outcome.status, outcome.result) == (Status.SUCCEEDED, [7])
     assert target.parts == ["a"]
     assert len(calls) == (1 if named_by == "task" else 2)
     assert "target.work_done" in caplog.messages
-
-
-def target_run(target: TargetFixture, job_id: Any) -> Any:
-    """The run that the queue believes in."""
-    row = target.queue_db.sql("SELECT run_id FROM dl_jobs WHERE job_id = %s", str(job_id))[0][0]
-    job = target.queue_db.job(job_id)
-
-    class Run:
-        id, run_id, id_text, run_text, lock_key = job_id, row, str(job_id), str(row), job.lock_key
-
-    return Run
 
 
 def test_a_second_final_transaction_is_refused(target: TargetFixture):
