@@ -81,12 +81,11 @@ def load_rates(arguments: RatesArguments, ctx: Context) -> dict[str, Any]:
 
     published, rates = _parse_document(document, rejects)
     wanted, unknown = _select_currencies(rates, arguments.currencies, published)
-    with staging.connect_target("cbr", ctx) as conn:
-        staging.ensure_tables(conn, ("cbr.rate",), _CREATE_TABLE)
+    staging.ensure_tables(ctx, "cbr", ("cbr.rate",), _CREATE_TABLE)
+    with ctx.transaction(target="cbr") as conn:
         rows = [{"date": published, **rate} for rate in wanted]
         loaded = upsert(conn, "cbr.rate", _COLUMNS, _KEY, rows, ctx=ctx)
         largest_move = _largest_move(conn, published)
-        conn.commit()
     if largest_move is not None:
         ctx.check("largest move", largest_move, max=_MAX_MOVE, severity="warn")
     if arguments.currencies is None:

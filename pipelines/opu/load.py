@@ -22,6 +22,8 @@ from dataloader.pipelines.toolkit.load import Loaded, replace_table
 from dataloader.pipelines.toolkit.rejects import Rejects
 from dataloader.pipelines.toolkit.unpack import Compression
 
+_TARGET = "opu"
+
 
 class OpuArguments(Arguments):
     export: dict[str, Any] = Field(default_factory=dict, description="What the service is to export; sent as it is.")
@@ -43,7 +45,7 @@ class RepeatedKey(DecodeError):
     """Two records of the archive have one key."""
 
 
-@register("load.opu", args=OpuArguments)
+@register("load.opu", args=OpuArguments, target=_TARGET)
 def load_opu(arguments: OpuArguments, ctx: Context) -> dict[str, Any]:
     service = Gmap2Brief(url=targets.endpoint("gmap2brief"), headers=targets.authorization("gmap2brief"), ctx=ctx)
     rejects = Rejects(arguments.max_rejects)
@@ -57,25 +59,25 @@ def load_opu(arguments: OpuArguments, ctx: Context) -> dict[str, Any]:
         download = service.fetch(
             finished.export_id, archive, timeout_sec=arguments.download_sec, max_bytes=arguments.max_download_bytes
         )
-        with staging.connect_target("opu", ctx) as conn:
-            staging.ensure_tables(conn, (TABLE,), create_statements())
+        staging.ensure_tables(ctx, _TARGET, (TABLE,), create_statements())
+        result: dict[str, Any] = {}
+        with ctx.transaction(target=_TARGET, final=True, result=result) as conn:
             loaded = _replace_rows(conn, archive, rows, finished, ctx, at_least=arguments.at_least)
-            conn.commit()
-
-    return {
-        "export": finished.export_id,
-        "archive_bytes": download.size,
-        "rows": loaded.rows,
-        "rejected": rejects.count,
-        "rejects": [asdict(bad) for bad in rejects.first],
-        "unknown_fields": list(rows.unknown_fields),
-    }
+            result |= {
+                "export": finished.export_id,
+                "archive_bytes": download.size,
+                "rows": loaded.rows,
+                "rejected": rejects.count,
+                "rejects": [asdict(bad) for bad in rejects.first],
+                "unknown_fields": list(rows.unknown_fields),
+            }
+    return result
 
 
 def _replace_rows(
     conn: connection, archive: Path, rows: RowDecoder, finished: FinishedExport, ctx: Context, *, at_least: int
 ) -> Loaded:
-    """Load the file into the table in one transaction, a piece of 64 KB at a time."""
+    """Load the file into the table, a piece of 64 KB at a time."""
     rejects = rows.rejects
 
     def report_progress(done: int) -> None:

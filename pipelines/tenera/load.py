@@ -56,20 +56,19 @@ def load_tenera(arguments: TeneraArguments, ctx: Context) -> dict[str, Any]:
     results: dict[str, Any] = {}
     failures: dict[str, Exception] = {}
     names = list(dict.fromkeys(arguments.sources))
-    with (
-        HttpSource(ctx=ctx, headers=headers, timeouts=_TIMEOUTS, max_bytes=_MAX_RESPONSE_BYTES) as http,
-        staging.connect_target("tenera", ctx) as conn,
-    ):
-        staging.ensure_tables(conn, _TABLES, Path(__file__).with_name("tables.sql").read_text(encoding="utf-8"))
+    with HttpSource(ctx=ctx, headers=headers, timeouts=_TIMEOUTS, max_bytes=_MAX_RESPONSE_BYTES) as http:
+        staging.ensure_tables(
+            ctx, "tenera", _TABLES, Path(__file__).with_name("tables.sql").read_text(encoding="utf-8")
+        )
         for done, name in enumerate(names, 1):
             try:
                 source = SOURCES.get(name.lower().removesuffix(".com"))
                 if source is None:
                     raise UnknownSource(f"there is no source {name!r}; there are {', '.join(SOURCES)}")
                 payload = http.get(url + source.path, params={"from": since, "to": until}).json()
-                results[name] = _load_source(conn, source, payload, ctx, Rejects(arguments.max_rejects))
+                with ctx.transaction(target="tenera") as conn:
+                    results[name] = _load_source(conn, source, payload, ctx, Rejects(arguments.max_rejects))
             except ToolkitError as error:
-                conn.rollback()
                 failures[name] = error
             ctx.progress(done, len(names), "sources", failed=sorted(failures))
     if failures:
@@ -86,12 +85,11 @@ class UnknownSource(ToolkitError):
 def _load_source(
     conn: connection, source: SourceDeclaration, payload: Any, ctx: Context, rejects: Rejects
 ) -> dict[str, Any]:
-    """Load a source in one transaction: its sections, its quotes, their values."""
+    """Load a source: its sections, its quotes, their values."""
     values = list(parse_payload(source, payload, rejects))
     sections = _upsert_sections(conn, source, values)
     quotes = _upsert_quotes(conn, sections, values)
     loaded = _upsert_values(conn, [(quotes[sections[value.section], value.code], value) for value in values], ctx)
-    conn.commit()
     return {
         **{name: getattr(loaded, name) for name in ("rows", "inserted", "updated", "unchanged", "duplicates")},
         "quotes": len(quotes),

@@ -206,16 +206,6 @@ def test_role_without_create_loads_into_existing_table(source, rows, empty_dsn):
         assert load_rates({}, RecordingContext())["inserted"] == 1
 
 
-def test_connection_name_has_job_id(source, rows):
-    seen = []
-    source.add_route("GET", PATH, document(USD))
-    ctx = RecordingContext(on_check=lambda: seen.extend(rows("SELECT application_name FROM pg_stat_activity")))
-
-    load_rates({}, ctx)
-
-    assert {"application_name": f"dataloader {ctx.job_id}"} in seen
-
-
 def test_a_rate_that_moved_by_more_than_a_third_is_a_warning(source, rows):
     source.add_route("GET", PATH, document(USD, day="30.01.2024"), document((*USD[:5], "130,0000"), day="31.01.2024"))
     ctx = RecordingContext()

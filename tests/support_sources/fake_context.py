@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg2
+
+from dataloader.pipelines import targets
 from dataloader.pipelines.contract import Args, Stop, StopReason, registry
 from dataloader.pipelines.reports import Check, DatasetUse, parse_check, parse_dataset
 
@@ -25,6 +29,7 @@ class _RecordingContext:
 
     checks: list[Check] = field(default_factory=list)
     datasets: list[DatasetUse] = field(default_factory=list)
+    result: Any = None  # of a final transaction
 
     def check(self, name: str | None = None, value: float | None = None, **limits: Any) -> None:
         self.on_check()
@@ -42,6 +47,15 @@ class _RecordingContext:
         self.sleeps.append(seconds)
         self.on_sleep(seconds)
         self.check()
+
+    @contextmanager
+    def transaction(self, *, target: str, final: bool = False, result: Any = None) -> Iterator[Any]:
+        """In the target of the settings, without a fence."""
+        self.check()
+        with closing(psycopg2.connect(targets.target(target))) as connection, connection:
+            yield connection
+        if final:
+            self.result = result
 
     def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
         self.progress_reports.append({"done": done, "total": total, "unit": unit, **more})
