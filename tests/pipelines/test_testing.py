@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from datetime import UTC, date, datetime
 
 import pytest
 
 from dataloader.pipelines.context import Interval
-from dataloader.pipelines.contract import Checkpoint, Context, Progress, Stop, StopReason
+from dataloader.pipelines.contract import Checkpoint, Context, Fail, Progress, Stop, StopReason
 from dataloader.pipelines.testing import FakeContext, LogLine, run
 
 
@@ -85,6 +86,89 @@ def test_fake_context_without_connection_names_the_option():
         pass
     with pytest.raises(RuntimeError, match="connect="):
         FakeContext().connect("marts")
+
+
+# ── targets ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def warehouse() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE parts (day text)")
+        connection.commit()
+        yield connection
+
+
+def parts(warehouse: sqlite3.Connection) -> list[str]:
+    return [day for (day,) in warehouse.execute("SELECT day FROM parts ORDER BY day")]
+
+
+def test_fake_transactions_are_in_the_target_of_the_task(warehouse):
+    names = []
+
+    def connect(name):
+        names.append(name)
+        return warehouse
+
+    ctx = FakeContext(target="warehouse", connect=connect)
+    with ctx.transaction() as connection:
+        connection.execute("INSERT INTO parts VALUES ('mon')")
+        ctx.checkpoint("mon")
+    with pytest.raises(ValueError), ctx.transaction() as connection:
+        connection.execute("INSERT INTO parts VALUES ('tue')")
+        ctx.checkpoint("tue")
+        raise ValueError
+    with ctx.transaction(target="archive"):
+        pass
+
+    assert names == ["warehouse", "warehouse", "archive"]
+    assert (parts(warehouse), ctx.resume) == (["mon"], "mon")
+
+
+def load_days(days, ctx):
+    for day in ctx.each(days):
+        with ctx.transaction() as connection:
+            connection.execute("INSERT INTO parts VALUES (?)", [str(day)])
+            if len(parts(connection)) == 2 and ctx.attempt == 1:
+                raise ValueError("on the second day")
+
+
+def test_fake_context_resumes_a_loop_where_it_ended(warehouse):
+    days = [date(2030, 1, day) for day in (1, 2, 3)]
+    first = FakeContext(target="warehouse", connect=lambda _: warehouse)
+    with pytest.raises(ValueError):
+        load_days(days, first)
+    assert parts(warehouse) == ["2030-01-01"]
+
+    second = FakeContext(target="warehouse", connect=lambda _: warehouse, attempt=2, resume=first.resume)
+    load_days(days, second)
+
+    assert parts(warehouse) == ["2030-01-01", "2030-01-02", "2030-01-03"]
+    assert second.progresses[-1] == {"processed": 3, "total": 3, "unit": "keys"}
+
+
+def test_fake_context_refuses_keys_that_changed(warehouse):
+    first = FakeContext()
+    assert list(first.each("abc")) == ["a", "b", "c"]
+
+    with pytest.raises(Fail, match="of the 3 that were done an earlier one is another"):
+        list(FakeContext(resume=first.resume).each("xbc"))
+    assert list(FakeContext(resume=first.resume).each("abcd")) == ["d"]
+
+
+def test_fake_final_transaction_in_a_target_is_the_last(warehouse):
+    ctx = FakeContext(target="warehouse", connect=lambda _: warehouse)
+    result: dict[str, int] = {}
+    with ctx.transaction(final=True, result=result) as connection:
+        connection.execute("INSERT INTO parts VALUES ('mon')")
+        result["rows"] = 1
+
+    assert (ctx.finished, ctx.finished_with) == (True, {"rows": 1})
+    with pytest.raises(RuntimeError, match="none follows it"), ctx.transaction():
+        pass
+
+
+# ── run ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def steps(args, ctx):
