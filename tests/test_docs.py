@@ -83,7 +83,8 @@ def test_no_page_speaks_of_a_setting_that_is_not_there():
         {"DL_URL", "DL_API_KEY", "DL_API_KEY_FILE"},
     )
     of_remote_code = {"DL_JOB_ID", "DL_RUN_ID", "DL_OFFLOAD", "DL_FENCE_TOKEN"}
-    other = {*of_tests, *of_the_client, *of_remote_code, "DL_SECRET_NAME", *RENAMED, *MERGED, *REMOVED}
+    of_programs = {"DL_TARGET", "DL_FENCE", "DL_EFFECTS_TABLE", "DL_POSITION"}
+    other = {*of_tests, *of_the_client, *of_remote_code, *of_programs, "DL_SECRET_NAME", *RENAMED, *MERGED, *REMOVED}
     for path in PAGES:
         spoken_of = set(re.findall(r"\b(?:DL|APP|PG)_[A-Z][A-Z_]+\b", path.read_text(encoding="utf-8")))
         by_file = {f"{name}_FILE" for name, field in Settings.fields_by_variable().items() if is_secret(field)}
