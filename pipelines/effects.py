@@ -58,8 +58,7 @@ _INSERT_ROW = """
 INSERT INTO {table} (job_id, fence, run_id) VALUES (%s::uuid, 0, %s::uuid) ON CONFLICT (job_id) DO NOTHING
 """
 _LOCK_ROW = """
-SELECT fence, run_id::text, position::text, result::text, done_at IS NOT NULL
-  FROM {table} WHERE job_id = %s::uuid FOR UPDATE
+SELECT fence, position::text, result::text, done_at IS NOT NULL FROM {table} WHERE job_id = %s::uuid FOR UPDATE
 """
 _RAISE_FENCE = """
 UPDATE {table} SET fence = %s, run_id = %s::uuid, at = clock_timestamp() WHERE job_id = %s::uuid
@@ -82,7 +81,7 @@ class TargetState(NamedTuple):
     position: Any = None
     is_done: bool = False  # an attempt has finished the work
     result: Any = None  # of that attempt
-    is_own: bool = False  # this attempt had claimed the row before
+    former_fence: int = 0  # that the row had before
 
 
 class FenceLost(Exception):
@@ -176,9 +175,9 @@ class TargetRow:
             with connection.cursor() as cursor:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
                 cursor.execute(f"SET LOCAL lock_timeout = '{MAX_WAIT_SEC}s'")
-                state, former_fence = self._lock(cursor)
+                state = self._lock(cursor)
                 self.fence = draw_fence()
-                if former_fence >= self.fence:
+                if state.former_fence >= self.fence:
                     raise FenceLost
                 cursor.execute(self._sql(_RAISE_FENCE), [self.fence, self._run_id, self._job_id])
             connection.commit()
@@ -192,16 +191,15 @@ class TargetRow:
             raise
         return state
 
-    def _lock(self, cursor: Any) -> tuple[TargetState, int]:
-        """Make the row unless it exists, and lock it. Return its state and fence."""
+    def _lock(self, cursor: Any) -> TargetState:
+        """Make the row unless it exists, and lock it."""
         cursor.execute(self._sql(_INSERT_ROW), [self._job_id, self._run_id])
         cursor.execute(self._sql(_LOCK_ROW), [self._job_id])
         row = cursor.fetchone()
         if row is None:  # deleted meanwhile, as the rows of jobs are that have ended
             raise FenceLost
-        fence, run, position, result, is_done = row
-        is_own = int(fence) > 0 and run == self._run_id
-        return TargetState(None, _load(position), is_done, _load(result), is_own), int(fence)
+        fence, position, result, is_done = row
+        return TargetState(None, _load(position), is_done, _load(result), int(fence))
 
     def begin(self) -> None:
         """Lock the row until the end of the transaction that this opens: the next attempt waits for that end. Raises

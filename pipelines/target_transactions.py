@@ -105,9 +105,11 @@ class TargetTransactions:
         row = TargetRow(table, context.job_id, context.run_id)
         with self._owner_only():
             state = row.claim(lambda: context.draw_fence(target, None))
-        others = ", ".join(repr(name) for name in self.states if name != target)
-        if state.is_own and others and target not in self.states:
-            raise Fail(f"target {target!r} is the same database as {others}, and a job has one position in a database")
+        for other, claimed in self._rows.items():
+            if other != target and claimed.fence == state.former_fence > 0:  # no two claims have one number
+                raise Fail(
+                    f"target {target!r} is the same database as {other!r}, and a job has one position in a database"
+                )
         return row, state
 
     def release(self, target: str) -> TargetRow:

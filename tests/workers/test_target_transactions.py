@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -393,3 +394,35 @@ def test_two_names_of_one_database_are_refused(target: TargetFixture, option: st
     assert outcome.status is Status.FAILED
     assert "target 'archive' is the same database as 'warehouse', and a job has one position in a" in outcome.error
     assert target.parts == ["a"]
+
+
+def test_a_claim_whose_answer_was_lost_is_repeated(
+    target: TargetFixture, databases: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Its row has this attempt's name then, in a database that is no other target's."""
+    raise_fence = effects.TargetRow.claim
+    lost: list[bool] = []
+
+    def claim(self: Any, draw_fence: Any) -> Any:
+        state = raise_fence(self, draw_fence)
+        if self.table.target == "archive" and not lost:
+            lost.append(True)
+            raise OperationalError("server closed the connection unexpectedly")
+        return state
+
+    monkeypatch.setattr(effects.TargetRow, "claim", claim)
+
+    def load(args: Any, ctx: Any) -> None:
+        with ctx.transaction() as connection:
+            write_part(connection, "a", ctx)
+        for _ in range(2):
+            with suppress(OperationalError), ctx.transaction(target="archive") as connection:
+                write_part(connection, "b", ctx)
+
+    with databases.fresh(schema=False) as other_dsn:
+        execute_sql(other_dsn, "CREATE TABLE parts (key text, run text)")
+        target.targets["archive"] = other_dsn
+        target.enqueue()
+        outcome = target.run(load)
+
+    assert (outcome.status, lost) == (Status.SUCCEEDED, [True])
