@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date, datetime
 from decimal import Decimal
 from zoneinfo import ZoneInfo
@@ -15,6 +16,7 @@ from dataloader.pipelines.cbr_rates import UnknownCurrency
 from dataloader.pipelines.contract import Fail, registry
 from dataloader.pipelines.schedule_definition import definition_from, scheduled_job
 from dataloader.pipelines.toolkit.errors import DecodeError, SourceAnswered, SourceBusy, SourceTruncated, TooManyRejects
+from tests.support import Process
 from tests.support.databases import another_role
 from tests.support_sources import RecordingContext, Reply, start_task
 
@@ -204,6 +206,18 @@ def test_role_without_create_loads_into_existing_table(source, rows, empty_dsn):
         rows(f"GRANT USAGE ON SCHEMA cbr TO {role}; GRANT ALL ON cbr.rate TO {role}")
         targets.configure({"cbr": source.url}, {"cbr": make_dsn(empty_dsn, user=role, password="x")})
         assert load_rates({}, RecordingContext())["inserted"] == 1
+
+
+def test_it_runs_on_the_terminal_without_a_queue(source, rows, empty_dsn, tmp_path):
+    source.add_route("GET", PATH, document(USD))
+    env = {"DL_ENDPOINTS": json.dumps({"cbr": source.url}), "DL_TARGETS": json.dumps({"cbr": empty_dsn})}
+    command = ["run", "load.cbr.rates", "--arg", "date=2024-01-31", "--local"]
+    with Process.dataloader(*command, output=tmp_path / "output", env=env) as process:
+        assert process.wait() == 0, process.text
+
+    assert rows("SELECT currency FROM cbr.rate") == [{"currency": "USD"}]
+    assert rows("SELECT to_regclass('dl_effects') AS table") == [{"table": None}], "not fenced: it is no job"
+    assert process.text.count("target.not_fenced") == 1
 
 
 def test_a_rate_that_moved_by_more_than_a_third_is_a_warning(source, rows):
