@@ -87,6 +87,7 @@ class TargetTransactions:
         except BaseException:
             connection.close()
             raise
+        self._refuse_lost_commits(target, state)
         self._rows[target], self.states[target] = row, state
         if state.is_done and not self._unknown:
             self.finished_in, self.result = target, state.result
@@ -111,6 +112,17 @@ class TargetTransactions:
                     f"target {target!r} is the same database as {other!r}, and a job has one position in a database"
                 )
         return row, state
+
+    def _refuse_lost_commits(self, target: str, state: TargetState) -> None:
+        """Another attempt resumes from what is there; this one believes in more."""
+        former = self._rows.get(target)
+        if former is None or state.problem is not None or target in self._unknown:
+            return
+        if (state.former_fence, state.position) != (former.fence, self.states[target].position):
+            raise RuntimeError(
+                f"target {target!r} has lost transactions that this attempt has committed, as after a failover;"
+                " the next attempt resumes from what is there"
+            )
 
     def release(self, target: str) -> TargetRow:
         """Close the connection to a target, whose row another program uses now."""

@@ -165,3 +165,28 @@ def test_a_connection_that_was_lost_between_transactions_is_replaced(target: Tar
     assert target.run(load).status is Status.SUCCEEDED
     assert target.parts == ["a", "b"]
     assert target.row(job_id)[2] == 2
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_target_that_has_lost_transactions_is_noticed(target: TargetFixture, is_closed: bool):
+    """Its server has failed over to a standby that has not received the last of them."""
+    target.enqueue()
+
+    def load(args: Any, ctx: Any) -> None:
+        for day in ctx.each(["mon", "tue", "wed"]):
+            if day == "tue" and ctx.attempt == 1:
+                monday.append(target.sql("SELECT position::text FROM dl_effects")[0][0])
+            with ctx.transaction() as connection:
+                write_part(connection, day, ctx)
+                pid = connection.info.backend_pid
+            if day == "tue" and ctx.attempt == 1:
+                target.sql("DELETE FROM parts WHERE key = 'tue'")
+                target.sql("UPDATE dl_effects SET position = %s", *monday)
+                target.queue_db.sql("SELECT pg_terminate_backend(%s)", pid)
+                if is_closed:  # as after an error in a statement that the task has caught
+                    connection.close()
+
+    monday: list[str] = []
+    assert "has lost transactions that this attempt has committed" in target.run(load).error
+    assert target.run().status is Status.SUCCEEDED
+    assert target.parts == ["mon", "tue", "wed"]
