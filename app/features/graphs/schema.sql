@@ -374,8 +374,10 @@ BEGIN
     SELECT array_agg(w.job_id) INTO ancestors FROM waits w;
     IF waiting_job = ANY (ancestors) THEN
         WHILE circle[1] <> ALL (awaited) LOOP
-            circle := (SELECT e.child_id FROM dl_edges e
-                        WHERE e.parent_id = circle[1] AND e.met IS NULL AND e.child_id = ANY (ancestors) AND e.child_id <> waiting_job
+            circle := (SELECT e.child_id  -- of those that wait: a job that needed any parent keeps edges to the others
+                         FROM dl_edges e
+                              JOIN dl_jobs j ON j.job_id = ANY (ARRAY[e.child_id]) AND j.status = 'queued' AND j.wait_state = 'waiting'
+                        WHERE e.parent_id = circle[1] AND e.met IS NULL AND e.child_id = ANY (ancestors) AND e.child_id <> ALL (circle)
                         LIMIT 1) || circle;
         END LOOP;
         RAISE invalid_parameter_value USING MESSAGE = 'the job would wait for itself: '
@@ -387,6 +389,7 @@ BEGIN
     PERFORM pg_advisory_xact_lock(1684828531, hash)
        FROM (SELECT DISTINCT hashtext(j.graph_id::text) AS hash FROM dl_jobs j
               WHERE j.job_id = ANY (awaited || waiting_job) AND j.graph_id IS NOT NULL ORDER BY 1 OFFSET 0) ordered;
+    PERFORM set_config('dl.graph_changes', '0', true);  -- for locks of other graphs this transaction does not wait when it commits
     IF EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = ANY (awaited || waiting_job) AND j.graph_id IS NULL) THEN
         graph := (SELECT g.graph_id FROM dl_graphs g WHERE g.graph_id = job.graph_id AND g.on_failure = 'continue');
         IF graph IS NULL THEN

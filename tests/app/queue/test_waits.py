@@ -204,6 +204,40 @@ def test_a_job_cannot_wait_for_one_that_waits_for_it(queue_db):
     assert f"t (job {other.id}) → t (job {one.id}) → t (job {other.id})" in refused(queue_db, other, one.id)
 
 
+def test_a_circle_is_found_behind_jobs_that_wait_no_more(queue_db):
+    """A job that needed any parent keeps an edge to the other one, which may lead round without end."""
+    ids = graph(queue_db, {"quick": [], "slow": [], "any": (["quick", "slow"], {"need": "any"})})
+    other, asker = queue_db.enqueue("other"), queue_db.enqueue("asker")
+    claimed = {one.id: one for one in queue_db.claim(9)}
+    queue_db.settle(claimed[ids["quick"]])
+    wait(queue_db, claimed[ids["slow"]], ids["any"], asker)
+    wait(queue_db, claimed[other], ids["slow"])
+
+    text = refused(queue_db, claimed[asker], other)
+
+    assert [part[-37:-1] for part in text.split(" → ")] == [str(job) for job in (asker, other, ids["slow"], asker)]
+
+
+def test_a_wait_does_not_wait_for_other_graphs_when_it_commits(queue_db):
+    """It holds the locks of its own graphs, and the holder of another graph's lock may want one of these."""
+    parent, ended = claim(queue_db), queue_db.enqueue("ended")
+    run(queue_db, ended)
+    other = graph(queue_db, {"a": []})["a"]
+    other_graph = queue_db.fetch_row("SELECT graph_id FROM dl_jobs WHERE job_id = %s", str(other))
+    with queue_db.open_transaction() as step:  # a job of another graph waits for the ended one, and is not decided yet
+        step("SET LOCAL dl.new_graph = 'yes'")
+        step("INSERT INTO dl_edges (child_id, parent_id, wants) VALUES (%s, %s, 'ended')", str(other), str(ended))
+        step("UPDATE dl_jobs SET wait_state = 'waiting' WHERE job_id = %s", str(other))
+    with queue_db.open_transaction() as step:
+        step("SELECT pg_advisory_xact_lock(1684828531, hashtext(%s))", str(other_graph))
+
+        assert wait(queue_db, parent, ended).status is Status.QUEUED
+
+    assert state(queue_db, other) == "waiting"
+    queue_db.session.execute("decide_left")
+    assert (state(queue_db, parent.id), state(queue_db, other)) == ("ready", "ready")
+
+
 def test_what_a_job_waited_for_makes_no_circle(queue_db):
     first = claim(queue_db, "first")
     second_id = child(queue_db, first.id, key="second")
@@ -384,6 +418,9 @@ def test_random_waits_with_random_ends_leave_no_job_waiting(queue_db, seed):
         workers = [threads.submit(work, number) for number in range(4)]
 
         def ended() -> bool:
+            for worker in workers:
+                if worker.done():
+                    worker.result()  # raises why it has ended
             queue_db.session.execute("decide_left")
             return bool(queue_db.fetch_row("SELECT bool_and(status NOT IN ('queued', 'running')) FROM dl_jobs"))
 
