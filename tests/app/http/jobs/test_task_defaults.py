@@ -349,6 +349,7 @@ def test_known_tasks_are_listed_with_options_and_args_schema(client):
             "argv": None,
             "python": None,
             "requires": {},
+            "target": None,
         },
         "args_schema": None,
     }
