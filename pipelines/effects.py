@@ -7,6 +7,7 @@ statements; docs/targets.md has the protocol. The connection is one of psycopg2 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import date, time
@@ -20,6 +21,7 @@ from dataloader.pipelines.retry import Fail, Snooze
 MAX_POSITION_BYTES = 64_000  # of JSON
 MAX_WAIT_SEC = 10  # for a transaction of the previous attempt
 RELEASE_SEC = 30.0  # before the job starts again when that was not enough
+STILL_OPEN = "the previous attempt's transaction is still open in target"  # begins what such a job says
 _COLUMNS = {
     "job_id": "uuid",
     "fence": "bigint",
@@ -49,7 +51,8 @@ SELECT current_schema(), quote_ident(n.nspname) || '.' || quote_ident(c.relname)
        EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = i.indkey[0]
                 WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indnkeyatts = 1
                   AND i.indpred IS NULL AND a.attname = 'job_id'),
-       current_schema() IS NOT NULL AND has_schema_privilege(current_schema(), 'CREATE'), current_user
+       current_schema() IS NOT NULL AND has_schema_privilege(current_schema(), 'CREATE'), current_user,
+       quote_ident(current_user)
   FROM (VALUES (to_regclass('dl_effects'))) AS t (oid)
        LEFT JOIN pg_class c ON c.oid = t.oid
        LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -94,35 +97,34 @@ class EffectsTable:
     def __init__(self, connection: Any, target: str) -> None:
         self.connection, self.target = connection, target
         self.name: str | None = None  # with its schema, quoted; None: not fenced
-        self.problem: str | None = None
+        self.problem: str | None = None  # the fact, and the remedy
+        self.remedy = ""
 
     def find(self) -> None:
         """Find the table, or create it where the role may. Raises Fail for a table of another shape."""
-        if not self._find():
+        if not self.find_existing():
             with suppress(Exception):  # another process may have created it; what is wrong is found by the next search
                 with self.connection.cursor() as cursor:
                     cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK_NUMBER])
                     cursor.execute(CREATE_TABLE)
                 self.connection.commit()
             self.connection.rollback()
-            if not self._find():
-                self.problem = (
-                    f"target {self.target!r} has no table dl_effects, and creating it did not succeed; {self._remedy()}"
-                )
+            if not self.find_existing():
+                self._set_problem(f"target {self.target!r} has no table dl_effects, and creating it did not succeed")
 
-    def _find(self) -> bool:
-        """Return False if it does not exist and this role may create it."""
+    def find_existing(self) -> bool:
+        """Find the table without creating it; return False if it does not exist and the role may create it. Raises Fail
+        for a table of another shape."""
         with self.connection.cursor() as cursor:
             cursor.execute(_FIND_TABLE)
-            schema, name, may_write, columns, has_key, may_create, role = cursor.fetchone()
+            schema, name, may_write, columns, has_key, may_create, role, quoted_role = cursor.fetchone()
         self.connection.rollback()
         if name is None:
             if may_create:
                 return False
             where = "on its search_path" if schema is None else f"in its schema {schema}"
-            self.problem = (
-                f"target {self.target!r} has no table dl_effects {where}, and its role {role} may not create one; "
-                f"{self._remedy()}"
+            self._set_problem(
+                f"target {self.target!r} has no table dl_effects {where}, and its role {role} may not create one"
             )
         elif problem := _shape_problem(json.loads(columns), has_key):
             raise Fail(
@@ -130,16 +132,17 @@ class EffectsTable:
                 f"{problem}; rename it, or compare it with dataloader targets schema"
             )
         elif not may_write:
-            self.problem = (
-                f"the role {role} of target {self.target!r} may not read and write the table {name}; "
-                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO {role}"
+            self._set_problem(
+                f"the role {role} of target {self.target!r} may not read and write the table {name}",
+                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO {quoted_role}",
             )
         else:
             self.name = name
         return True
 
-    def _remedy(self) -> str:
-        return f"its owner creates it with: dataloader targets schema {self.target} | psql"
+    def _set_problem(self, fact: str, remedy: str = "") -> None:
+        self.remedy = remedy or f"dataloader targets schema {shlex.quote(self.target)} | psql"
+        self.problem = f"{fact}; " + (self.remedy if remedy else f"its owner creates it with: {self.remedy}")
 
 
 def _shape_problem(columns: Mapping[str, str], has_key: bool) -> str | None:
@@ -185,9 +188,7 @@ class TargetRow:
             with suppress(Exception):
                 connection.rollback()
             if _sqlstate(error) == "55P03":
-                raise Snooze(
-                    RELEASE_SEC, f"the previous attempt's transaction is still open in target {self.table.target!r}"
-                ) from error
+                raise Snooze(RELEASE_SEC, f"{STILL_OPEN} {self.table.target!r}") from error
             raise
         return state
 
@@ -222,7 +223,7 @@ class TargetRow:
                 raise FenceLost
 
     def _sql(self, text: str) -> str:
-        return text.replace("{table}", str(self.table.name))
+        return text.replace("{table}", str(self.table.name).replace("%", "%%"))
 
     @property
     def _key(self) -> list[Any]:
