@@ -76,6 +76,7 @@ WITHOUT_WORKERS = ("rows", "acts", "pages", "routes", "feature")
 FEATURE_IMPORTS: dict[str, set[str]] = {
     "bulk": {"jobs.commands", "jobs.list_routes"},
     "horizon": {"doctor.findings"},
+    "targets": {"doctor.findings"},
     "jobs": {"bulk.acts"},
     "overview": {"doctor.findings", "doctor.queue", "schedules.calendar", "schedules.reader"},
     "tasks": {
@@ -95,7 +96,7 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "psycopg2": (
         *(f"{_APP}.db", _CORE, _PIPELINES, f"{_WORKERS}.connections"),
-        *(f"{_FEATURES}.{name}" for name in ("doctor.facts",)),
+        *(f"{_FEATURES}.{name}" for name in ("doctor.facts", "targets.servers")),
     ),
     "psycopg2_pool": (f"{_APP}.db",),
     "flask": (f"{_APP}.http", f"{_APP}.ui", f"{_APP}.acts.web", _FEATURES),
@@ -116,6 +117,7 @@ _SQL = re.compile(
 SPEAKS_SQL = (
     *(f"{_APP}.db", _CORE, _PIPELINES, f"{_WORKERS}.connections"),
     f"{_FEATURES}.doctor",
+    f"{_FEATURES}.targets.server_rows",  # of other databases than the queue's
 )
 SPEAKS_OF_ITS_CONNECTION = ("dataloader.workers.listener",)  # the echo that proves a LISTEN
 

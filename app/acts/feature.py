@@ -37,12 +37,13 @@ class Feature:
     duties: str | None = None  # a function of a DutyContext: what the maintenance leader does
     threads: str | None = None  # a function of a ThreadContext: a thread that each worker process has
     declare: str | None = None  # a function of a Declaration: what a worker process writes of its tasks when it starts
-    options: str | None = None  # a function of the settings and their secrets: the options of its duties and threads
+    # A function of the settings and their secrets: the options of its duties, threads, checks, reasons and routes.
+    options: str | None = None
     follower_duties: str | None = None  # likewise: what each worker process does while another one leads
-    checks: str | None = None  # a function of an executor: findings of doctor
+    checks: str | None = None  # a function of an executor and of the feature's options: findings of doctor
     notes: str | None = None  # a function of an executor: Notes of the overview (app/acts/notes.py)
-    reasons: str | None = None  # a class of Reasons (app/acts/reasons.py): what it says of jobs that wait
-    explainer: str | None = None  # a function of an executor and the features: an Explainer of jobs
+    reasons: str | None = None  # a class of Reasons (app/acts/reasons.py): what it says of jobs that wait or run
+    explainer: str | None = None  # a function of an executor, the features and their options: an Explainer of jobs
     task_calls: dict[str, str] = field(default_factory=dict)  # functions that the contexts of tasks call, by name
     test_clock: str | None = None  # a function of a session and tasks: what starts jobs by time, for tests of tasks
 

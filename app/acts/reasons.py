@@ -5,10 +5,11 @@ Times in messages are those of `app.wording.format_utc`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -41,6 +42,7 @@ class ReasonCode(StrEnum):
     RATE_LIMITED = "rate_limited"
     WAITS_FOR_JOBS = "waits_for_jobs"
     WAITS_FOR_ENGINE = "waits_for_engine"
+    TARGET_BUSY = "target_busy"
     SKIPPED = "skipped"
     MEMORY_HIGH = "memory_high"
     PER_WORKER_LIMIT = "per_worker_limit"
@@ -53,6 +55,7 @@ class ReasonCode(StrEnum):
     STOP_NOT_OBEYED = "stop_not_obeyed"
     PROGRESS_OLD = "progress_old"
     RUNNING = "running"
+    TARGET_NOT_FENCED = "target_not_fenced"
     SCHEDULE_PAUSED = "schedule_paused"
     SCHEDULE_ORPHANED = "schedule_orphaned"
     SCHEDULE_STOPPED = "schedule_stopped"
@@ -107,11 +110,16 @@ class WaitingJob:
 class Reasons:
     """What a feature says of what waits. `reasons` of its Feature names a class like this; it has what applies."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, options: Any = None) -> None:
+        """`options` are those of the feature, if the process has some."""
         self.executor = executor
 
     def of_job(self, waiting: WaitingJob) -> Iterable[ExplanationReason]:
         """Why a queued job waits."""
+        return ()
+
+    def of_running(self, job: Job) -> Iterable[ExplanationReason]:
+        """What is wrong with a running job."""
         return ()
 
     def of_task(self, task: str) -> Iterable[ExplanationReason]:
@@ -132,9 +140,12 @@ class Explainer(Protocol):
         """Raises JobNotFound."""
 
 
-def load_explainer(features: Iterable[Feature], executor: Executor) -> Explainer | None:
-    """What explains jobs to the pages of other features; None: no feature does."""
-    explainer: Explainer | None = next((make(executor, features) for make in load_all(features, "explainer")), None)
+def load_explainer(
+    features: Iterable[Feature], executor: Executor, options: Mapping[str, Any] = MappingProxyType({})
+) -> Explainer | None:
+    """What explains jobs to the pages of other features; None: no feature does. `options` are by the feature's name."""
+    makers = load_all(features, "explainer")
+    explainer: Explainer | None = next((make(executor, features, options) for make in makers), None)
     return explainer
 
 

@@ -36,6 +36,7 @@ SERVICE_RIGHTS: Mapping[str, str] = {
     "dl_dataset_events": "SELECT, INSERT, DELETE",
     "dl_offloads": "SELECT, INSERT, UPDATE, DELETE",
     "dl_job_targets": "SELECT, INSERT, UPDATE, DELETE",
+    "dl_task_targets": "SELECT, INSERT, UPDATE, DELETE",
     "dl_fence_history": "SELECT, INSERT, UPDATE",
     "dl_lineage_state": "SELECT, UPDATE",
     "dl_fair_weights": "SELECT, INSERT, UPDATE, DELETE",

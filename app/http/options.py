@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ class WebOptions:
         default=(), repr=False
     )  # as dataloader.app.config describes them, with secrets masked
     retention: RetentionPeriods | None = None  # None: the page of settings does not show it
+    features: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the options of features, by name
     examine: Callable[[], Sequence[Any]] | None = field(default=None, repr=False)  # the findings of doctor
 
     @property

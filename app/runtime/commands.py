@@ -33,10 +33,11 @@ from dataloader.app.http.auth.api_keys import ApiKeys, NewApiKey, Scope
 from dataloader.app.log import redact_text
 from dataloader.app.postgres.binaries import find_program
 from dataloader.app.runtime.database import Database
-from dataloader.app.runtime.pool_settings import retention_periods
+from dataloader.app.runtime.pool_settings import feature_options, retention_periods
 from dataloader.app.runtime.serve import serve
 from dataloader.app.runtime.service import doctor_connections, set_up_logging
 from dataloader.app.runtime.worker import run_worker
+from dataloader.workers.reports.secrets import SecretStore
 
 __all__ = [
     "ApiKeys", "NewApiKey", "Scope", "audited_api_keys", "database_dsn", "find_installation", "migrate",
@@ -187,9 +188,13 @@ def _preview(retention: Retention) -> PruneResult:
 def run_doctor(settings: Settings) -> list[Finding]:
     """Return all findings; of a database that does not answer, that alone."""
     set_up_logging(settings)
+    features = feature_options(
+        settings, SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets)
+    )
     try:
         with closing(Database(settings)) as database, database.pool("dataloader-doctor", direct=False) as pool:
-            return run_checks(DatabaseFacts(pool), doctor_connections(settings, database.dsn()), FEATURES)
+            connections = doctor_connections(settings, database.dsn(), features)
+            return run_checks(DatabaseFacts(pool), connections, FEATURES)
     except DatabaseUnavailable as outage:
         return [_unreachable_finding(settings, redact_text(str(outage)))]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from dataloader.app.config import Settings
 from dataloader.app.config.values import ExponentialPoll, FixedPoll, LinearPoll, QueuePoll, TablePoll
@@ -77,13 +78,18 @@ def pool_options(
             is_retention_requested=settings.is_retention_requested,
             zone=settings.timezone,
             default_lease_sec=settings.default_lease_ttl_sec,
-            features={
-                feature.name: feature.load(feature.options)(settings, secret_store)
-                for feature in FEATURES
-                if feature.options is not None
-            },
+            features=feature_options(settings, secret_store),
         ),
     )
+
+
+def feature_options(settings: Settings, secret_store: SecretStore) -> dict[str, Any]:
+    """Return the options of the features that have some, by the feature's name."""
+    return {
+        feature.name: feature.load(feature.options)(settings, secret_store)
+        for feature in FEATURES
+        if feature.options is not None
+    }
 
 
 def _poll_policy(poll: QueuePoll) -> Policy:

@@ -33,7 +33,7 @@ from dataloader.app.http.options import WebOptions
 from dataloader.app.http.standby_reads import StandbyCollector, StandbyExecutor
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.runtime.database import Database
-from dataloader.app.runtime.pool_settings import pool_options, retention_periods
+from dataloader.app.runtime.pool_settings import feature_options, pool_options, retention_periods
 from dataloader.app.runtime.startup import Startup, last_error, version
 from dataloader.app.tracing import Tracer, create_tracer
 from dataloader.pipelines import contract
@@ -157,7 +157,10 @@ class Service:
             has_webhook_secret=settings.webhook_secret is not None,
             settings=settings.describe(),
             retention=retention_periods(settings),
-            examine=lambda: run_checks(DatabaseFacts(pool), doctor_connections(settings, self._dsn()), FEATURES),
+            features=self._feature_options,
+            examine=lambda: run_checks(
+                DatabaseFacts(pool), doctor_connections(settings, self._dsn(), self._feature_options), FEATURES
+            ),
         )
         return create_app(
             JobQueue(standby or pool),
@@ -175,6 +178,10 @@ class Service:
     def _secret_store(self) -> SecretStore:
         settings = self.settings
         return SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets)
+
+    @cached_property
+    def _feature_options(self) -> Mapping[str, Any]:
+        return feature_options(self.settings, self._secret_store)
 
     def _standby_executor(self, primary: Pool) -> StandbyExecutor | None:
         settings = self.settings
@@ -380,7 +387,8 @@ def _describe_pooler(dsn: str, *, timeout_sec: float) -> str | None:
     )
 
 
-def doctor_connections(settings: Settings, api_dsn: str) -> Connections:
+def doctor_connections(settings: Settings, api_dsn: str, features: Mapping[str, Any]) -> Connections:
+    """`features` are the options of features by name."""
     return Connections(
         api_dsn=api_dsn,
         worker_dsn=None if settings.worker_dsn is None else settings.worker_dsn.get_secret_value(),
@@ -388,6 +396,7 @@ def doctor_connections(settings: Settings, api_dsn: str) -> Connections:
         api_connections=settings.pg_pool_size + settings.pg_max_overflow,
         is_retention_decided=settings.is_retention_decided,
         engine_problems=Engines(settings.executors).problems(),
+        features=features,
     )
 
 

@@ -18,4 +18,9 @@ CREATE TABLE dl_job_targets (
     deleted_at timestamptz,
     PRIMARY KEY (job_id, target)
 );
-CREATE INDEX dl_job_targets_kept_idx ON dl_job_targets (claimed_at) WHERE deleted_at IS NULL;
+CREATE INDEX dl_job_targets_kept_idx ON dl_job_targets (claimed_at, job_id, target) WHERE deleted_at IS NULL;
+
+CREATE TABLE dl_task_targets (
+    task   text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
+    target text NOT NULL CHECK (target <> '' AND octet_length(target) <= 1000)
+);

@@ -65,7 +65,7 @@ class Pace:
 def create_backfills_page(site: Site) -> ApiBlueprint:
     pages = PageRenderer("backfills_page", site.options)
     reader = BackfillReader(site.executor, site.pipelines, site.options)
-    runner, explainer = site.runner, load_explainer(site.features, site.executor)
+    runner, explainer = site.runner, load_explainer(site.features, site.executor, site.options.features)
 
     @pages.page("/backfills", query=BackfillsFields)
     def show_backfills(query: BackfillsFields) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from dataloader.app.acts.feature import Feature
 from dataloader.app.errors import DataloaderError
@@ -37,6 +38,7 @@ class Connections:
     api_connections: int
     is_retention_decided: bool = False  # DL_RETENTION_ENABLED is set
     engine_problems: Mapping[str, str] = field(default_factory=dict)  # of DL_EXECUTORS, by name
+    features: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the options of features, by name
 
 
 def run_checks(facts: DatabaseFacts, connections: Connections, features: Iterable[Feature] = ()) -> list[Finding]:
@@ -71,7 +73,8 @@ def run_checks(facts: DatabaseFacts, connections: Connections, features: Iterabl
     run_check("engine", lambda: check_engines(connections.engine_problems))
     for feature in features:
         if feature.checks is not None:
-            run_check(feature.name, partial(feature.load(feature.checks), facts.executor))
+            options = connections.features.get(feature.name)
+            run_check(feature.name, partial(feature.load(feature.checks), facts.executor, options))
     return [
         *check_server(server, clock_offset_sec, ConnectionBudget(live_workers, connections.api_connections)),
         *findings,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.doctor.findings import Finding, info, ok
@@ -12,7 +13,7 @@ from dataloader.app.features.horizon.sentences import describe_holder
 _ADVICE = "only if the queue gets slower: else wait for its end"
 
 
-def check_horizon(executor: Executor) -> Iterator[Finding]:
+def check_horizon(executor: Executor, _options: Any = None) -> Iterator[Finding]:
     long_holders = [holder for holder in Horizon(executor).holders() if holder.is_long]
     for holder in long_holders:
         yield info("horizon", describe_holder(holder).text, f"{_remedy(holder)}; {_ADVICE}", **vars(holder))

@@ -23,6 +23,7 @@ from dataloader.app.features.jobs.log_search import JobLogSearch, LogFilter
 from dataloader.app.features.jobs.progress_chart import RATE_HEIGHT, ProgressChart, build_chart
 from dataloader.app.features.jobs.progress_history import ProgressReader, estimate
 from dataloader.app.features.jobs.run_follower import make_run_follower
+from dataloader.app.features.targets.rows import JobTargets
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.jobs.acts import cancel_job, retry_job
@@ -53,6 +54,7 @@ _QUIET_REASONS = frozenset(
 # Why a job cannot run until a person changes something.
 _ERROR_REASONS = frozenset({ReasonCode.NO_WORKER, ReasonCode.TASK_UNKNOWN, ReasonCode.LABELS_MISSING})
 _LOG_SEARCH_BUDGET_SEC = 0.02
+_TARGET_WAIT_SEC = 1.0  # a target that answers later is shown by the next refresh
 _NOT_FOUND = (ProblemCode.JOB_NOT_FOUND,)
 _LineId = Annotated[int | None, Field(ge=0, le=2**63 - 1)]
 
@@ -72,9 +74,10 @@ class LogPageQuery(FormModel):
 def create_job_page(site: Site) -> ApiBlueprint:
     queue, options = site.queue, site.options
     pages = PageRenderer("job_page", options)
-    reader, explainer = JobReader(queue.executor), load_explainer(site.features, queue.executor)
+    reader, explainer = JobReader(queue.executor), load_explainer(site.features, queue.executor, options.features)
     log_search, graphs = JobLogSearch(queue.executor), Graphs(queue.executor)
     progress_reader, follower = ProgressReader(queue.executor), site.shared(make_run_follower)
+    job_targets = JobTargets(queue.executor, options.features.get("targets"))
 
     @pages.page("/jobs/<job:job_id>", standby=False, problems=_NOT_FOUND)
     def show_job(job_id: str) -> Response:
@@ -115,6 +118,7 @@ def create_job_page(site: Site) -> ApiBlueprint:
             attempt_label=_attempt_labels(job.attempts),
             parents=graphs.parents(parsed_id) if is_in_graph else [],
             children=graphs.children(parsed_id) if is_in_graph else [],
+            targets=job_targets.of_job(parsed_id, is_live=not job.status.final, wait_sec=_TARGET_WAIT_SEC),
             can_clone=can_operate() and current_actor().can_trigger(job.task, job.queue),
             reason_links=reason_links,
             link_job_ids=link_job_ids,

@@ -25,8 +25,8 @@ _MAX_LIMITED_JOBS = 1_000  # of each limit
 
 
 class LimitReasons(Reasons):
-    def __init__(self, executor: Executor) -> None:
-        super().__init__(executor)
+    def __init__(self, executor: Executor, options: Any = None) -> None:
+        super().__init__(executor, options)
         self._limits, self._breakers = Limits(executor), Breakers(executor)
 
     def of_job(self, waiting: WaitingJob) -> Iterator[ExplanationReason]:

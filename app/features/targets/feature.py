@@ -1,3 +1,12 @@
 from dataloader.app.acts.feature import Feature
 
-FEATURE = Feature(name="targets", task_calls={"draw_fence": "task_calls.draw_fence"})
+FEATURE = Feature(
+    name="targets",
+    blueprints=("routes.create_targets_blueprint",),
+    duties="duty.create_duties",
+    declare="declare.declare",
+    options="options.options_from",
+    checks="checks.check_targets",
+    reasons="reasons.TargetReasons",
+    task_calls={"draw_fence": "task_calls.draw_fence"},
+)

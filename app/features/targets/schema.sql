@@ -20,7 +20,13 @@ CREATE TABLE dl_job_targets (
     deleted_at timestamptz,           -- of the row in the target
     PRIMARY KEY (job_id, target)
 );
-CREATE INDEX dl_job_targets_kept_idx ON dl_job_targets (claimed_at) WHERE deleted_at IS NULL;
+CREATE INDEX dl_job_targets_kept_idx ON dl_job_targets (claimed_at, job_id, target) WHERE deleted_at IS NULL;
+
+-- The targets that tasks name. Workers write what their tasks declare: processes that load no tasks want to know.
+CREATE TABLE dl_task_targets (
+    task   text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
+    target text NOT NULL CHECK (target <> '' AND octet_length(target) <= 1000)
+);
 
 -- Draws a fence for a run, and records its target. The caller commits only if the run still owns its job then: so a later
 -- claim has a higher number.

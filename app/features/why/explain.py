@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 from uuid import UUID
 
-from dataloader.app.acts.feature import Feature, load_all
+from dataloader.app.acts.feature import Feature
 from dataloader.app.acts.reasons import (
     MAX_LISTED,
     ExplanationReason,
@@ -77,10 +79,17 @@ class QueueExplanation:
 class JobExplainer:
     """Explains jobs, tasks and queues."""
 
-    def __init__(self, executor: Executor, features: Iterable[Feature]) -> None:
+    def __init__(
+        self, executor: Executor, features: Iterable[Feature], options: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """`options` are those of features, by the feature's name."""
         self._execute = executor.execute
         self._reader, self._statistics, self._queues = JobReader(executor), Statistics(executor), Queues(executor)
-        self._of_features: list[Reasons] = [make(executor) for make in load_all(features, "reasons")]
+        self._of_features: list[Reasons] = [
+            feature.load(feature.reasons)(executor, options.get(feature.name))
+            for feature in features
+            if feature.reasons is not None
+        ]
 
     def explain(self, job_id: UUID) -> JobExplanation:
         """Raises JobNotFound."""
@@ -105,6 +114,7 @@ class JobExplainer:
             if not rows:
                 return None
             reasons = list(running_reasons(from_row(RunningFacts, rows[0]), self._typical_duration(job)))
+            reasons[-1:-1] = [reason for reasons in self._of_features for reason in reasons.of_running(job)]
             return JobExplanation(job.id, job.status, reasons, None, True, None)
         ended = ended_reason(job, self._reader.attempts(job_id))
         return JobExplanation(job.id, job.status, [ended], None, True, None)

@@ -16,7 +16,7 @@ from dataloader.pipelines.task import DEFAULT_QUEUE
 def create_why_blueprint(site: Site) -> ApiBlueprint:
     executor, pipelines = site.executor, site.pipelines
     blueprint = ApiBlueprint("why", "/api/v1", problems=DATABASE_PROBLEMS)
-    explainer, names = JobExplainer(executor, site.features), NameCheck(executor, pipelines)
+    explainer, names = JobExplainer(executor, site.features, site.options.features), NameCheck(executor, pipelines)
 
     @blueprint.get(
         "/jobs/<job:job_id>/why", response=JobExplanation, problems=(ProblemCode.JOB_NOT_FOUND,), scope=Scope.READ

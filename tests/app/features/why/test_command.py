@@ -20,9 +20,10 @@ from dataloader.app.cli.text import format_message
 from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.queues.rows import Queues
-from dataloader.app.queue.job import ReleaseReason, ReleaseRequest, Status
+from dataloader.app.queue.job import ClaimedJob, ReleaseReason, ReleaseRequest, Status
 from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.pipelines.effects import STILL_OPEN
 from tests.support import Databases
 from tests.support.api_server import serving
 from tests.support.queue_fixture import QueueFixture
@@ -196,6 +197,25 @@ def task_paused(queue_db: QueueFixture) -> UUID:
     return job_id
 
 
+def target_busy(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    run = queue_db.enqueue_and_claim()
+    claim_target(queue_db, run)
+    queue_db.settle(run, Status.QUEUED, error=f"{STILL_OPEN} 'warehouse'", retry_in_sec=30)
+    return run.id
+
+
+def target_not_fenced(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    run = queue_db.enqueue_and_claim()
+    claim_target(queue_db, run, "it has no table dl_effects")
+    return run.id
+
+
+def claim_target(queue_db: QueueFixture, run: ClaimedJob, problem: str | None = None) -> None:
+    queue_db.sql("SELECT dl_draw_fence(%s::uuid, %s::uuid, 'warehouse', %s)", str(run.id), str(run.run_id), problem)
+
+
 def tenants_in_turn(queue_db: QueueFixture) -> UUID:
     worker(queue_db)
     Queues(queue_db.session).change_settings("q", fair="args.tenant")
@@ -285,6 +305,8 @@ CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
     (ReasonCode.MEMORY_HIGH, memory_high),
     (ReasonCode.WAITS_FOR_JOBS, waiting_for_jobs),
     (ReasonCode.WAITS_FOR_ENGINE, waiting_for_engine),
+    (ReasonCode.TARGET_BUSY, target_busy),
+    (ReasonCode.TARGET_NOT_FENCED, target_not_fenced),
     (ReasonCode.SKIPPED, skipped),
     (ReasonCode.PER_WORKER_LIMIT, per_worker),
     (ReasonCode.THREADS_BUSY, threads_busy),
