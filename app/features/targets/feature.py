@@ -2,6 +2,7 @@ from dataloader.app.acts.feature import Feature
 
 FEATURE = Feature(
     name="targets",
+    has_commands=True,
     blueprints=("routes.create_targets_blueprint",),
     duties="duty.create_duties",
     declare="declare.declare",
