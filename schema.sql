@@ -3619,7 +3619,8 @@ CREATE INDEX dl_offloads_ended_idx ON dl_offloads (ended_at) WHERE ended_at IS N
 CREATE TABLE dl_fence_history (
     is_only  bool NOT NULL DEFAULT true PRIMARY KEY CHECK (is_only),
     timeline int  NOT NULL,  -- of the server when the last fence was drawn
-    epoch    int  NOT NULL   -- grows with the timeline, and when it has fallen: the database was moved to a new server
+    server   text NOT NULL,  -- the cluster and the database
+    epoch    int  NOT NULL   -- grows with the timeline, and when the database was moved to another server
 );
 
 CREATE SEQUENCE dl_fence_number OWNED BY dl_fence_history.epoch;
@@ -3644,27 +3645,32 @@ CREATE TABLE dl_task_targets (
 );
 
 -- Draws a fence for a run, and records its target. The caller commits only if the run still owns its job then: so a later
--- claim has a higher number.
-CREATE OR REPLACE FUNCTION dl_draw_fence(job uuid, run uuid, target_name text, problem_text text) RETURNS bigint
+-- claim has a higher number. `former` is the fence of the job's last claim there, 0 if it had none. With a problem that is kept.
+CREATE OR REPLACE FUNCTION dl_draw_fence(job uuid, run uuid, target_name text, problem_text text, OUT number bigint, OUT former bigint)
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 DECLARE
     server_timeline int := ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int;
+    server_name     text := (SELECT concat_ws(' ', s.system_identifier, d.oid)
+                               FROM pg_control_system() s, pg_database d WHERE d.datname = current_database());
     history         dl_fence_history;
-    drawn           bigint;
 BEGIN
     SELECT h.* INTO history FROM dl_fence_history h;
-    IF history.timeline IS DISTINCT FROM server_timeline THEN
-        INSERT INTO dl_fence_history AS h (timeline, epoch) VALUES (server_timeline, server_timeline)
+    IF (history.timeline, history.server) IS DISTINCT FROM (server_timeline, server_name) THEN
+        INSERT INTO dl_fence_history AS h (timeline, server, epoch) VALUES (server_timeline, server_name, server_timeline)
             ON CONFLICT (is_only) DO UPDATE
-               SET epoch = h.epoch + CASE WHEN server_timeline >= h.timeline THEN server_timeline - h.timeline ELSE 1 END,
-                   timeline = server_timeline
+               SET epoch = h.epoch + CASE WHEN h.server = server_name AND server_timeline >= h.timeline THEN server_timeline - h.timeline
+                                          WHEN h.server <> server_name OR server_timeline < h.timeline THEN 1 ELSE 0 END,
+                   timeline = server_timeline, server = server_name
             RETURNING h.* INTO history;
     END IF;
-    drawn := (history.epoch::bigint << 40) + nextval('dl_fence_number');
-    INSERT INTO dl_job_targets AS t (job_id, target, run_id, fence, problem) VALUES (job, target_name, run, drawn, problem_text)
-        ON CONFLICT (job_id, target) DO UPDATE
-           SET run_id = run, fence = drawn, problem = problem_text, claimed_at = clock_timestamp(), deleted_at = NULL;
-    RETURN drawn;
+    number := (history.epoch::bigint << 40) + nextval('dl_fence_number');
+    former := coalesce((SELECT t.fence FROM dl_job_targets t
+                         WHERE t.job_id = job AND t.target = target_name AND t.problem IS NULL AND t.deleted_at IS NULL), 0);
+    IF problem_text IS NULL OR former = 0 THEN
+        INSERT INTO dl_job_targets AS t (job_id, target, run_id, fence, problem) VALUES (job, target_name, run, number, problem_text)
+            ON CONFLICT (job_id, target) DO UPDATE
+               SET run_id = run, fence = number, problem = problem_text, claimed_at = clock_timestamp(), deleted_at = NULL;
+    END IF;
 END $$;
 
 -- ── app/features/bulk ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -27,7 +27,7 @@ from dataloader.pipelines.context import (
     check_fan_out,
     parse_follow_up,
 )
-from dataloader.pipelines.effects import encode_position
+from dataloader.pipelines.effects import DrawnFence, encode_position
 from dataloader.pipelines.failures import caused_by_stop
 from dataloader.pipelines.key_loops import KeyLoops
 from dataloader.pipelines.limits import check_calls
@@ -81,6 +81,7 @@ class BaseContext:
     reported: ReportedState
     task_target: str | None = None  # that the task names
     fence_problem: str | None = None  # why no transaction in a target has a fence
+    _without_position: str | None = None  # the target of the open transaction, if it keeps none; the pipeline's thread
     _targets: TargetTransactions | None = None  # made by the first use; the pipeline's thread alone
 
     # ── what each context does in its own way ───────────────────────────────────────────────────────────────────
@@ -120,10 +121,14 @@ class BaseContext:
         """A connection to a target that `CommitGuard` guards. None: it is the queue's own database."""
         raise NotImplementedError
 
-    def draw_fence(self, target: str, problem: str | None) -> int:
+    def draw_fence(self, target: str, problem: str | None) -> DrawnFence:
         """Return a number that is higher than those of all earlier attempts of the job, if this one owns the job, and
         record the target in the queue's database. With a problem transactions in the target have no fence."""
         raise NotImplementedError
+
+    def keeps_position(self, target: str | None) -> bool:
+        """Whether a target that is not the task's own keeps a position of the job."""
+        return target is not None and self.targets.is_fenced(target)
 
     def stop_for(self, reason: StopReason) -> NoReturn:
         """Stop the attempt, which has found out by itself that it must."""
@@ -135,6 +140,10 @@ class BaseContext:
 
     def redact_value(self, value: Any) -> Any:
         return value
+
+    def redact_for_target(self, value: Any) -> Any:
+        """As `redact_value`, where the worker does not see the value afterwards."""
+        return self.redact_value(value)
 
     # ── stops ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -249,11 +258,17 @@ class BaseContext:
 
     def save_position(self, cursor: Any) -> None:
         """Record where the next attempt resumes: in the open transaction, else in the task's target, if it has one."""
-        checkpoint = copy_as_json(self.redact_value(cursor), self.max_checkpoint_bytes)
+        if self._without_position is not None:
+            raise RuntimeError(
+                f"target {self._without_position!r} keeps no position of this job: it has no fence, or is the queue's"
+                " database, and is not the target that the task names"
+            )
         targets, target = self._targets, self.task_target
         is_home_fenced = targets is not None and target is not None and targets.is_fenced(target)
         if targets is not None and (targets.is_in_fenced_transaction or is_home_fenced):
             encode_position(cursor)  # raises ValueError for one that the target does not keep
+            cursor = self.redact_for_target(cursor)
+        checkpoint = copy_as_json(self.redact_value(cursor), self.max_checkpoint_bytes)
         if self.reported.in_transaction or not is_home_fenced:
             self.reported.record_checkpoint(checkpoint)
             return
@@ -321,7 +336,7 @@ class BaseContext:
         state = self.targets.claim(self.task_target)
         if state is None:
             return False
-        if state.position is not None:
+        if state.position is not None or state.was_claimed:  # else it has none yet, and the queue may have one
             self.reported.checkpoint = state.position
         return state.is_done
 
@@ -331,16 +346,27 @@ class BaseContext:
         if self.reported.in_transaction:
             raise RuntimeError("a transaction is open already; they do not nest")
         target = target or self.task_target
-        self.key_loops.begin_transaction(self, is_home=target == self.task_target)
+        is_home = target == self.task_target
+        self.key_loops.begin_transaction(self, is_home=is_home)
         with self.open_transaction(target=target, final=final, result=result) as connection:
-            try:
-                yield connection
-            except Wait as wait:
-                raise Fail(
-                    "Wait within ctx.transaction(): it would roll back the jobs to wait for; wait after it"
-                ) from wait
+            with nullcontext() if is_home or self.keeps_position(target) else self._no_position(str(target)):
+                try:
+                    yield connection
+                except Wait as wait:
+                    raise Fail(
+                        "Wait within ctx.transaction(): it would roll back the jobs to wait for; wait after it"
+                    ) from wait
             self.key_loops.before_commit(self)
         self.key_loops.committed()
+
+    @contextmanager
+    def _no_position(self, target: str) -> Iterator[None]:
+        """Within this the checkpoint of the job is not to be seen, and none is recorded."""
+        checkpoint, self.reported.checkpoint, self._without_position = self.reported.checkpoint, None, target
+        try:
+            yield
+        finally:
+            self.reported.checkpoint, self._without_position = checkpoint, None
 
 
 def _is_cancellation(error: BaseException) -> bool:

@@ -67,14 +67,31 @@ _RAISE_FENCE = """
 UPDATE {table} SET fence = %s, run_id = %s::uuid, at = clock_timestamp() WHERE job_id = %s::uuid
 """
 _REQUIRE_FENCE = """
-SELECT 1 FROM {table} WHERE job_id = %s::uuid AND run_id = %s::uuid AND fence = %s FOR UPDATE
+SELECT txid_current() FROM {table} WHERE job_id = %s::uuid AND run_id = %s::uuid AND fence = %s FOR UPDATE NOWAIT
 """
 _WRITE_POSITION = """
 UPDATE {table}
    SET position = coalesce(%s::jsonb, position), result = %s::jsonb, done_at = CASE WHEN %s THEN clock_timestamp() END,
        at = clock_timestamp()
  WHERE job_id = %s::uuid AND run_id = %s::uuid AND fence = %s
+RETURNING txid_current()
 """
+LOCK_NOT_AVAILABLE = "55P03"
+# Of CREATE TABLE: the role may not, or another process has created it meanwhile.
+_EXPECTED_ERRORS = ("42501", "42P07", "23505", "3F000")
+
+
+ENDED_BY_BLOCK = (
+    "the block of ctx.transaction() has ended its transaction by itself, with COMMIT or ROLLBACK: what it has written"
+    " does not commit together with the position"
+)
+
+
+class DrawnFence(NamedTuple):
+    """What the queue gives out."""
+
+    number: int  # higher than those of all earlier claims of the job
+    former: int = 0  # of the last claim of the job in this target, if it had a fence there
 
 
 class TargetState(NamedTuple):
@@ -85,6 +102,7 @@ class TargetState(NamedTuple):
     is_done: bool = False  # an attempt has finished the work
     result: Any = None  # of that attempt
     former_fence: int = 0  # that the row had before
+    was_claimed: bool = False  # by an attempt before, as the queue knows; the row may be gone since
 
 
 class FenceLost(Exception):
@@ -103,14 +121,21 @@ class EffectsTable:
     def find(self) -> None:
         """Find the table, or create it where the role may. Raises Fail for a table of another shape."""
         if not self.find_existing():
-            with suppress(Exception):  # another process may have created it; what is wrong is found by the next search
-                with self.connection.cursor() as cursor:
-                    cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK_NUMBER])
-                    cursor.execute(CREATE_TABLE)
-                self.connection.commit()
-            self.connection.rollback()
+            self._create()
             if not self.find_existing():
                 self._set_problem(f"target {self.target!r} has no table dl_effects, and creating it did not succeed")
+
+    def _create(self) -> None:
+        try:
+            with self.connection.cursor() as cursor:
+                cursor.execute(f"SET LOCAL lock_timeout = '{MAX_WAIT_SEC}s'")
+                cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK_NUMBER])
+                cursor.execute(CREATE_TABLE)
+            self.connection.commit()
+        except Exception as error:
+            self.connection.rollback()
+            if sqlstate_of(error) not in _EXPECTED_ERRORS:
+                raise
 
     def find_existing(self) -> bool:
         """Find the table without creating it; return False if it does not exist and the role may create it. Raises Fail
@@ -161,9 +186,10 @@ class TargetRow:
     def __init__(self, table: EffectsTable, job_id: UUID, run_id: UUID) -> None:
         self.table = table
         self.fence = 0
+        self._transaction_id = 0
         self._job_id, self._run_id = str(job_id), str(run_id)
 
-    def claim(self, draw_fence: Callable[[], int]) -> TargetState:
+    def claim(self, draw_fence: Callable[[], DrawnFence]) -> TargetState:
         """Raise the fence, so that no earlier attempt commits any more, and return where to resume.
 
         `draw_fence` asks the queue, which knows whether this attempt owns the job, while the row is locked: so the row
@@ -179,35 +205,49 @@ class TargetRow:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
                 cursor.execute(f"SET LOCAL lock_timeout = '{MAX_WAIT_SEC}s'")
                 state = self._lock(cursor)
-                self.fence = draw_fence()
+                drawn = draw_fence()
+                self.fence = drawn.number
+                if state is None:
+                    raise self._unusable()
                 if state.former_fence >= self.fence:
-                    raise FenceLost
+                    raise FenceLost(
+                        f"the row in target {self.table.target!r} has the fence {state.former_fence}, and"
+                        f" the queue gives out {self.fence}"
+                    )
                 cursor.execute(self._sql(_RAISE_FENCE), [self.fence, self._run_id, self._job_id])
+                if cursor.rowcount != 1:
+                    raise self._unusable()
             connection.commit()
         except BaseException as error:
             with suppress(Exception):
                 connection.rollback()
-            if _sqlstate(error) == "55P03":
+            if sqlstate_of(error) == LOCK_NOT_AVAILABLE:
                 raise Snooze(RELEASE_SEC, f"{STILL_OPEN} {self.table.target!r}") from error
             raise
-        return state
+        return state._replace(was_claimed=drawn.former > 0)
 
-    def _lock(self, cursor: Any) -> TargetState:
-        """Make the row unless it exists, and lock it."""
+    def _unusable(self) -> RuntimeError:
+        return RuntimeError(
+            f"the row of this job in {self.table.name} of target {self.table.target!r} cannot be read and written: is"
+            " there row security, or a trigger?"
+        )
+
+    def _lock(self, cursor: Any) -> TargetState | None:
+        """Make the row unless it exists, and lock it. None: it cannot be seen."""
         cursor.execute(self._sql(_INSERT_ROW), [self._job_id, self._run_id])
         cursor.execute(self._sql(_LOCK_ROW), [self._job_id])
         row = cursor.fetchone()
-        if row is None:  # deleted meanwhile, as the rows of jobs are that have ended
-            raise FenceLost
+        if row is None:
+            return None
         fence, position, result, is_done = row
         return TargetState(None, _load(position), is_done, _load(result), int(fence))
 
     def begin(self) -> None:
         """Lock the row until the end of the transaction that this opens: the next attempt waits for that end. Raises
-        FenceLost."""
+        FenceLost, and an error of the driver with LOCK_NOT_AVAILABLE while another session has the lock."""
         if self.table.name is not None:
             with self.table.connection.cursor() as cursor:
-                self._require_fence(cursor)
+                self._transaction_id = self._require_fence(cursor)
 
     def end(self, *, position: str | None = None, is_final: bool = False, result: str | None = None) -> None:
         """Write in the same transaction, right before its commit, where the next attempt resumes, or that there is
@@ -216,11 +256,12 @@ class TargetRow:
             return
         with self.table.connection.cursor() as cursor:
             if position is None and not is_final:
-                self._require_fence(cursor)  # a rollback within the transaction has unlocked the row
-                return
-            cursor.execute(self._sql(_WRITE_POSITION), [position, result, is_final, *self._key])
-            if cursor.rowcount != 1:
-                raise FenceLost
+                transaction_id = self._require_fence(cursor)  # a rollback within has unlocked the row
+            else:
+                cursor.execute(self._sql(_WRITE_POSITION), [position, result, is_final, *self._key])
+                transaction_id = _value_of(cursor.fetchone())
+        if transaction_id != self._transaction_id:
+            raise RuntimeError(ENDED_BY_BLOCK)
 
     def _sql(self, text: str) -> str:
         return text.replace("{table}", str(self.table.name).replace("%", "%%"))
@@ -229,10 +270,15 @@ class TargetRow:
     def _key(self) -> list[Any]:
         return [self._job_id, self._run_id, self.fence]
 
-    def _require_fence(self, cursor: Any) -> None:
+    def _require_fence(self, cursor: Any) -> int:
         cursor.execute(self._sql(_REQUIRE_FENCE), self._key)
-        if cursor.fetchone() is None:
-            raise FenceLost
+        return _value_of(cursor.fetchone())
+
+
+def _value_of(row: Any) -> int:
+    if row is None:
+        raise FenceLost
+    return int(row[0])
 
 
 def encode_position(position: Any) -> str:
@@ -263,5 +309,5 @@ def _load(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
 
-def _sqlstate(error: BaseException) -> str | None:
+def sqlstate_of(error: BaseException) -> str | None:
     return getattr(error, "pgcode", None) or getattr(error, "sqlstate", None)

@@ -46,13 +46,17 @@ class LoopState(NamedTuple):
         return cls(int(value["done"]), str(value["last"]), str(value["digest"]))
 
 
+_NOTHING_DONE = LoopState(0, "", "")
+
+
 class _OpenKey:
     """The key whose block runs."""
 
     is_committed = False  # with the rows of a transaction
 
-    def __init__(self, text: str, checkpoint: dict[str, Any]) -> None:
-        self.text, self.checkpoint = text, checkpoint
+    def __init__(self, text: str, states: list[LoopState]) -> None:
+        self.text, self.states = text, states  # once it is done
+        self.checkpoint = _checkpoint(states)
 
 
 class KeyLoops:
@@ -70,11 +74,12 @@ class KeyLoops:
             raise RuntimeError("loops of ctx.each do not nest: make one list of keys, such as of itertools.product")
         states = self._states = _parse_checkpoint(context.resume) if self._states is None else self._states
         number, self._started = self._started, self._started + 1
+        states = [*states, *[_NOTHING_DONE] * (number - len(states))]  # of loops before that had no keys
         self._is_in_loop = True
         try:
             iterator, digest = iter(keys), _new_digest()
             done = 0
-            if number < len(states):
+            if number < len(states) and states[number].done:
                 done = states[number].done
                 _skip(iterator, states[number], digest)
             total = len(keys) if isinstance(keys, Sized) else None
@@ -87,7 +92,7 @@ class KeyLoops:
                 state = LoopState(done, _shown(text), digest.hexdigest())
                 states = [*states[:number], state, *states[number + 1 :]]
                 context.check()
-                self._open = opened = _OpenKey(text, _checkpoint(states))
+                self._open = opened = _OpenKey(text, states)
                 try:
                     yield key
                 finally:
@@ -132,6 +137,7 @@ class KeyLoops:
     def committed(self) -> None:
         if self._open is not None:
             self._open.is_committed = True
+            self._states = self._open.states
 
 
 def _new_digest() -> Any:

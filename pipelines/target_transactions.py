@@ -8,9 +8,23 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from dataloader.pipelines.context import StopReason
-from dataloader.pipelines.effects import EffectsTable, FenceLost, TargetRow, TargetState, encode_position
+from dataloader.pipelines.effects import (
+    ENDED_BY_BLOCK,
+    LOCK_NOT_AVAILABLE,
+    MAX_WAIT_SEC,
+    RELEASE_SEC,
+    STILL_OPEN,
+    DrawnFence,
+    EffectsTable,
+    FenceLost,
+    TargetRow,
+    TargetState,
+    encode_position,
+    sqlstate_of,
+)
 from dataloader.pipelines.json_values import sanitize_json
-from dataloader.pipelines.retry import Fail
+from dataloader.pipelines.portable import clock
+from dataloader.pipelines.retry import Fail, Snooze
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +33,8 @@ if TYPE_CHECKING:
     from dataloader.pipelines.reported_state import ReportedState
 
 MAX_RESULT_BYTES = 1_000_000  # of JSON
-_IN_ERROR = 3  # the status of a transaction in which a statement has failed, of both drivers
+_RETRY_SEC = 0.1  # between two tries to lock the row
+_IDLE, _IN_ERROR = 0, 3  # no transaction, and one in which a statement has failed; of both drivers
 
 
 class TargetContext(Protocol):
@@ -37,13 +52,15 @@ class TargetContext(Protocol):
 
     def connect_for_transactions(self, target: str) -> Any: ...
 
-    def draw_fence(self, target: str, problem: str | None) -> int: ...
+    def draw_fence(self, target: str, problem: str | None) -> DrawnFence: ...
 
     def stop_for(self, reason: StopReason) -> NoReturn: ...
 
     def write_log(self, level: str, message: str, fields: Mapping[str, Any]) -> None: ...
 
-    def redact_value(self, value: Any) -> Any: ...
+    def redact_for_target(self, value: Any) -> Any: ...
+
+    def sleep(self, seconds: float) -> None: ...
 
 
 class _End(NamedTuple):
@@ -101,11 +118,18 @@ class TargetTransactions:
         else:
             table.problem = context.fence_problem
         if table.problem is not None and target not in self.states:
-            context.draw_fence(target, table.problem)
+            if context.draw_fence(target, table.problem).former:
+                raise RuntimeError(
+                    f"an earlier attempt of this job has written to target {target!r} with a fence, and now there is"
+                    f" none: {table.problem}"
+                )
             context.write_log("warning", "target.not_fenced", {"target": target, "reason": table.problem})
         row = TargetRow(table, context.job_id, context.run_id)
         with self._owner_only():
             state = row.claim(lambda: context.draw_fence(target, None))
+        if state.was_claimed and not state.former_fence:
+            reason = "an earlier attempt has made a row, which is gone: the target was restored, moved or failed over"
+            context.write_log("warning", "target.row_lost", {"target": target, "reason": reason})
         for other, claimed in self._rows.items():
             if other != target and claimed.fence == state.former_fence > 0:  # no two claims have one number
                 raise Fail(
@@ -116,8 +140,10 @@ class TargetTransactions:
     def _refuse_lost_commits(self, target: str, state: TargetState) -> None:
         """Another attempt resumes from what is there; this one believes in more."""
         former = self._rows.get(target)
-        if former is None or state.problem is not None or target in self._unknown:
+        if former is None or former.table.name is None or target in self._unknown:
             return
+        if state.problem is not None:
+            raise RuntimeError(f"target {target!r} had a fence, and now it has none: {state.problem}")
         if (state.former_fence, state.position) != (former.fence, self.states[target].position):
             raise RuntimeError(
                 f"target {target!r} has lost transactions that this attempt has committed, as after a failover;"
@@ -130,6 +156,11 @@ class TargetTransactions:
         row.table.connection.close()
         return row
 
+    @property
+    def connections(self) -> list[Any]:
+        """Those that may execute a statement now. Read by any thread."""
+        return [row.table.connection for row in list(self._rows.values())]
+
     def is_fenced(self, target: str) -> bool:
         state = self.states.get(target)
         return state is not None and state.problem is None
@@ -141,18 +172,21 @@ class TargetTransactions:
         self._refuse_after_end(target)
         reported, is_fenced = self._context.reported, self.is_fenced(target)
         is_home, home_checkpoint = target == self._context.task_target, reported.checkpoint
-        if is_fenced and not is_home:
+        if not is_home:
             reported.checkpoint = self.states[target].position
         try:
-            with reported.transaction(is_saved=False, is_kept=is_home or not is_fenced):
+            with reported.transaction(is_saved=False, is_kept=is_home):
                 row = self._begin(target)
                 connection = row.table.connection
                 connection.in_transaction = True
                 self.is_in_fenced_transaction = is_fenced
                 try:
                     yield connection
-                    if int(connection.info.transaction_status) == _IN_ERROR:
+                    status = int(connection.info.transaction_status)
+                    if status == _IN_ERROR:
                         raise RuntimeError("a statement of this transaction has failed, so it cannot be committed")
+                    if status == _IDLE and is_fenced:
+                        raise RuntimeError(ENDED_BY_BLOCK)
                     end = self._end(row, is_final=final, result=result)
                     connection.in_transaction = False
                     self._commit(row, end)
@@ -164,7 +198,7 @@ class TargetTransactions:
                 self._record(target, end)
         finally:
             self.is_in_fenced_transaction = False
-            if is_fenced and not is_home:
+            if not is_home:
                 reported.checkpoint = home_checkpoint
 
     def _refuse_after_end(self, target: str) -> None:
@@ -185,7 +219,7 @@ class TargetTransactions:
         reported = self._context.reported
         is_fenced = row.table.name is not None
         position = encode_position(reported.checkpoint) if is_fenced and reported.has_transaction_checkpoint else None
-        stored = sanitize_json(self._context.redact_value(result), MAX_RESULT_BYTES) if is_final else None
+        stored = sanitize_json(self._context.redact_for_target(result), MAX_RESULT_BYTES) if is_final else None
         with self._owner_only():
             row.end(position=position, is_final=is_final, result=stored)
         return _End(position, stored)
@@ -196,8 +230,10 @@ class TargetTransactions:
         before = self.states[target].position
         try:
             row.table.connection.commit()
-        except Exception:
-            if row.table.connection.closed:
+        except Exception as error:
+            if row.table.connection.closed or sqlstate_of(error) is None:
+                with suppress(Exception):
+                    row.table.connection.close()
                 self._unknown.add(target)
                 with suppress(Exception):
                     state = self.claim(target)
@@ -215,26 +251,36 @@ class TargetTransactions:
 
     def _begin(self, target: str) -> TargetRow:
         """Begin a transaction; on a new connection, if the old one was lost since the last transaction."""
-        row = self._rows[target]
-        try:
-            with self._owner_only():
-                row.begin()
-        except Exception:
-            if not row.table.connection.closed:
-                with suppress(Exception):
-                    row.table.connection.rollback()
-                raise
-            self.claim(target)
+        deadline, is_replaced = clock() + MAX_WAIT_SEC, False
+        while True:
             row = self._rows[target]
-            with self._owner_only():
-                row.begin()
-        return row
+            connection = row.table.connection
+            try:
+                with self._owner_only():
+                    connection.rollback()  # the task may have used it since, and set it up
+                    connection.autocommit = False
+                    row.begin()
+            except Exception as error:
+                if connection.closed and not is_replaced:
+                    is_replaced = True
+                    self.claim(target)
+                    continue
+                with suppress(Exception):
+                    connection.rollback()
+                if sqlstate_of(error) != LOCK_NOT_AVAILABLE:
+                    raise
+                if clock() > deadline:  # a former attempt is frozen between two statements
+                    raise Snooze(RELEASE_SEC, f"{STILL_OPEN} {target!r}") from error
+            else:
+                return row
+            self._context.sleep(_RETRY_SEC)
 
     @contextmanager
     def _owner_only(self) -> Iterator[None]:
         try:
             yield
-        except FenceLost:
+        except FenceLost as lost:
+            self._context.write_log("warning", "target.fence_lost", {"reason": str(lost)} if lost.args else {})
             self._context.stop_for(StopReason.LEASE_LOST)
 
 

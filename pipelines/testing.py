@@ -145,6 +145,7 @@ class FakeContext(BaseContext):
         self.safe_points = 0
         self.finished_with: Any = None  # the result of a final transaction
         self.finished = False
+        self._positions: dict[str | None, Any] = {}  # by target, of those that are not the task's own
         self._check_history = check_history or {}
         self._stop_after, self._stop_reason, self._stopped = stop_after, StopReason.CANCEL, False
         self._stopping_in = stopping_in
@@ -241,10 +242,22 @@ class FakeContext(BaseContext):
             connection = self._database()
         else:
             raise RuntimeError("this context has no database; FakeContext(database=…) gives it a connection")
-        with self.reported.transaction(), connection:  # commits, or rolls back on any error
-            yield connection
+        is_home, home = target == self.task_target, self.reported.checkpoint
+        if not is_home:
+            self.reported.checkpoint = self._positions.get(target)
+        try:
+            with self.reported.transaction(is_kept=is_home), connection:  # commits, or rolls back on any error
+                yield connection
+            if not is_home:
+                self._positions[target] = self.reported.checkpoint
+        finally:
+            if not is_home:
+                self.reported.checkpoint = home
         if final:
             self.finished, self.finished_with = True, result
+
+    def keeps_position(self, target: str | None) -> bool:
+        return True
 
     def connect(self, name: str) -> Any:
         self.pass_safe_point()

@@ -28,6 +28,7 @@ from dataloader.pipelines.context import (
     StopReason,
     Upstream,
 )
+from dataloader.pipelines.effects import DrawnFence
 from dataloader.pipelines.json_values import MAX_CHECKPOINT_BYTES
 from dataloader.pipelines.reported_state import ReportedState
 from dataloader.workers.connections.own_sessions import OwnSession, reset_owner, set_owner
@@ -207,13 +208,13 @@ class JobContext(StoppableContext):
     def connect_for_transactions(self, target: str) -> Any:
         return self._connect(lambda connections: connections.connect_for_transactions(target))
 
-    def draw_fence(self, target: str, problem: str | None) -> int:
+    def draw_fence(self, target: str, problem: str | None) -> DrawnFence:
         if self.fence_problem is not None:
-            return 0
+            return DrawnFence(0)
         connections = self._require_connections()
         with self._owner_only():
             draw = self._call_of_feature("draw_fence")
-            fence: int = draw(connections.execute_owned, self.job_id, self.run_id, target, problem)
+            fence = DrawnFence(*draw(connections.execute_owned, self.job_id, self.run_id, target, problem))
         connections.close_unused()
         return fence
 

@@ -228,3 +228,41 @@ def test_a_transaction_in_another_target_is_refused(target: TargetFixture, datab
     outcome = target.run(load, target=None)
 
     assert "name this target in @register(target=…)" in outcome.error
+
+
+def test_a_loop_that_was_left_after_a_transaction_keeps_its_key(target: TargetFixture):
+    target.enqueue()
+
+    def load(args: Any, ctx: Any) -> None:
+        for key in ctx.each("abc"):
+            with ctx.transaction() as connection:
+                write_part(connection, key, ctx)
+            if key == "b":
+                break
+        for key in ctx.each("xy"):
+            with ctx.transaction() as connection:
+                write_part(connection, key, ctx)
+            if ctx.attempt == 1:
+                raise Broken
+
+    target.run(load)
+    target.run()
+
+    assert target.parts == ["a", "b", "c", "x", "y"]
+
+
+def test_loops_without_keys_keep_the_order_of_the_others():
+    def load(args: Any, ctx: Any) -> None:
+        list(ctx.each([]))
+        for key in ctx.each("xy"):
+            seen.append(key)
+            if len(seen) == 2:
+                raise Broken
+
+    seen: list[str] = []
+    ctx = FakeContext()
+    with pytest.raises(Broken):
+        run(load, {}, ctx)
+    run(load, {}, FakeContext(resume=ctx.resume))
+
+    assert seen == ["x", "y", "y"]

@@ -99,6 +99,7 @@ class TaskConnections:
         self._in_transaction = False
         self.commit_unknown = False  # the last commit was sent, and its response was lost
         self.settled = False  # by a final transaction
+        self._is_answer_lost = False  # to the commit of a transaction of the pipeline
 
     # Called by the pipeline
 
@@ -130,9 +131,18 @@ class TaskConnections:
     ) -> Iterator[Any]:
         """One transaction in the queue's own database. It commits with the checkpoint that `checkpoint()` returns, if
         any, or with the settlement whose parameters `final()` returns."""
-        with self._fenced(checkpoint=checkpoint, final=final) as connection:
-            self._is_lent = True
-            yield connection
+        if self._is_answer_lost:
+            raise RuntimeError(
+                "whether the last transaction in the queue's database was committed is not known, because its answer"
+                " was lost; the next attempt resumes from what is there"
+            )
+        try:
+            with self._fenced(checkpoint=checkpoint, final=final) as connection:
+                self._is_lent = True
+                yield connection
+        except psycopg2.Error as error:
+            self._is_answer_lost = self.commit_unknown and error.pgcode is None
+            raise
 
     @contextmanager
     def _fenced(

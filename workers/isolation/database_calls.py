@@ -36,6 +36,7 @@ class DatabaseCalls:
             "try_acquire": attempt.try_acquire,
             "target_access": self._target_access,
             "draw_fence": attempt.draw_fence,
+            "redact": attempt.redact_value,
         }
 
     def start(self, name: str, arguments: dict[str, Any]) -> None:

@@ -61,6 +61,7 @@ def standalone_spec(attempt: Attempt, task: Task, args: dict[str, Any], argv: Se
         "spread": task.shape.spread or None,
         "target": options.target,
         "fence_problem": attempt.fence_problem,
+        "has_secrets": bool(attempt.redactor.secrets),
         "resume": attempt.resume,
         "progress": attempt.reported.progress,
         "rules": [[_name_of(matcher), rule] for matcher, rule in options.rules.entries],

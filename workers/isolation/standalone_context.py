@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import logging
 import os
 import sys
@@ -31,10 +32,13 @@ from dataloader.pipelines.context import (
     Upstream,
     Wait,
 )
+from dataloader.pipelines.effects import DrawnFence
+from dataloader.pipelines.json_values import sanitize_json
 from dataloader.pipelines.reported_state import ReportedState
 from dataloader.pipelines.retry import Fail, Rules, Snooze
 from dataloader.pipelines.runner import run_task
 from dataloader.pipelines.signature import shape_of, start_call
+from dataloader.pipelines.target_transactions import MAX_RESULT_BYTES
 from dataloader.workers.isolation.child_program import ChildProgram, ParentChannel, run_program, set_limits
 from dataloader.workers.stop_signal import StoppableContext, StopSignal
 
@@ -54,6 +58,7 @@ class StandaloneContext(StoppableContext):
     def __init__(self, spec: dict[str, Any], parent: ParentChannel) -> None:
         job = spec["job"]
         self.job_id, self.run_id, self.task = UUID(job["id"]), UUID(job["run"]), job["task"]
+        self._has_secrets = spec["has_secrets"]
         self.task_target, self.fence_problem = spec["target"], spec["fence_problem"]
         self.attempt, self.max_attempts, self.traceparent = job["attempt"], job["max_attempts"], job["traceparent"]
         self.partition = job["partition"]
@@ -127,9 +132,19 @@ class StandaloneContext(StoppableContext):
         access = self._call("target_access", target=target)
         return None if access is None else _connect_guarded(**access)
 
-    def draw_fence(self, target: str, problem: str | None) -> int:
-        fence: int = self._call("draw_fence", target=target, problem=problem)
-        return fence
+    def draw_fence(self, target: str, problem: str | None) -> DrawnFence:
+        return DrawnFence(*self._call("draw_fence", target=target, problem=problem))
+
+    def redact_for_target(self, value: Any) -> Any:
+        if not self._has_secrets:
+            return value
+        return self._call("redact", value=json.loads(sanitize_json(value, MAX_RESULT_BYTES)))
+
+    def cancel_queries(self) -> None:
+        """Cancel the statements in targets."""
+        for connection in self.targets.connections:
+            with suppress(Exception):
+                connection.cancel()
 
     def offload(self, *_: Any, **__: Any) -> NoReturn:
         _refuse("offload", "give the work to an engine from a task of the worker's own interpreter")
@@ -180,6 +195,9 @@ class StandaloneProgram(ChildProgram):
         sys.argv = [self.context.task, *(self.spec["argv"] or ())]
         set_limits(self.spec)
         return run_task(self, self.spec["args"], self.context)
+
+    def cancel_query(self) -> None:
+        threading.Thread(target=self.context.cancel_queries, daemon=True).start()  # a server may not answer
 
     def start(self, args: dict[str, Any], context: StandaloneContext) -> Any:
         return start_call(self.call, shape_of(self.call, self.spec["spread"]), args, context, self.spec["argv"])

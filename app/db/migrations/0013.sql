@@ -3,6 +3,7 @@
 CREATE TABLE dl_fence_history (
     is_only  bool NOT NULL DEFAULT true PRIMARY KEY CHECK (is_only),
     timeline int  NOT NULL,
+    server   text NOT NULL,
     epoch    int  NOT NULL
 );
 

@@ -1,7 +1,7 @@
 -- Targets: where the attempts of jobs wrote, and with which fence; and the tasks that name targets. See schema.sql.
 
 -- name: draw_fence
-SELECT dl_draw_fence(%(job_id)s::uuid, %(run_id)s::uuid, %(target)s::text, %(problem)s::text);
+SELECT number, former FROM dl_draw_fence(%(job_id)s::uuid, %(run_id)s::uuid, %(target)s::text, %(problem)s::text);
 
 -- name: job_targets
 SELECT target, run_id, fence, problem, claimed_at, deleted_at FROM dl_job_targets WHERE job_id = %(job_id)s::uuid ORDER BY target;

@@ -9,8 +9,9 @@ from uuid import UUID
 
 def draw_fence(
     execute: Callable[..., list[tuple[Any, ...]]], job_id: UUID, run_id: UUID, target: str, problem: str | None
-) -> int:
-    """Return a number that is higher than those of all earlier attempts of the job."""
+) -> tuple[int, int]:
+    """Return a number that is higher than those of all earlier attempts of the job, and that of the last attempt that
+    had a fence in this target, or 0."""
     parameters = {"job_id": str(job_id), "run_id": str(run_id), "target": target, "problem": problem}
-    fence: int = execute("draw_fence", parameters)[0][0]
-    return fence
+    ((number, former),) = execute("draw_fence", parameters)
+    return int(number), int(former)
