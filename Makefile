@@ -19,7 +19,7 @@ REQUIRE_LINKS := test -d dataloader/app || { echo 'dataloader/app does not lead 
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: engines field hostile help run test test-full coverage check lint format schema docs screenshots chaos chaos-short chaos-mutants planted-bugs lock clean
+.PHONY: engines field hostile help run test test-full coverage check lint format schema docs screenshots chaos chaos-short chaos-mutants targets-proof targets-mutants planted-bugs lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo 'make docs    the documentation as a site, in build/site; fails on a dead link'
 	@echo 'make screenshots  pictures of each page by a browser, in test-results; renews those of docs/images, which show the loads of a small company'
 	@echo 'make chaos   ten minutes of faults against a service under load, from a seed: make chaos SEED=1'
+	@echo 'make targets-proof  loads into targets that die at each message of the protocol; fewer: make targets-proof LOADS=500'
 	@echo 'make planted-bugs  plants former faults again, one at a time: a test must fail for each (some minutes)'
 	@echo 'make lock    write the lock files from requirements.txt and pyproject.toml'
 	@echo 'make clean   remove everything that make created; jobs in .data stay'
@@ -94,6 +95,13 @@ chaos-short: $(VENV)/.installed-dev
 
 chaos-mutants: $(VENV)/.installed-dev
 	@exec $(CHAOS) mutants
+
+# Loads into targets that die at each message of the protocol; and planted bugs, of which each must be convicted.
+targets-proof: $(VENV)/.installed-dev
+	@exec $(BIN)/python -m tests.target_proof run $(SEED:%=--seed %) $(LOADS:%=--loads %)
+
+targets-mutants: $(VENV)/.installed-dev
+	@exec $(BIN)/python -m tests.target_proof mutants $(SEED:%=--seed %)
 
 # Real engines, one at a time, each in an environment of its own: the newest version that is supported and the oldest.
 # The end is one table: what passed, and seconds of a start, a re-attachment and a stop. A failure does not keep the others from running.
