@@ -64,7 +64,7 @@ def _never_reap() -> None:
     replace_attribute(Reaper, "_check_leases", lambda self, now: None)
 
 
-def _keep_dead_sessions() -> None:
+def keep_dead_sessions() -> None:
     from dataloader.app.queue import attempt_sessions
 
     def report_only(reports: Any, target: str, *_: Any) -> None:
@@ -85,7 +85,7 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "a settlement names the job and not the run, and a dead attempt's sessions are not ended",
         "stubborn runs",
         functions=[FunctionEdit("dl_settle", r"AND j\.run_id = settlements\.run_id", "")],
-        patch=_keep_dead_sessions,
+        patch=keep_dead_sessions,
         expects=("result of another run", "invalid event sequence", "overlapping runs"),
     ),
     Mutant(
@@ -127,7 +127,7 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
             StatementEdit("save_checkpoint", r"AND run_id = %\(run_id\)s::uuid\s+AND status::text = 'running'", ""),
             StatementEdit("assert_owned", r"SELECT 1\s.*", "SELECT 1 WHERE %(job_id)s <> %(run_id)s"),
         ],
-        patch=_keep_dead_sessions,
+        patch=keep_dead_sessions,
         expects=("part written twice",),
     ),
     Mutant(
@@ -187,7 +187,7 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "sessions-left-open",
         "a dead attempt's sessions are not ended before its job is given on",
         "killed workers with SQL",
-        patch=_keep_dead_sessions,
+        patch=keep_dead_sessions,
         expects=("effects after successor start",),
     ),
     Mutant(

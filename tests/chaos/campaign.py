@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from uuid import UUID
 
 from tests.chaos.checker import STUBBORN, check
 from tests.chaos.client_log import read_client_log
@@ -22,6 +24,8 @@ from tests.chaos.report import (
 )
 from tests.chaos.schedule import plan_faults
 from tests.chaos.services import HEARTBEAT_SEC, REAPER_INTERVAL_SEC
+from tests.chaos.target_rules import target_takeovers
+from tests.target_proof.site import Site, TargetEvidence
 
 DRAIN_SEC = 150.0  # for what is left when all is well again; on a busy machine too
 _MIN_STUBBORN_RUNS = 5
@@ -90,8 +94,16 @@ def collect_history(environment: Environment, injected: Sequence[InjectedFault])
         stopped_schedules=environment.schedules.stopped_at,
         looks=environment.monitor.looks,
         executions=environment.engine.executions() if environment.engine is not None else (),
+        target_loads=_read_target(environment),
         backfill_keys={created.backfill_id: created.keys for created in environment.schedules.created},
     )
+
+
+def _read_target(environment: Environment) -> Mapping[UUID, TargetEvidence]:
+    """What the target has of each load into it."""
+    ((found,),) = environment.target.query("SELECT array_agg(DISTINCT job_id::text) FROM proof_commits")
+    with closing(Site(environment.primary.dsn, [environment.target.dsn])) as site:
+        return site.effects(environment.target.dsn, [UUID(job_id) for job_id in found or ()])
 
 
 def _complaints(environment: Environment, injected: Sequence[InjectedFault], *, is_full_length: bool) -> list[str]:
@@ -130,6 +142,8 @@ def _missing_coverage(history: History, *, is_full_length: bool) -> list[str]:
         complaints.append("no job of a graph was skipped")
     if is_full_length and not offload_takeovers(history):
         complaints.append("no work on the engine was taken over by another run")
+    if is_full_length and not target_takeovers(history):
+        complaints.append("no load into the target was taken over by another run")
     if is_full_length and not zombie_runs(history, time.time() - clock()):
         complaints.append("no stubborn run acted after its job had been taken from it")
     if is_full_length and not long_runs(history):

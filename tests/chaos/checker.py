@@ -44,6 +44,7 @@ from tests.chaos.schedule_rules import (
     two_live_jobs_of_a_slice,
     update_not_answered,
 )
+from tests.chaos.target_rules import TARGET_RULES
 from tests.support.event_replay import Event, ReplayedJob, replay
 
 STUBBORN = "chaos.zombie"
@@ -434,5 +435,6 @@ RULES: Sequence[Callable[[History], Findings]] = (
     offload_executed_again,
     wrong_offload_result,
     offload_left_running,
+    *TARGET_RULES,
     inconsistent_row,
 )

@@ -18,8 +18,9 @@ from dataloader.app.postgres.binaries import Choice
 from tests.chaos import etl, observer
 from tests.chaos.client_log import ClientLog
 from tests.chaos.engine import CampaignEngine
+from tests.chaos.job_requests import Mix
 from tests.chaos.limit_changes import LimitOperator
-from tests.chaos.load import Load, Mix
+from tests.chaos.load import Load
 from tests.chaos.proxy import FaultProxy
 from tests.chaos.row_monitor import RowMonitor
 from tests.chaos.schedule_changes import ScheduleOperator
@@ -28,6 +29,7 @@ from tests.chaos.services import ManagedService, can_have_namespaces, service_en
 from tests.support.fake_engine import install_entry_points
 from tests.support.processes import ROOT, free_port
 from tests.support.waiting import eventually
+from tests.target_proof.site import prepare_target
 
 DISK_MB = 640
 
@@ -55,7 +57,8 @@ class Environment:
         self.folder.chmod(0o755)  # as root the servers have another account, which must get there
         self._servers: list[Server] = []
         self.services: list[ManagedService] = []
-        self.proxies: list[FaultProxy] = []
+        self.proxies: list[FaultProxy] = []  # of the queue's server
+        self._proxies: list[FaultProxy] = []  # all of them
         self.engine: CampaignEngine | None = None  # where the load has work for one
         self._stopping = threading.Event()
         self._manager = threading.Thread(target=self._restart_ended_services, name="service-manager", daemon=True)
@@ -67,13 +70,17 @@ class Environment:
         self.observer.create()
         self.observer.query(observer.CREATE_TABLE)
         self.observer.query(etl.EFFECTS)
+        self.target = self.make_server(settings={"shared_buffers": "16MB"})
+        self.target.create()
+        prepare_target(self.target.dsn)
+        self.target_proxy = self._make_proxy(self.target)
         self.primary = self.make_server(disk_mb=DISK_MB, settings=self.size.server)
         self.primary.create()
         migrate(self.primary.dsn)
         self.primary.query(etl.TARGET)
         self.primary.query(etl.EFFECTS)
         # One that follows the primary about, as a virtual address does; and two that each stay with their server.
-        self.address, *self.slots = (FaultProxy(self.primary.address) for _ in range(3))
+        self.address, *self.slots = (self._make_proxy(self.primary) for _ in range(3))
         self.slots[1].refuse()
         self.proxies = [self.address, *self.slots]
         self.client_log = ClientLog(self.folder / "told.jsonl")
@@ -89,6 +96,11 @@ class Environment:
             self.engine.up()
         self._build_services()
 
+    def _make_proxy(self, server: Server) -> FaultProxy:
+        made = FaultProxy(server.address)
+        self._proxies.append(made)
+        return made
+
     def _has_intent(self, name: str) -> bool | None:
         """Whether the row of an offload is committed, in the server itself: no proxy lies between."""
         try:
@@ -99,7 +111,7 @@ class Environment:
     def _service_environment(self, dsn: str) -> dict[str, str]:
         mix, engine = self.size.mix, self.engine
         env = service_environment(
-            dsn, self.observer.dsn, threads=self.size.threads, has_schedules=mix.schedules,
+            dsn, self.observer.dsn, target_dsn=self.target_dsn, threads=self.size.threads, has_schedules=mix.schedules,
             engine=None if engine is None else engine.address,
         )  # fmt: skip
         return env if engine is None else env | {"PYTHONPATH": f"{install_entry_points(self.folder)}:{ROOT}"}
@@ -162,14 +174,16 @@ class Environment:
             proxy.heal()
             proxy.cut_half_open()
         self.slots[1 - self.slot].refuse()
+        self.target_proxy.heal()
         if self.engine is not None:
             self.engine.heal()
         for service in self.services:
             service.thaw()
             service.is_kept_down = False
-        if not self.primary.is_accepting():
-            with suppress(RuntimeError):
-                self.primary.start()
+        for server in (self.primary, self.target):
+            if not server.is_accepting():
+                with suppress(RuntimeError):
+                    server.start()
 
     def wait_until_quiet(self, timeout: float, *, except_jobs: int = 0) -> float:
         """No more is asked for and nothing is broken any more: how long until every job has ended, but for so many?
@@ -216,7 +230,7 @@ class Environment:
             service.kill_remaining()
         if self.engine is not None:
             self.engine.close()
-        for proxy in self.proxies:
+        for proxy in self._proxies:
             proxy.close()
         for server in self._servers:
             server.remove()
@@ -245,6 +259,10 @@ class Environment:
     @property
     def address_dsn(self) -> str:
         return f"host=127.0.0.1 port={self.address.port} user=dataloader dbname=postgres"
+
+    @property
+    def target_dsn(self) -> str:
+        return f"host=127.0.0.1 port={self.target_proxy.port} user=dataloader dbname=postgres"
 
     @property
     def multi_host_dsn(self) -> str:

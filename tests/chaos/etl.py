@@ -208,12 +208,12 @@ def zombie(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
             ):  # every other one reports on, past the safe points: its successor's row must not have it
                 ctx.record_progress({"run": run, "at": time.monotonic()})  # type: ignore[attr-defined]  # as above
             time.sleep(0.1)
-            _report_trust(ctx)
+            report_trust(ctx)
             OBSERVER.report(ctx, "wrote")
     return {"run": run}
 
 
-def _report_trust(ctx: Context) -> None:
+def report_trust(ctx: Context) -> None:
     """Whether an obedient run would continue. It is not a safe point, which would stop the run."""
     at = clock()
     attempt: Any = ctx  # in a worker's thread

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from tests.chaos.client_log import ClientResponse
 from tests.support.event_replay import Event
+from tests.target_proof.site import TargetEvidence
 
 FINAL = ("succeeded", "failed", "canceled", "lost")
 Query = Callable[[str], list[tuple[Any, ...]]]
@@ -254,6 +255,7 @@ class History:
     executions: Sequence[Execution] = ()
     looks: Sequence[RowLook] = ()  # in their order
     progress: Sequence[ProgressRow] = ()
+    target_loads: Mapping[UUID, TargetEvidence] = field(default_factory=dict)  # what the target has of a job
 
     def settings(self, limit_name: str) -> list[LimitChange]:
         """The settings that applied to a limit: those of its own name, else the default's."""
@@ -282,6 +284,7 @@ def read_history(
     backfill_keys: Mapping[UUID, Sequence[str]] | None = None,
     executions: Sequence[Execution] = (),
     looks: Sequence[RowLook] = (),
+    target_loads: Mapping[UUID, TargetEvidence] | None = None,
 ) -> History:
     """`queue` and `witness` each run a question and return its rows."""
     event_log = [
@@ -332,6 +335,7 @@ def read_history(
         offloads=_read(queue, OffloadRow, "dl_offloads"),
         executions=executions,
         looks=looks,
+        target_loads=target_loads or {},
         progress=[
             ProgressRow(UUID(job), UUID(run), ts, reported_by)
             for job, run, ts, reported_by in queue("SELECT job_id, run_id, ts, progress ->> 'run' FROM dl_progress")

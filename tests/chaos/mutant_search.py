@@ -17,7 +17,7 @@ from tests.chaos.campaign import conclude
 from tests.chaos.environment import CampaignSize, Environment, make_environment
 from tests.chaos.fault import Fault
 from tests.chaos.fault_runner import FaultRunner
-from tests.chaos.load import QUEUE, Mix
+from tests.chaos.job_requests import QUEUE, Mix
 from tests.chaos.mutant import Mutant
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.report import Report
@@ -66,6 +66,13 @@ SCENES = {
         5.0,
         [(3.0, 4.0, process_faults.WorkerFrozen)],
         per_sec=3.0,
+        threads=24,
+    ),
+    "stubborn target loads": Scene(
+        replace(_NO_MIX, target_zombie=5, target=2, lease_sec=(2,), zombie_sec=(5.0, 7.0), zombie_holds=1.0),
+        6.0,
+        [(3.0, 4.6, process_faults.WorkerFrozenKeysEnded)],
+        per_sec=4.0,
         threads=24,
     ),
     "hot": Scene(replace(_NO_MIX, hot=10, long=1), 8.0, per_sec=30.0),

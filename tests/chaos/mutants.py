@@ -16,10 +16,18 @@ from tests.chaos.limit_mutants import LIMIT_MUTANTS
 from tests.chaos.mutant import Mutant
 from tests.chaos.offload_mutants import OFFLOAD_MUTANTS
 from tests.chaos.schedule_mutants import SCHEDULE_MUTANTS
+from tests.chaos.target_mutants import TARGET_MUTANTS
 
 MUTANTS: Mapping[str, Mutant] = {
     mutant.name: mutant
-    for mutant in (*ATTEMPT_MUTANTS, *LEASE_MUTANTS, *LIMIT_MUTANTS, *SCHEDULE_MUTANTS, *OFFLOAD_MUTANTS)
+    for mutant in (
+        *ATTEMPT_MUTANTS,
+        *LEASE_MUTANTS,
+        *LIMIT_MUTANTS,
+        *SCHEDULE_MUTANTS,
+        *OFFLOAD_MUTANTS,
+        *TARGET_MUTANTS,
+    )
 }
 
 

@@ -15,9 +15,11 @@ from tests.chaos.checker import STUBBORN, Violation
 from tests.chaos.fault_runner import InjectedFault
 from tests.chaos.history import History
 from tests.chaos.services import Death
+from tests.chaos.target_rules import target_takeovers
 from tests.support.event_replay import Event
 
 _MAX_LISTED = 20  # violations of one rule
+_DOUBLED = ("two jobs for one key", "part written twice", "target part written twice", "wrong follow ups")
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,10 @@ def _job_counts(history: History, rules: Mapping[str, int]) -> dict[str, int]:
         **{f"ended {status}": count for status, count in sorted(statuses.items())},
         "cancels answered": result["canceled"],
         "retried by a person": result["retried"],
-        "lost": rules.get("job missing after acceptance", 0) + rules.get("job not finished", 0),
-        "doubled": sum(
-            rules.get(rule, 0) for rule in ("two jobs for one key", "part written twice", "wrong follow ups")
-        ),
+        "lost": rules.get("job missing after acceptance", 0)
+        + rules.get("job not finished", 0)
+        + rules.get("incomplete target load", 0),
+        "doubled": sum(rules.get(rule, 0) for rule in _DOUBLED),
     }
 
 
@@ -164,6 +166,8 @@ def _run_counts(history: History, wall: float) -> dict[str, int]:
         "looks at rows of running jobs": len(history.looks),
         "rows of progress": len(history.progress),
         "parts written into the target": len(history.target),
+        "loads into the target": len(history.target_loads),
+        "loads into the target taken over by another run": len(target_takeovers(history)),
         "rows written by statements in autocommit": len(history.effects),
         "attempts taken from a worker that had written such rows": len(takeovers_with_effects(history)),
     }

@@ -11,6 +11,7 @@ from tests.chaos.fault import Fault
 from tests.chaos.faults import FAULTS
 from tests.chaos.process_faults import PROCESS_FAULTS
 from tests.chaos.server_faults import SERVER_FAULTS
+from tests.chaos.target_faults import TARGET_FAULTS
 from tests.chaos.transaction_faults import TRANSACTION_FAULTS
 
 _GAP_SEC = (1.5, 5.0)  # seconds of peace between two faults of a lane
@@ -29,8 +30,8 @@ class PlannedFault:
 
 
 def plan_faults(seed: int, seconds: float) -> list[PlannedFault]:
-    """Three lanes at a time: processes die in one while the database and the network fail in another, and transactions
-    stay open in the third.
+    """Four lanes at a time: processes die in one while the database and the network fail in another, transactions stay
+    open in the third, and the target fails in the fourth.
 
     Each lane goes round all its kinds, in another order each time, so that a long run has met each of them.
     """
@@ -38,6 +39,7 @@ def plan_faults(seed: int, seconds: float) -> list[PlannedFault]:
         "processes": PROCESS_FAULTS,
         "database": (*SERVER_FAULTS, *CONNECTION_FAULTS),
         "transactions": TRANSACTION_FAULTS,
+        "targets": TARGET_FAULTS,
     }
     planned = [step for lane, kinds in lanes.items() for step in _plan_lane(seed, lane, kinds, seconds)]
     return sorted(planned, key=lambda step: (step.starts_at_sec, step.lane))

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from tests.chaos.clock import clock
-from tests.chaos.load import OTHER_QUEUE, QUEUE
+from tests.chaos.job_requests import OTHER_QUEUE, QUEUE
 from tests.chaos.observer import OBSERVER_DSN_VARIABLE
 from tests.support.processes import ROOT, Process
 
@@ -44,14 +44,26 @@ class Death:
 
 
 def service_environment(
-    dsn: str, observer_dsn: str, *, threads: int = THREADS, has_schedules: bool = False, engine: str | None = None
+    dsn: str,
+    observer_dsn: str,
+    *,
+    target_dsn: str | None = None,  # None: the load has none
+    threads: int = THREADS,
+    has_schedules: bool = False,
+    engine: str | None = None,
 ) -> dict[str, str]:
     """Short leases and short periods: what takes minutes otherwise is seen in seconds."""
+    targets = {"default": dsn, "witness": observer_dsn} | ({"warehouse": target_dsn} if target_dsn else {})
+    pipelines = [
+        "tests.chaos.etl",
+        *(["tests.chaos.target_etl"] if target_dsn else []),
+        *(["tests.chaos.scheduled_etl"] if has_schedules else []),
+    ]
     engines = {} if engine is None else {"DL_EXECUTORS": json.dumps({"fake": {"address": engine}})}
     return engines | {
         "DL_DB_DSN": dsn,
         OBSERVER_DSN_VARIABLE: observer_dsn,
-        "DL_TARGETS": json.dumps({"default": dsn, "witness": observer_dsn}),
+        "DL_TARGETS": json.dumps(targets),
         "DL_HEARTBEAT_SEC": str(HEARTBEAT_SEC),
         "DL_REAPER_PERIOD_SEC": str(REAPER_INTERVAL_SEC),
         "DL_CLAIM_BACKOFF_SEC": "2",
@@ -62,7 +74,7 @@ def service_environment(
         "PG_COMMAND_TIMEOUT": "4",
         "PG_POOL_SIZE": "4",
         "PG_MAX_OVERFLOW": "4",
-        "DL_PIPELINES": "tests.chaos.etl,tests.chaos.scheduled_etl" if has_schedules else "tests.chaos.etl",
+        "DL_PIPELINES": ",".join(pipelines),
         "DL_LOG_FORMAT": "json",
         "WORKERS_JSON": json.dumps(
             [{"queue": QUEUE, "concurrency": threads}, {"queue": OTHER_QUEUE, "concurrency": OTHER_THREADS}]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.__main__ import FULL_SEC, faults_for
 from tests.chaos.faults import FAULTS
-from tests.chaos.load import Mix, RequestGenerator
+from tests.chaos.job_requests import Mix, RequestGenerator
 from tests.chaos.schedule import plan_faults, unplanned_faults
 
 
@@ -31,7 +31,7 @@ def test_the_full_length_meets_every_kind_of_fault(seed):
 
 def test_faults_of_a_lane_are_bounded_and_do_not_overlap():
     plan = plan_faults(1, 500)
-    for lane in ("processes", "database", "transactions"):
+    for lane in ("processes", "database", "transactions", "targets"):
         for before, after in pairwise(step for step in plan if step.lane == lane):
             assert before.starts_at_sec + before.duration_sec <= after.starts_at_sec
     for step in plan:

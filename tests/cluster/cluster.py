@@ -22,7 +22,8 @@ from tests.chaos.checker import Violation, check
 from tests.chaos.client_log import ClientLog, read_client_log
 from tests.chaos.clock import clock
 from tests.chaos.history import read_history
-from tests.chaos.load import Load, Mix
+from tests.chaos.job_requests import Mix
+from tests.chaos.load import Load
 from tests.chaos.servers import Server
 from tests.chaos.services import HEARTBEAT_SEC, service_environment
 from tests.cluster.network import DATABASE, HUB, Network
@@ -36,8 +37,10 @@ _FIRST_PROXY_PORT = 7001
 # As a machine of its own: pids of its own, so that no other host can prove its death, and a name of its own.
 _MACHINE = ("unshare", "--pid", "--fork", "--mount-proc", "--uts", "--kill-child")
 # Without what needs processes of its own or a second server, which a host that is cut off still reaches here.
-MIX = Mix(apart=0, sql=0, sql_apart=0, legacy=0, slice=0, schedules=False, zombie=2, warehouse=0, tenant=0, partner=0,
-          fragile=0, zombie_sec=(2.0, 5.0), long_sec=(1.0, 4.0), long=10)  # fmt: skip
+MIX = Mix(
+    apart=0, sql=0, sql_apart=0, legacy=0, target=0, target_zombie=0, slice=0, schedules=False, zombie=2, warehouse=0,
+    tenant=0, partner=0, fragile=0, zombie_sec=(2.0, 5.0), long_sec=(1.0, 4.0), long=10,
+)  # fmt: skip
 
 
 @dataclass

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dataloader.workers.pool import EXIT_THREAD_CRASHED
-from tests.chaos.load import OTHER_QUEUE
+from tests.chaos.job_requests import OTHER_QUEUE
 from tests.chaos.services import HEARTBEAT_SEC
 from tests.cluster.cluster import LEASE_SEC, Cluster, Host
 from tests.cluster.network import DATABASE
