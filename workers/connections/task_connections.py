@@ -141,7 +141,8 @@ class TaskConnections:
                 self._is_lent = True
                 yield connection
         except psycopg2.Error as error:
-            self._is_answer_lost = self.commit_unknown and error.pgcode is None
+            # A final transaction may be repeated: it finds that the job has been settled.
+            self._is_answer_lost = final is None and self.commit_unknown and error.pgcode is None
             raise
 
     @contextmanager
