@@ -329,6 +329,11 @@ END $$;
 CREATE OR REPLACE FUNCTION dl_first_id_at(at timestamptz) RETURNS bigint
     LANGUAGE sql IMMUTABLE RETURN (extract(epoch FROM at) * 100000)::bigint;
 
+-- No row written since `at` has an id below this one. Ids begin anew with each partition, so they are as old as its start: by seven days
+-- at most, and here one more for a sequence that nothing has advanced yet.
+CREATE OR REPLACE FUNCTION dl_lowest_id_since(at timestamptz) RETURNS bigint
+    LANGUAGE sql IMMUTABLE RETURN dl_first_id_at(at) - 8 * 86400 * 100000::bigint;
+
 CREATE OR REPLACE FUNCTION dl_partitions(parent text) RETURNS TABLE (part text, low bigint, high bigint)
     LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
     SELECT c.relname::text,
@@ -617,15 +622,14 @@ BEGIN
     RETURN (dl_newest_progress(of_job, of_run, 0)).ts;
 END $$;
 
--- The progress of a job: what its run has saved since its row was renewed, or that of its row. The ids of these rows are not less than
--- the first one of the day.
+-- The progress of a job: what its run has saved since its row was renewed, or that of its row.
 CREATE OR REPLACE FUNCTION dl_current_progress(status dl_status, of_job uuid, of_run uuid, heartbeat_at timestamptz, progress jsonb)
     RETURNS jsonb LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
 DECLARE
     newest record;
 BEGIN
     IF status = 'running' AND isfinite(heartbeat_at) THEN
-        SELECT * INTO newest FROM dl_newest_progress(of_job, of_run, dl_first_id_at(heartbeat_at - interval '1 day'));
+        SELECT * INTO newest FROM dl_newest_progress(of_job, of_run, dl_lowest_id_since(heartbeat_at));
         IF newest.ts > heartbeat_at THEN
             RETURN newest.progress;
         END IF;

@@ -12,17 +12,17 @@ SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true)
 WITH RECURSIVE first AS MATERIALIZED (
     SELECT progress_id, ts, progress
       FROM dl_progress
-     WHERE (job_id, progress_id) >= (%(job_id)s::uuid, dl_first_id_at(%(started_at)s::timestamptz - interval '1 day'))
+     WHERE (job_id, progress_id) >= (%(job_id)s::uuid, dl_lowest_id_since(%(started_at)s::timestamptz))
        AND (job_id, progress_id) <= (%(job_id)s::uuid, 9223372036854775807)
-       AND progress_id >= dl_first_id_at(%(started_at)s::timestamptz - interval '1 day') AND run_id = %(run_id)s::uuid
+       AND progress_id >= dl_lowest_id_since(%(started_at)s::timestamptz) AND run_id = %(run_id)s::uuid
      ORDER BY job_id, progress_id
      LIMIT 1
 ), latest AS MATERIALIZED (
     SELECT progress_id, ts, progress
       FROM dl_progress
-     WHERE (job_id, progress_id) >= (%(job_id)s::uuid, dl_first_id_at(%(started_at)s::timestamptz - interval '1 day'))
+     WHERE (job_id, progress_id) >= (%(job_id)s::uuid, dl_lowest_id_since(%(started_at)s::timestamptz))
        AND (job_id, progress_id) <= (%(job_id)s::uuid, 9223372036854775807)
-       AND progress_id >= dl_first_id_at(%(started_at)s::timestamptz - interval '1 day') AND run_id = %(run_id)s::uuid
+       AND progress_id >= dl_lowest_id_since(%(started_at)s::timestamptz) AND run_id = %(run_id)s::uuid
      ORDER BY job_id DESC, progress_id DESC
      LIMIT %(latest)s::int
 ), whole AS MATERIALIZED (

@@ -14,7 +14,7 @@ from dataloader.app.queue.retention_periods import DAY_SEC, RetentionPeriods
 
 EVENTS_TABLE, LOGS_TABLE, PROGRESS_TABLE = "dl_job_events", "dl_job_logs", "dl_progress"
 _PARTITIONS_PER_PERIOD = 5
-_MAX_PARTITION_SEC = 7 * DAY_SEC
+MAX_PARTITION_SEC = 7 * DAY_SEC  # dl_lowest_id_since relies on it
 
 
 @dataclass(frozen=True)
@@ -80,5 +80,5 @@ class Retention:
 
 def partition_span(period_sec: float) -> float:
     """The time span of a partition: a fifth of the retention period, in whole days if it is longer than a day."""
-    span = min(_MAX_PARTITION_SEC, period_sec / _PARTITIONS_PER_PERIOD)
+    span = min(MAX_PARTITION_SEC, period_sec / _PARTITIONS_PER_PERIOD)
     return span // DAY_SEC * DAY_SEC if span >= DAY_SEC else max(1.0, span // 1)

@@ -17,6 +17,8 @@ from dataloader.app.features.jobs.progress_history import (
     estimate,
     thin,
 )
+from dataloader.app.features.retention.rows import MAX_PARTITION_SEC
+from dataloader.app.queue.job import RunRef
 from tests.support.queue_fixture import QueueFixture
 
 START = datetime(2030, 1, 31, 5, tzinfo=UTC)
@@ -95,6 +97,20 @@ def test_points_of_long_run_are_read_evenly(queue_db: QueueFixture):
     assert [p.done for p in points[-30:]] == [21_590 - 10 * n for n in reversed(range(30))]
     pauses = [(b.at - a.at).total_seconds() for a, b in pairwise(points)]
     assert all(5 <= pause <= HOURS_3 / 200 + 5 for pause in pauses)
+
+
+def test_progress_of_old_partition_is_read(queue_db: QueueFixture):
+    """Ids are as old as the start of their partition."""
+    queue_db.sql(
+        "SELECT setval('dl_progress_progress_id_seq', dl_first_id_at(clock_timestamp() - %s * interval '1 s'))",
+        str(MAX_PARTITION_SEC),
+    )
+    run = queue_db.enqueue_and_claim("k")
+    queue_db.queue.save_progress([(RunRef(run.id, run.run_id), {"done": 1})])
+    (record,) = JobReader(queue_db.session).attempts(run.id)
+
+    assert [point.done for point in ProgressReader(queue_db.session).points(run.id, record)] == [1]
+    assert queue_db.job(run.id).progress == {"done": 1}
 
 
 def test_odd_values_are_left_out(queue_db: QueueFixture):
