@@ -300,7 +300,7 @@ END $$;
 CREATE OR REPLACE FUNCTION dl_first_id_at(at timestamptz) RETURNS bigint
     LANGUAGE sql IMMUTABLE RETURN (extract(epoch FROM at) * 100000)::bigint;
 
--- No row written since `at` has an id below this one. Ids begin anew with each partition, so they are as old as its start: by seven days
+-- No row written since `at` has an id below this one. Ids start again at each partition, so they are as old as its start: by seven days
 -- at most, and here one more for a sequence that nothing has advanced yet.
 CREATE OR REPLACE FUNCTION dl_lowest_id_since(at timestamptz) RETURNS bigint
     LANGUAGE sql IMMUTABLE RETURN dl_first_id_at(at) - 8 * 86400 * 100000::bigint;

@@ -140,12 +140,13 @@ WITH candidates AS MATERIALIZED (
 )
 SELECT set_config('dl.retried', (SELECT count(*) FROM requeued)::text, true);
 
-INSERT INTO dl_graph_work (job_id)
-SELECT DISTINCT e.parent_id
-  FROM dl_jobs c
-       JOIN dl_edges e ON e.child_id = c.job_id
-       JOIN dl_jobs p ON p.job_id = e.parent_id AND p.status NOT IN ('queued', 'running')
- WHERE c.graph_id = %(graph_id)s::uuid AND c.graph_id IS NOT NULL AND c.status = 'queued' AND c.wait_state = 'waiting'
+WITH waiting AS MATERIALIZED (
+    SELECT job_id
+      FROM dl_jobs
+     WHERE graph_id = %(graph_id)s::uuid AND graph_id IS NOT NULL AND status = 'queued' AND wait_state = 'waiting'
+       FOR NO KEY UPDATE SKIP LOCKED  -- this transaction holds those that it has queued
+)
+INSERT INTO dl_graph_work (job_id) SELECT job_id FROM waiting
     ON CONFLICT (job_id) DO NOTHING;
 
 SELECT current_setting('dl.retried')::int;

@@ -20,7 +20,8 @@ CREATE TABLE dl_edges (
 CREATE INDEX dl_edges_parent_idx ON dl_edges (parent_id);
 
 -- Jobs of graphs that have ended and whose children are not decided yet. The transaction that ends a job decides them when it
--- commits; what it leaves, because a row was locked or there were too many, the maintenance leader does.
+-- commits; what it leaves, because a row was locked or there were too many, the maintenance leader does. A job that waits again
+-- after a retry is here for its parents that have ended. Who writes the row of a job holds that job, or the lock of its graph.
 CREATE TABLE dl_graph_work (
     job_id uuid PRIMARY KEY,
     xid    xid8 NOT NULL DEFAULT pg_current_xact_id()
@@ -53,8 +54,7 @@ BEGIN
     IF EXISTS (SELECT FROM dl_edges e WHERE e.child_id = job.job_id AND e.met IS NULL) THEN
         UPDATE dl_jobs SET wait_state = 'waiting', waits_on = NULL
          WHERE job_id = job.job_id AND status = 'queued' AND wait_state <> 'waiting';
-        INSERT INTO dl_graph_work (job_id)  -- decided again when this commits: a parent may end now
-        SELECT e.parent_id FROM dl_edges e WHERE e.child_id = job.job_id
+        INSERT INTO dl_graph_work (job_id) SELECT job.job_id  -- decided again when this commits: a parent may end now
             ON CONFLICT (job_id) DO NOTHING;
     END IF;
     UPDATE dl_edges SET met = NULL WHERE parent_id = job.job_id;
@@ -139,26 +139,33 @@ BEGIN
        AND o.job_id NOT IN (SELECT c.child_id FROM children c WHERE c.skip IS NOT NULL);
 END $$;
 
--- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many.
+-- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many. It waits for
+-- no row: who holds one may wait for the lock of a graph.
 CREATE OR REPLACE FUNCTION dl_decide_children(ended uuid[]) RETURNS int
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     checked_before text := coalesce(current_setting('dl.events_checked', true), '');
     max_changes CONSTANT int := 2000;  -- in a transaction: others wait for the graph, and for the ends in this one
     budget   int := max_changes - coalesce(nullif(current_setting('dl.graph_changes', true), ''), '0')::int;
+    parents  uuid[];  -- of jobs that wait again
+    recorded uuid[];
     hashes   int[];
     decided  int;
     changed  int;
     skipped_ids uuid[];
     has_webhook bool;
 BEGIN
+    parents := ARRAY(SELECT e.parent_id
+                       FROM unnest(ended) AS i (job_id)
+                            JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id]) AND j.status::text = 'queued'
+                            JOIN dl_edges e ON e.child_id = j.job_id);
     -- Of the jobs that have ended, and of those of other graphs that wait for their end.
     hashes := ARRAY(SELECT hashtext(j.graph_id::text)
-                      FROM unnest(ended) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+                      FROM unnest(ended || parents) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
                      WHERE j.graph_id IS NOT NULL
                      UNION
                     SELECT hashtext(j.graph_id::text)
-                      FROM unnest(ended) AS i (job_id)
+                      FROM unnest(ended || parents) AS i (job_id)
                            JOIN dl_edges e ON e.parent_id = i.job_id AND e.wants = 'ended' AND e.met IS NULL
                            JOIN dl_jobs j ON j.job_id = ANY (ARRAY[e.child_id])
                      WHERE j.graph_id IS NOT NULL ORDER BY 1);
@@ -170,12 +177,23 @@ BEGIN
         PERFORM pg_notify('dl_control', 'graphs');
         RETURN 0;
     END IF;
+    -- Without those that a retry has locked: they are open again.
+    recorded := ARRAY(SELECT w.job_id FROM dl_graph_work w WHERE w.job_id = ANY (ended) FOR UPDATE SKIP LOCKED);
+    ended := recorded || parents;
     -- In a snapshot taken under the lock: the ends that others committed while it was waited for are seen.
+    WITH undecided AS MATERIALIZED (
+        SELECT e.child_id, e.parent_id, p.status
+          FROM unnest(ended) AS i (job_id)
+               JOIN dl_jobs p ON p.job_id = ANY (ARRAY[i.job_id])
+               JOIN dl_edges e ON e.parent_id = i.job_id AND e.met IS NULL
+         WHERE p.status::text IN ('succeeded', 'failed', 'canceled', 'lost')  -- by job_id
+           FOR NO KEY UPDATE OF e SKIP LOCKED
+    )
     UPDATE dl_edges e
        SET met = CASE e.wants WHEN 'ended' THEN true WHEN 'succeeded' THEN p.status = 'succeeded'
                               ELSE p.status IN ('failed', 'lost') END
-      FROM unnest(ended) AS i (job_id) JOIN dl_jobs p ON p.job_id = ANY (ARRAY[i.job_id])
-     WHERE e.parent_id = i.job_id AND e.met IS NULL AND p.status::text IN ('succeeded', 'failed', 'canceled', 'lost');  -- by job_id
+      FROM undecided p
+     WHERE e.child_id = ANY (ARRAY[p.child_id]) AND e.parent_id = p.parent_id;
     PERFORM set_config('dl.events_checked', 'yes', true);
     WITH verdicts AS MATERIALIZED (SELECT * FROM dl_graph_verdicts(ended)), locked AS MATERIALIZED (
         SELECT j.job_id, v.skip, v.reason
@@ -211,10 +229,14 @@ BEGIN
         PERFORM dl_jobs_ended(skipped_ids, has_webhook);
     END IF;
     PERFORM set_config('dl.graph_changes', (max_changes - budget + changed)::text, true);
-    IF changed = decided THEN
-        DELETE FROM dl_graph_work WHERE job_id = ANY (ended);
+    IF changed = decided
+       AND NOT EXISTS (SELECT FROM unnest(ended) AS i (job_id)
+                              JOIN dl_edges e ON e.parent_id = i.job_id AND e.met IS NULL
+                              JOIN dl_jobs p ON p.job_id = ANY (ARRAY[i.job_id])
+                        WHERE p.status::text IN ('succeeded', 'failed', 'canceled', 'lost')) THEN
+        DELETE FROM dl_graph_work WHERE job_id = ANY (recorded);
     ELSE
-        UPDATE dl_graph_work SET xid = '0' WHERE job_id = ANY (ended);
+        UPDATE dl_graph_work SET xid = '0' WHERE job_id = ANY (recorded);
         PERFORM pg_notify('dl_control', 'graphs');
     END IF;
     RETURN changed;
@@ -228,6 +250,9 @@ DECLARE
 BEGIN
     IF (SELECT xid FROM dl_graph_work WHERE job_id = NEW.job_id) IS DISTINCT FROM pg_current_xact_id() THEN
         RETURN NULL;  -- a former call has decided it; the search below would pass all that it has deleted
+    END IF;
+    IF current_setting('dl.new_children', true) <> '' THEN
+        RETURN NULL;  -- dl_edges_added waits for rows, and has this called again
     END IF;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         UPDATE dl_graph_work SET xid = '0' WHERE xid = pg_current_xact_id();
@@ -294,7 +319,7 @@ BEGIN
 END $$;
 
 -- At the commit of new edges to jobs that existed before: locks all the parents, in one order; one that has ended decides
--- its edge at once, and the end of another finds the edge.
+-- its edge at once, and the end of another finds the edge. What has ended in the same transaction is decided after that.
 CREATE OR REPLACE FUNCTION dl_edges_added() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -335,6 +360,8 @@ BEGIN
                  AND NOT EXISTS (SELECT FROM dl_jobs p WHERE p.job_id = ANY (ARRAY[e.parent_id]))) THEN
         RAISE foreign_key_violation USING MESSAGE = 'a job that this one waits for has been deleted';
     END IF;
+    WITH ended AS (DELETE FROM dl_graph_work WHERE xid = pg_current_xact_id() RETURNING job_id)
+    INSERT INTO dl_graph_work (job_id) SELECT job_id FROM ended;
     RETURN NULL;
 END $$;
 
@@ -361,6 +388,10 @@ BEGIN
         END IF;
     END LOOP;
 
+    -- A retry of a parent holds edges of its children: they are waited for before the locks of graphs.
+    IF job.need = 'any' THEN
+        PERFORM FROM dl_edges WHERE child_id = waiting_job ORDER BY parent_id FOR NO KEY UPDATE;
+    END IF;
     -- One at a time in the whole queue: two that do not see each other could make a circle together.
     PERFORM pg_advisory_xact_lock(1684828531, hashtext('waits'));
     WITH RECURSIVE waits AS (
