@@ -29,6 +29,7 @@ from dataloader.app.queue.attempt_sessions import (
     SessionsEnded,
     attempt_application_name,
     end_sessions,
+    start_thread,
 )
 from dataloader.app.queue.job import Enqueued, NewJob
 from dataloader.app.queue.jobs import JobQueue
@@ -38,6 +39,7 @@ from dataloader.workers.connections.own_sessions import OwnSession
 
 T = TypeVar("T")
 _SIGNAL_TIMEOUT_SEC = 5.0  # to connect, and again for the statement
+_CLOSE_SEC = 1.0  # of a connection that no thread uses
 _LOSSES = {(driver, name) for driver in ("psycopg2", "psycopg") for name in ("OperationalError", "InterfaceError")}
 _CANCEL_BACKENDS = "SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) FROM unnest(%(pids)s::int[]) AS p (pid)"
 
@@ -380,16 +382,30 @@ class TaskConnections:
 
 def _close_cleanly(connection: Any) -> bool:
     """Close it; False: the server may not notice, and continue with a statement."""
+    was_broken = threading.Event()
+
+    def break_off() -> None:  # else close() would wait for the thread that executes a statement
+        was_broken.set()
+        with suppress(OSError):
+            duplicate.shutdown(socket.SHUT_RDWR)
+
     try:
-        if connection.info.transaction_status == ext.TRANSACTION_STATUS_ACTIVE:
-            with socket.socket(fileno=socket.dup(connection.fileno())) as duplicate:
-                duplicate.shutdown(socket.SHUT_RDWR)  # else close() would wait for the thread
-            connection.close()
-            return False
-        connection.close()
+        with socket.socket(fileno=socket.dup(connection.fileno())) as duplicate:
+            timer = threading.Timer(_CLOSE_SEC, break_off)
+            if _is_active(connection) or not start_thread(timer):
+                break_off()
+            try:
+                connection.close()
+            finally:
+                timer.cancel()
     except (psycopg2.Error, OSError):
         return False
-    return not connection.is_broken
+    return not (connection.is_broken or was_broken.is_set())
+
+
+def _is_active(connection: Any) -> bool:
+    """Whether it executes a statement; another thread may begin one right after this."""
+    return bool(connection.info.transaction_status == ext.TRANSACTION_STATUS_ACTIVE)
 
 
 def is_connection_loss(error: BaseException) -> bool:

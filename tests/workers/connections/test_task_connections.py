@@ -15,11 +15,16 @@ from psycopg2 import extensions as ext
 from dataloader.app.errors import AttemptLost, UnknownTarget
 from dataloader.app.queue import attempt_sessions
 from dataloader.app.queue.attempt_sessions import ConnectionSettings, attempt_application_name, end_sessions
-from dataloader.app.queue.job import NewJob, Settlement, Status
+from dataloader.app.queue.job import ClaimedJob, NewJob, Settlement, Status
 from dataloader.app.queue.parameters import settle_parameters
 from dataloader.workers.connections.task_connections import TaskConnections, is_connection_loss
 from tests.support import eventually
-from tests.support.queue_fixture import BackgroundCall
+from tests.support.queue_fixture import BackgroundCall, QueueFixture
+
+
+def count_sessions(queue_db: QueueFixture, job: ClaimedJob, condition: str = "") -> int:
+    query = f"SELECT count(*) FROM pg_stat_activity WHERE application_name = %s {condition}"
+    return int(queue_db.fetch_row(query, attempt_application_name(job.id, job.run_id)))
 
 
 @pytest.fixture
@@ -170,14 +175,7 @@ def test_sessions_carry_the_job_and_can_be_cancelled_and_ended(queue_db, run):
     assert effects.in_use
     assert effects.cancel() == 1
     assert effects.terminate().ended == 1
-    eventually(
-        lambda: (
-            not queue_db.fetch_row(
-                "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s",
-                attempt_application_name(job.id, job.run_id),
-            )
-        )
-    )
+    eventually(lambda: not count_sessions(queue_db, job))
     with pytest.raises(psycopg2.Error):
         connection.cursor().execute("SELECT 1")
 
@@ -190,14 +188,7 @@ def test_closing_leaves_no_session(queue_db, run):
     effects.close()
 
     assert not effects.in_use
-    eventually(
-        lambda: (
-            not queue_db.fetch_row(
-                "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s",
-                attempt_application_name(job.id, job.run_id),
-            )
-        )
-    )
+    eventually(lambda: not count_sessions(queue_db, job))
 
 
 def test_an_unknown_target_is_named_with_those_there_are(run):
@@ -372,27 +363,27 @@ def test_statement_of_a_broken_connection_is_gone_after_close(monkeypatch, queue
     )  # else that would end it, a moment later
     connection = effects.connect("here")
     statement = BackgroundCall(connection.cursor().execute, "SELECT pg_sleep(60)")
-    named = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
-    eventually(
-        lambda: queue_db.fetch_row(f"{named} AND wait_event = 'PgSleep'", attempt_application_name(job.id, job.run_id))
-    )
+    eventually(lambda: count_sessions(queue_db, job, "AND wait_event = 'PgSleep'"))
     with socket.socket(fileno=socket.dup(connection.fileno())) as other:
         other.shutdown(socket.SHUT_RDWR)
     with pytest.raises(psycopg2.Error):
         statement.result()
     connection.close()
-    assert queue_db.fetch_row(named, attempt_application_name(job.id, job.run_id)) == 1
+    assert count_sessions(queue_db, job) == 1
 
     assert effects.close().ended == 1
 
-    assert queue_db.fetch_row(named, attempt_application_name(job.id, job.run_id)) == 0
+    assert count_sessions(queue_db, job) == 0
 
 
 # ── stopping what is at work ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_session_of_abandoned_thread_does_not_delay_exit(queue_db, run):
+@pytest.mark.parametrize("is_seen", [True, False], ids=["", "begins-just-then"])
+def test_session_of_abandoned_thread_does_not_delay_exit(queue_db, run, monkeypatch, is_seen):
     job, effects = run
+    if not is_seen:
+        monkeypatch.setattr("dataloader.workers.connections.task_connections._is_active", lambda connection: False)
     connection = effects.connect("here")
     broken = []
 
@@ -409,14 +400,7 @@ def test_session_of_abandoned_thread_does_not_delay_exit(queue_db, run):
     thread.join(20)
 
     assert broken
-    eventually(
-        lambda: (
-            not queue_db.fetch_row(
-                "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s",
-                attempt_application_name(job.id, job.run_id),
-            )
-        )
-    )
+    eventually(lambda: not count_sessions(queue_db, job))
 
 
 def test_the_sessions_of_another_run_of_the_job_are_spared(run):
