@@ -19,10 +19,9 @@ from dataloader.pipelines.effects import (
     FenceLost,
     TargetRow,
     TargetState,
-    encode_position,
     sqlstate_of,
 )
-from dataloader.pipelines.json_values import sanitize_json
+from dataloader.pipelines.json_values import encode_strictly, sanitize_json
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Fail, Snooze
 
@@ -218,7 +217,7 @@ class TargetTransactions:
         """The last statement before the commit."""
         reported = self._context.reported
         is_fenced = row.table.name is not None
-        position = encode_position(reported.checkpoint) if is_fenced and reported.has_transaction_checkpoint else None
+        position = encode_strictly(reported.checkpoint) if is_fenced and reported.has_transaction_checkpoint else None
         stored = sanitize_json(self._context.redact_for_target(result), MAX_RESULT_BYTES) if is_final else None
         with self._owner_only():
             row.end(position=position, is_final=is_final, result=stored)
