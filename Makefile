@@ -19,7 +19,7 @@ REQUIRE_LINKS := test -d dataloader/app || { echo 'dataloader/app does not lead 
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: engines field hostile help run test test-full coverage check lint format schema docs screenshots chaos chaos-short chaos-mutants targets-proof targets-mutants planted-bugs lock clean
+.PHONY: engines field hostile help run test test-full coverage check lint format schema docs screenshots chaos chaos-short chaos-mutants model targets-proof targets-mutants planted-bugs lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo 'make docs    the documentation as a site, in build/site; fails on a dead link'
 	@echo 'make screenshots  pictures of each page by a browser, in test-results; renews those of docs/images, which show the loads of a small company'
 	@echo 'make chaos   ten minutes of faults against a service under load, from a seed: make chaos SEED=1'
+	@echo 'make model   every state of the model of the protocol, as far as ten minutes on two cores go'
 	@echo 'make targets-proof  loads into targets that die at each message of the protocol; fewer: make targets-proof LOADS=500'
 	@echo 'make planted-bugs  plants former faults again, one at a time: a test must fail for each (some minutes)'
 	@echo 'make lock    write the lock files from requirements.txt and pyproject.toml'
@@ -95,6 +96,10 @@ chaos-short: $(VENV)/.installed-dev
 
 chaos-mutants: $(VENV)/.installed-dev
 	@exec $(CHAOS) mutants
+
+# The small configurations are tests; these have more jobs, processes and faults.
+model: $(VENV)/.installed-dev
+	@exec $(BIN)/python -m tests.model explore --large
 
 # Loads into targets that die at each message of the protocol; and planted bugs, of which each must be convicted.
 targets-proof: $(VENV)/.installed-dev

@@ -1,0 +1,63 @@
+"""The explored states of the model: every promise holds, every rule is needed, and each situation is met."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from tests.chaos.mutants import MUTANTS
+from tests.model.__main__ import is_as_expected, main, search_mutant
+from tests.model.configurations import CONFIGURATIONS, SMALL, without_rules
+from tests.model.explore import explore
+from tests.model.mutants import CAMPAIGN_MUTANTS, MORE_MUTANTS
+from tests.model.rules import Rules
+from tests.model.stories import MAX_LINES
+
+_SLOW = ("failover", "target", "target, failover")
+_OF_OTHERS = ("schedule", "slice", "backfill", "offload")  # whose mutants the trace check rejects
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(c.name, marks=pytest.mark.full) if c.name in _SLOW else c.name for c in SMALL]
+)
+def test_promises_hold_in_every_state(name: str):
+    result = explore(CONFIGURATIONS[name], max_sec=100)
+
+    assert result.is_whole
+    assert result.story is None, str(result.story)
+
+
+@pytest.mark.parametrize("mutant", [*CAMPAIGN_MUTANTS, *MORE_MUTANTS], ids=lambda mutant: mutant.name)
+def test_protocol_without_a_rule_is_broken(mutant):
+    result = search_mutant(mutant)
+
+    assert is_as_expected(mutant, result), str(result.story or "nothing is broken")
+
+
+def test_every_campaign_mutant_of_the_protocol_is_modelled():
+    expected = [name for name in MUTANTS if not name.startswith(_OF_OTHERS)]
+
+    assert sorted(mutant.name for mutant in CAMPAIGN_MUTANTS) == sorted(expected)
+
+
+def test_every_rule_is_left_out_by_a_mutant():
+    left_out = {rule for mutant in (*CAMPAIGN_MUTANTS, *MORE_MUTANTS) for rule in mutant.rules}
+
+    assert left_out == {field.name for field in fields(Rules)}
+
+
+def test_story_has_each_step_and_few_lines():
+    result = explore(without_rules("keys", "session_lock"))
+    lines = str(result.story).splitlines()
+
+    assert len(lines) <= MAX_LINES
+    assert lines[0].startswith("broken: the key lock excludes")
+    assert lines[2].startswith(" 1. P0 claims job 0 as run 1 → job 0 running as run 1 of P0")
+    assert "claims job" in lines[-1]
+
+
+def test_command_explores_and_tells_success(capsys):
+    assert main(["explore", "--only", "retries"]) == 0
+    assert main(["without", "cancel_wins", "--only", "cancels"]) == 1
+    assert "rows are consistent" in capsys.readouterr().out
