@@ -3708,6 +3708,15 @@ BEGIN
     END IF;
 END $$;
 
+-- ── app/features/where ──────────────────────────────────────────────────────────────────────────────────────────────
+
+-- The last answer of a worker process to the question where a run is. Old ones are deleted with the next answer.
+CREATE UNLOGGED TABLE dl_where (
+    run_id      uuid        PRIMARY KEY,
+    answer      text        NOT NULL CHECK (octet_length(answer) <= 65536),  -- JSON
+    answered_at timestamptz NOT NULL
+);
+
 -- ── app/features/bulk ───────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Operations on all jobs that match a filter, run in batches by the maintenance leader.

@@ -89,6 +89,7 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
         "schedules.reader",
     },
     "undo": {"schedules.acts", "schedules.reader"},
+    "where": {"targets.servers"},
     "workers": {"queues.acts"},
 }
 

@@ -45,6 +45,7 @@ from dataloader.workers.outcome import (
 )
 from dataloader.workers.reports.secrets import SecretStore, SecretUnavailable, resolve_references
 from dataloader.workers.reports.sentry import report_error
+from dataloader.workers.running_child import RunningChild
 from dataloader.workers.stop_signal import StopStep
 from dataloader.workers.takeover.process_identity import ProcessLock
 
@@ -129,6 +130,7 @@ class Attempt(JobContext):
     ended_at: float | None = None  # set when the pipeline has ended
     is_failure_reported = False  # to Sentry, with its exception
     is_stopping_offloads = False  # the pipeline has ended; no stop step helps
+    child: RunningChild | None = None  # the isolated process, once it was started
     sessions_left: Sequence[str] = ()  # servers on which a statement of the attempt may still run
 
     def __init__(self, job: ClaimedJob, *, claimed_at: float, settings: AttemptSettings) -> None:
@@ -309,6 +311,11 @@ class Attempt(JobContext):
     def interrupt(self) -> bool:
         """Raise Interrupt in the pipeline's thread, once; return False if the pipeline has ended."""
         return self._thread.interrupt()
+
+    @property
+    def thread_ident(self) -> int | None:
+        """Of the thread that runs the pipeline in this process, while it runs."""
+        return self._thread.ident
 
     def end_sessions(self) -> None:
         """End its database sessions and refuse new ones. May take seconds where a server does not answer."""

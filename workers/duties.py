@@ -14,6 +14,7 @@ from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.executors import Engines
 from dataloader.workers.metrics import PoolCounters
+from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.threads import BackgroundThread
 
 LATE_SEC = 5.0  # other processes than the maintenance leader fire schedules that are later than this
@@ -72,6 +73,7 @@ class ThreadContext:
     on_crash: Callable[[str], None]
     counters: PoolCounters
     is_notified: Callable[[], bool]  # whether notifications of the database arrive
+    attempts: RunningAttempts
 
 
 class FeatureThread(Protocol):
@@ -82,7 +84,8 @@ class FeatureThread(Protocol):
 
     def on_heartbeat(self, heartbeat: HeartbeatResult) -> None: ...
 
-    def wake(self) -> None: ...
+    def wake(self, argument: str = "") -> None:
+        """Called when its control message arrives, with what follows its first word; by the thread that listens."""
 
     def drain(self, timeout_sec: float) -> None:
         """Wait for what it does now, once its thread was stopped."""

@@ -51,10 +51,20 @@ def _fingerprint_of_one(error: BaseException, task_package: str) -> str:
 def _is_own(frame: FrameType, task_package: str) -> bool:
     path, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
     package = module.partition(".")[0]
-    if not _OUR_MODULES.isdisjoint(accumulate(module.split("."), "{}.{}".format)):
+    if is_our_module(module):
         return False
     if path.startswith("<") or frame.f_code.co_name in _INLINED_FUNCTIONS:
         return False
     if package == task_package:
         return True
-    return not path.startswith(_LIBRARY_DIRECTORIES) and _PACKAGE_DIRECTORIES.isdisjoint(path.split(os.sep))
+    return not is_library_path(path)
+
+
+def is_our_module(module: str) -> bool:
+    """Whether a module of this name is between the worker and a task's function."""
+    return not _OUR_MODULES.isdisjoint(accumulate(module.split("."), "{}.{}".format))
+
+
+def is_library_path(path: str) -> bool:
+    """Whether a file belongs to the standard library, or to an installed package."""
+    return path.startswith(_LIBRARY_DIRECTORIES) or not _PACKAGE_DIRECTORIES.isdisjoint(path.split(os.sep))

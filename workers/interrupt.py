@@ -18,7 +18,7 @@ class Interrupt(Stop):
 class InterruptibleThread:
     """The thread that runs a pipeline, as long as an interrupt may be raised in it: once."""
 
-    _ident: int | None = None  # under the lock, as the next one
+    _ident: int | None = None  # changed under the lock, as the next one
     _is_interrupted = False
 
     def __init__(self) -> None:
@@ -27,6 +27,11 @@ class InterruptibleThread:
     def enter(self) -> None:
         with self._lock:
             self._ident = threading.get_ident()
+
+    @property
+    def ident(self) -> int | None:
+        """None: the pipeline has not begun, or has ended."""
+        return self._ident
 
     def interrupt(self) -> bool:
         with self._lock:

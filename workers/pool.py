@@ -233,6 +233,7 @@ class WorkerPool:
             on_crash=self._on_crash,
             counters=self.counters,
             is_notified=lambda: self._listener.state.is_receiving,
+            attempts=self._running_attempts,
         )
         self._feature_threads = create_threads(self._features, thread_context)
         self._worker_control = WorkerControl(
@@ -441,7 +442,7 @@ class WorkerPool:
             self._heartbeat.send_now()
         for owner in self._feature_threads:
             if owner.control == verb:
-                owner.wake()
+                owner.wake(argument)
 
     def _on_crash(self, thread: str) -> None:
         self._crashed_threads.append(thread)

@@ -23,6 +23,7 @@ FEATURES = (
     "features/tasks",
     "features/offload",
     "features/targets",
+    "features/where",
     "features/bulk",
     "features/statistics",
     "features/webhooks",

@@ -11,6 +11,7 @@ NAMES = (
     "overview",
     "jobs",
     "why",
+    "where",
     "failures",
     "graphs",
     "backfills",

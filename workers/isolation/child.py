@@ -29,6 +29,7 @@ from dataloader.workers.isolation.database_calls import DatabaseCalls
 from dataloader.workers.isolation.processes import WatchedProcess
 from dataloader.workers.logs.records import add_fields
 from dataloader.workers.outcome import Outcome, add_event_fields
+from dataloader.workers.running_child import RunningChild
 from dataloader.workers.stop_signal import StopStep
 from dataloader.workers.threads import WakeupPipe
 
@@ -154,6 +155,8 @@ class ChildProcess:
         for descriptor in self._readers:
             os.set_blocking(descriptor, False)
         self._database_calls = DatabaseCalls(attempt, self._wakeup.set)
+        self._running = RunningChild(self.pid, self._wakeup.set, has_channel=channel is not None)
+        attempt.child = self._running
         self._outgoing = bytearray()  # messages that the child has not read yet
         self._stderr_lines: deque[str] = deque(maxlen=_STDERR_TAIL_LINES)
         self._result_message: dict[str, Any] | None = None
@@ -195,6 +198,8 @@ class ChildProcess:
                     self._announce_stop()
                     for reply in self._database_calls.finished():
                         self.send({"reply": reply})
+                    if self._channel is not None and (number := self._running.next_request()) is not None:
+                        self.send({"stacks": number})
                     self._flush()
                     self._read_output()
                     self._escalate()
@@ -305,6 +310,8 @@ class ChildProcess:
                     )
             case {"call": [str(name), dict(arguments)]}:
                 self._database_calls.start(name, arguments)
+            case {"stacks": int(number), "threads": [*threads]}:
+                self._running.receive_stacks(number, threads)
             case {"offloads": True}:
                 attempt.has_offloads = True
             case {"log": [str(level), str(stream), str(text)]}:

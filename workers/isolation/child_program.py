@@ -27,6 +27,7 @@ from dataloader.pipelines.retry import Fixed, Rules, decide
 from dataloader.pipelines.target_transactions import TargetTransactions
 from dataloader.workers.fingerprint import fingerprint
 from dataloader.workers.logs.records import level_of, record_fields, record_texts
+from dataloader.workers.stacks import read_threads
 from dataloader.workers.stop_signal import StopSignal
 
 EXIT_ORPHANED = 71  # the parent process is gone
@@ -134,6 +135,7 @@ class UnknownTask(Exception):
 class ChildProgram:
     """Runs the task of this process."""
 
+    own_threads: tuple[int, ...] = ()  # idents of those that are not the task's
     rules = Rules()  # of the task, set when it is loaded, as the next two
     has_command_line = False
     task_module = ""
@@ -202,8 +204,17 @@ class ChildProgram:
                 self.context.stop_signal.stops_at = clock() + message["stops_in"]
             elif "reply" in message:
                 self.parent.replies.put(message["reply"])
+            elif "stacks" in message:
+                self.send_stacks(message["stacks"])
             else:
                 self.cancel_query()
+
+    def send_stacks(self, request: int) -> None:
+        """Send where the task's threads are. A failure must not end the thread that receives a stop."""
+        threads: list[dict[str, Any]] = []
+        with suppress(Exception):
+            threads = read_threads(int(threading.main_thread().ident or 0), self.own_threads)
+        self.parent.send({"stacks": request, "threads": threads})
 
     def report(self, done: threading.Event) -> None:
         """Send what the task reports, until it is done."""
@@ -252,6 +263,7 @@ def run_program(descriptor: int, load: Callable[[ParentChannel, dict[str, Any]],
     done = threading.Event()
     reporter = threading.Thread(target=program.report, args=(done,), daemon=True)
     reporter.start()
+    program.own_threads = (int(reporter.ident or 0),)
     result = program.run()
     program.close()
     done.set()

@@ -25,3 +25,11 @@ CREATE TABLE dl_task_targets (
     task   text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
     target text NOT NULL CHECK (target <> '' AND octet_length(target) <= 1000)
 );
+
+-- Worker processes answer where their runs are.
+
+CREATE UNLOGGED TABLE dl_where (
+    run_id      uuid        PRIMARY KEY,
+    answer      text        NOT NULL CHECK (octet_length(answer) <= 65536),
+    answered_at timestamptz NOT NULL
+);

@@ -152,7 +152,7 @@ class WebhookSender:
 
     control = "deliver"
 
-    def wake(self) -> None:
+    def wake(self, argument: str = "") -> None:
         """Send what is due. May be called by any thread."""
         self._is_requested.set()
         self.thread.wake()
