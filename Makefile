@@ -10,7 +10,7 @@ PIP_LOG := $(VENV)/pip.log
 PIP := run_pip() { $(BIN)/python -m pip --disable-pip-version-check --no-input "$$@" >$(PIP_LOG) 2>&1 || \
 	{ code=$$?; cat $(PIP_LOG) >&2; echo "pip failed with exit code $$code; its output is above, and in $(PIP_LOG)." >&2; exit $$code; }; }; run_pip
 LOCK := $(BIN)/uv pip compile --quiet --universal --no-strip-extras --python-version 3.11 --generate-hashes --no-emit-index-url \
-	--no-emit-find-links --no-emit-package dataloader --custom-compile-command 'make lock' \
+	--no-emit-find-links --no-emit-package pg-dataloader --custom-compile-command 'make lock' \
 	pyproject.toml --group build
 
 # dataloader/ has links to the other folders. Git on some systems writes text files instead.
@@ -19,7 +19,7 @@ REQUIRE_LINKS := test -d dataloader/app || { echo 'dataloader/app does not lead 
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: engines field hostile help run test test-full coverage check lint format schema docs screenshots chaos chaos-short chaos-mutants model targets-proof targets-mutants planted-bugs lock clean
+.PHONY: engines field hostile help run test test-full coverage check lint format schema docs screenshots chaos chaos-short chaos-mutants model targets-proof targets-mutants planted-bugs lock dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo 'make targets-proof  loads into targets that die at each message of the protocol; fewer: make targets-proof LOADS=500'
 	@echo 'make planted-bugs  plants former faults again, one at a time: a test must fail for each (some minutes)'
 	@echo 'make lock    write the lock files from requirements.txt and pyproject.toml'
+	@echo 'make dist    the wheel, the source distribution, and what an image is built from'
 	@echo 'make clean   remove everything that make created; jobs in .data stay'
 
 run: $(VENV)/.installed
@@ -146,6 +147,11 @@ planted-bugs: $(VENV)/.installed-dev
 lock: $(VENV)/.installed-dev
 	@$(LOCK) --extra embedded --output-file requirements.lock
 	@$(LOCK) --extra dev --constraint requirements.lock --output-file requirements-dev.lock
+	@$(BIN)/python -m docs.sbom
+
+# The wheel, the source distribution, and what a container image is built from: docker build - < dist/…-container.tar.gz
+dist: $(VENV)/.installed-dev
+	@$(BIN)/python -m docs.dist
 
 clean:
 	rm -rf $(VENV) .chaos dist build docs/_made .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov

@@ -1,7 +1,7 @@
 """Continues the trace of a caller in the job and in each of its attempts.
 
 The W3C trace context is stored with the job, and passed to the pipeline and to follow-up jobs, with or without
-OpenTelemetry. With it (`dataloader[otel]`, DL_TRACING) the service sends spans of its own: the enqueue, the wait, and
+OpenTelemetry. With it (the extra `otel`, DL_TRACING) the service sends spans of its own: the enqueue, the wait, and
 each attempt. Without it nothing of it is imported.
 """
 
@@ -16,6 +16,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from dataloader._distribution import install_command
 from dataloader.app.errors import ConfigError, SettingError
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII | re.DOTALL)
@@ -109,7 +110,7 @@ def create_tracer(version: str) -> Tracer:
         sdk = import_module("opentelemetry.sdk.trace")
     except ImportError as error:
         problem = f"true, and {error.name} is not installed"
-        raise ConfigError([SettingError("DL_TRACING", problem, "pip install 'dataloader[otel]'")]) from error
+        raise ConfigError([SettingError("DL_TRACING", problem, install_command("otel"))]) from error
     if isinstance(trace.get_tracer_provider(), sdk.TracerProvider):
         return Tracer(version=version)  # the embedding process has set one up
     return Tracer(_create_provider(sdk, version), version=version)

@@ -77,21 +77,12 @@ _MODULES = {
 def _load(name: str) -> Any:
     """Import a public name on its first use."""
     if name == "__version__":
-        value = _installed_version()
+        value = import_module("dataloader._distribution").version()
     elif name in __all__:
         value = getattr(import_module(_MODULES.get(name, "dataloader.errors")), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault(name, value)
-
-
-def _installed_version() -> str:
-    from importlib import metadata  # noqa: PLC0415 - slow, and seldom needed
-
-    try:
-        return metadata.version("dataloader")
-    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
-        return "0+unknown"
 
 
 def __dir__() -> list[str]:

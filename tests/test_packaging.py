@@ -70,7 +70,7 @@ def test_development_lock_only_adds_to_the_lock():
     pins = locked("requirements-dev.lock")
 
     assert locked("requirements.lock").items() <= pins.items()
-    for requirement in [r for r in [*extra("test"), *extra("dev")] if r.name != "dataloader"]:
+    for requirement in [r for r in [*extra("test"), *extra("dev")] if r.name != "pg-dataloader"]:
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
 
@@ -122,7 +122,7 @@ def test_wheel_has_one_top_level_package(wheel):
     version = project()["project"]["version"]
 
     assert {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()} == {
-        "dataloader", f"dataloader-{version}.dist-info",
+        "dataloader", f"pg_dataloader-{version}.dist-info",
     }  # fmt: skip
 
 

@@ -65,7 +65,7 @@ class RootGroup(click.Group):
 
 def _print_version(ctx: click.Context, _param: click.Parameter, requested: bool) -> None:
     if requested and not ctx.resilient_parsing:
-        from dataloader.app.runtime.startup import version  # noqa: PLC0415 - only where it is asked for
+        from dataloader._distribution import version  # noqa: PLC0415 - only where it is asked for
 
         click.echo(f"dataloader {version()}")
         ctx.exit()

@@ -11,6 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dataloader._distribution import install_command
 from dataloader.app.errors import SettingError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def find_contradictions(settings: Settings, environment: Mapping[str, str]) -> I
         yield frozenset({"DL_REAPER", "DL_WORKER_NAME"}), SettingError("DL_REAPER", "false with DL_WORKER_NAME", remedy)
     if settings.lineage is not None and not _module_exists("openlineage.client"):
         problem = "a receiver, and openlineage-python is not installed"
-        error = SettingError("DL_LINEAGE", problem, "pip install 'dataloader[lineage]'")
+        error = SettingError("DL_LINEAGE", problem, install_command("lineage"))
         yield frozenset({"DL_LINEAGE"}), error
     yield from _check_folders(settings)
 

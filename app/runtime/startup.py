@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 
 
 @dataclass(frozen=True)
@@ -15,13 +14,6 @@ class Startup:
     outage: str | None = None  # what it waits for; None: it is ready
     failures: Mapping[str, str] = field(default_factory=dict)  # module → its error, with the traceback
     tasks: frozenset[str] = frozenset()  # the names of those that are registered
-
-
-def version() -> str:
-    try:
-        return metadata.version("dataloader")
-    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
-        return "0+unknown"
 
 
 def last_error(traceback: str) -> str:

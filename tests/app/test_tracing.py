@@ -153,7 +153,7 @@ def test_tracing_is_not_imported_unless_configured():
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
 
-    with pytest.raises(ConfigError, match=r"pip install 'dataloader\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'pg-dataloader\[otel\]'"):
         create_tracer("1")
 
 

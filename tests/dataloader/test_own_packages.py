@@ -10,6 +10,7 @@ from textwrap import dedent
 
 import pytest
 
+from dataloader._distribution import NAME
 from dataloader.app.queue.job import Status
 from tests.support import Process, eventually
 from tests.support.processes import clean_environment
@@ -135,6 +136,6 @@ def test_install_and_uninstall_leave_the_projects_packages(packages: Path):
     written = {name: dedent(text) for name, text in FILES.items()}
 
     assert project_files(packages) == written
-    run_pip(python_of(packages), "uninstall", "--yes", "dataloader")
+    run_pip(python_of(packages), "uninstall", "--yes", NAME)
     assert project_files(packages) == written
     assert not (packages / "dataloader").exists()

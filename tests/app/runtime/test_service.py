@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from psycopg2.extensions import parse_dsn
 
+from dataloader import _distribution as distribution
 from dataloader.app.config import load_settings
 from dataloader.app.db import schema
 from dataloader.app.db.connection import AsyncConnection
@@ -18,7 +19,6 @@ from dataloader.app.errors import ConfigError, EmbeddedServerError
 from dataloader.app.features.doctor import facts
 from dataloader.app.log import tear_down
 from dataloader.app.runtime import service as services
-from dataloader.app.runtime import startup
 from dataloader.app.runtime.service import Service, set_up_logging
 from dataloader.app.runtime.worker import ProbeEndpoints
 from dataloader.pipelines import contract
@@ -198,9 +198,9 @@ def test_a_version_is_always_known(monkeypatch):
     def lost(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    assert startup.version()
+    assert distribution.version()
     monkeypatch.setattr(metadata, "version", lost)
-    assert startup.version() == "0+unknown"
+    assert distribution.version() == "0+unknown"
 
 
 def test_follow_ups_have_the_lease_of_the_settings(made: Made):
