@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from uuid import UUID
 
-from tests.chaos.checker import STUBBORN, check
+from tests.chaos.checker import STUBBORN, check, trace_violations
 from tests.chaos.client_log import read_client_log
 from tests.chaos.clock import clock
 from tests.chaos.environment import CampaignSize, Environment, make_environment
@@ -25,6 +25,8 @@ from tests.chaos.report import (
 from tests.chaos.schedule import plan_faults
 from tests.chaos.services import HEARTBEAT_SEC, REAPER_INTERVAL_SEC
 from tests.chaos.target_rules import target_takeovers
+from tests.model.record import read_record
+from tests.model.trace import check_trace
 from tests.target_proof.site import Site, TargetEvidence
 
 DRAIN_SEC = 150.0  # for what is left when all is well again; on a busy machine too
@@ -64,10 +66,11 @@ def conclude(
     drained = environment.wait_until_quiet(drain_sec)
     environment.stop()
     history = collect_history(environment, injected)
+    trace = check_trace(read_record(environment.primary.query, history))
     deaths = [death for service in environment.services for death in service.deaths]
     return make_report(
         history,
-        check(history),
+        [*check(history), *trace_violations(trace)],
         injected,
         deaths,
         seed=environment.seed,
@@ -78,6 +81,7 @@ def conclude(
         + _missing_coverage(history, is_full_length=is_full_length),
         wall=time.time() - clock(),
         bound={"heartbeat": HEARTBEAT_SEC, "reaper": REAPER_INTERVAL_SEC},
+        trace=trace.counts(),
     )
 
 

@@ -45,6 +45,7 @@ from tests.chaos.schedule_rules import (
     update_not_answered,
 )
 from tests.chaos.target_rules import TARGET_RULES
+from tests.model.trace import TraceReport
 from tests.support.event_replay import Event, ReplayedJob, replay
 
 STUBBORN = "chaos.zombie"
@@ -72,6 +73,11 @@ def check(history: History) -> list[Violation]:
         for rule in RULES
         for job_id, message in rule(history)
     ]
+
+
+def trace_violations(trace: TraceReport) -> list[Violation]:
+    """The steps that the model of the protocol does not allow."""
+    return [Violation("step that the model forbids", refusal.job, refusal.message) for refusal in trace.refusals]
 
 
 # ── what callers were promised ──────────────────────────────────────────────────────────────────────────────────────

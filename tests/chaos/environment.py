@@ -26,6 +26,7 @@ from tests.chaos.row_monitor import RowMonitor
 from tests.chaos.schedule_changes import ScheduleOperator
 from tests.chaos.servers import Server
 from tests.chaos.services import ManagedService, can_have_namespaces, service_environment
+from tests.model import record
 from tests.support.fake_engine import install_entry_points
 from tests.support.processes import ROOT, free_port
 from tests.support.waiting import eventually
@@ -79,6 +80,7 @@ class Environment:
         migrate(self.primary.dsn)
         self.primary.query(etl.TARGET)
         self.primary.query(etl.EFFECTS)
+        self.primary.query(record.CREATE_TABLES)
         # One that follows the primary about, as a virtual address does; and two that each stay with their server.
         self.address, *self.slots = (self._make_proxy(self.primary) for _ in range(3))
         self.slots[1].refuse()

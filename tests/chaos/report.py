@@ -47,6 +47,7 @@ class Report:
     violations: Sequence[Violation]
     evidence: Sequence[Any] = field(default_factory=list)  # all that is known of the first jobs with a violation
     complaints: Sequence[str] = field(default_factory=list)  # unexpected responses, reported in addition to the rules
+    trace: Mapping[str, Any] = field(default_factory=dict)  # how many steps of each kind the model has allowed
 
     @property
     def passed(self) -> bool:
@@ -63,7 +64,12 @@ class Report:
         lines += [f"Faults injected: {sum(self.faults.values())} of {len(self.faults)} kinds"]
         lines += [f"  {count:4}  {name}" for name, count in sorted(self.faults.items())]
         lines += [f"  not done: {output}" for output in self.not_injected]
-        for title, numbers in (("Jobs", self.jobs), ("Runs", self.runs), ("Recovery", self.recovery)):
+        for title, numbers in (
+            ("Jobs", self.jobs),
+            ("Runs", self.runs),
+            ("Recovery", self.recovery),
+            ("Trace", self.trace),
+        ):
             lines += ["", title, *(f"  {value!s:>8}  {name}" for name, value in numbers.items())]
         lines += ["", f"Drained within {self.drained_sec:.1f} s" if self.drained_sec >= 0 else "NOT drained in time"]
         lines += [f"COMPLAINT: {output}" for output in self.complaints]
@@ -87,6 +93,7 @@ def make_report(
     complaints: Sequence[str],
     wall: float,  # what is to be added to the clock of all processes to get the time of day
     bound: Mapping[str, float],
+    trace: Mapping[str, Any] | None = None,
 ) -> Report:
     rules = Counter(violation.rule for violation in violations)
     return Report(
@@ -102,6 +109,7 @@ def make_report(
         violations=violations,
         evidence=_collect_evidence(history, violations),
         complaints=complaints,
+        trace=trace or {},
     )
 
 

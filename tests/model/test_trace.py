@@ -1,0 +1,321 @@
+"""The replay of a recorded campaign: a true record passes, and each planted fault of a record is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg2
+import pytest
+
+from tests.chaos import etl
+from tests.chaos.history import Edge, RunReport
+from tests.model.record import CREATE_TABLES, Record, TargetCommit, TraceStep
+from tests.model.trace import check_trace
+
+NOON = 1_900_000_000.0
+HEARTBEAT_SEC, LEASE_SEC = 0.5, 2
+
+
+def timestamp(at: float) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(at, UTC).isoformat()
+
+
+class Recorder:
+    """Builds a record step by step. Each transaction comes a tenth of a second after the one before."""
+
+    def __init__(self) -> None:
+        self.steps: list[TraceStep] = []
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.reports: list[RunReport] = []
+        self.target: list[TargetCommit] = []
+        self.edges: dict[str, list[Edge]] = {}
+        self.now, self._xid = NOON, 100
+
+    def transaction(self, after: float = 0.1) -> None:
+        self._xid += 1
+        self.now += after
+
+    def add(self, kind: str, data: dict[str, Any]) -> None:
+        self.steps.append(TraceStep(len(self.steps) + 1, self._xid, self.now, kind, data))
+
+    def event(self, job: str, kind: str, reason: str | None = None, run: str | None = None) -> None:
+        row = self.rows[job]
+        data = {"kind": kind, "status": row["status"], "attempt": row["attempt"], "run": run, "reason": reason}
+        self.add("event", {"id": len(self.steps), "job": job, **data})
+
+    def change(self, job: str, op: str = "UPDATE", **changes: Any) -> None:
+        self.rows[job] = self.rows[job] | changes
+        self.add("row", {"op": op, **self.rows[job]})
+
+    def enqueue(self, key: str = "k", **more: Any) -> str:
+        job = str(uuid4())
+        self.rows[job] = {
+            "job": job, "key": key, "status": "queued", "wait": "ready", "attempt": 0, "most": 2, "run": None,
+            "owner": None, "cancel": False, "lease": None, "beat": None, "ttl": LEASE_SEC, "task": "t", "queue": "q",
+            "limits": None, "need": None, "graph": None, "progress_run": None, "result_run": None, "error_run": None,
+        } | more  # fmt: skip
+        self.transaction()
+        self.change(job, "INSERT")
+        self.event(job, "queued")
+        return job
+
+    def claim(self, job: str, worker: str = "w1", run: str | None = None) -> str:
+        run = run or str(uuid4())
+        self.transaction()
+        lease = {"beat": timestamp(self.now), "lease": timestamp(self.now + LEASE_SEC)}
+        attempt = self.rows[job]["attempt"] + 1
+        self.change(job, status="running", wait="scheduled", attempt=attempt, run=run, owner=worker, **lease)
+        self.event(job, "picked", run=run)
+        return run
+
+    def end(self, job: str, status: str, kind: str, reason: str | None = None, after: float = 0.1, **more: Any) -> None:
+        self.transaction(after)
+        wait = "ready" if status == "queued" else "scheduled"
+        self.change(job, **({"status": status, "wait": wait, "owner": None, "lease": None} | more))
+        self.event(job, kind, reason, self.rows[job]["run"])
+
+    def succeed(self, job: str, **more: Any) -> None:
+        self.end(job, "succeeded", "done", **more)
+
+    def beat(self, worker: str = "w1", after: float = 0.1) -> None:
+        self.transaction(after)
+        self.add("beat", {"worker": worker, "at": timestamp(self.now)})
+
+    def report(self, job: str, run: str, what: str = "acted", after: float = 0.1) -> None:
+        self.now += after
+        self.reports.append(
+            RunReport(run_id=UUID(run), job_id=UUID(job), lock_key="k", attempt=1, task="t", what=what, at=self.now)
+        )
+
+    def refusals(self) -> list[str]:
+        record = Record(
+            steps=self.steps, heartbeat_sec=HEARTBEAT_SEC, reports=self.reports, edges=self.edges, target=self.target
+        )
+        return [refusal.message for refusal in check_trace(record).refusals]
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+def test_life_of_a_job_is_allowed(recorder: Recorder):
+    job = recorder.enqueue()
+    run = recorder.claim(job)
+    recorder.report(job, run)
+    recorder.beat()
+    recorder.end(job, "queued", "requeue", "lease_expired", after=LEASE_SEC + HEARTBEAT_SEC + 0.1)
+    recorder.claim(job, "w2")
+    recorder.end(job, "queued", "requeue", "shutdown", attempt=1)
+    recorder.claim(job, "w2")
+    recorder.succeed(job)
+
+    assert recorder.refusals() == []
+
+
+def test_lost_job_returns_after_a_retry(recorder: Recorder):
+    job = recorder.enqueue(most=1)
+    recorder.claim(job)
+    recorder.end(job, "lost", "lost", "process_died")
+    recorder.end(job, "queued", "requeue", "retry", attempt=0)
+    recorder.claim(job, "w2")
+    recorder.succeed(job)
+
+    assert recorder.refusals() == []
+
+
+def _claim_of_running_key(recorder: Recorder) -> None:
+    recorder.claim(recorder.enqueue())
+    recorder.claim(recorder.enqueue())
+
+
+def _claim_of_blocked_job(recorder: Recorder) -> None:
+    job = recorder.enqueue(wait="blocked")
+    recorder.claim(job)
+
+
+def _second_use_of_a_run(recorder: Recorder) -> None:
+    run = recorder.claim(recorder.enqueue("a"))
+    recorder.claim(recorder.enqueue("b"), run=run)
+
+
+def _change_without_event(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    recorder.claim(job)
+    recorder.transaction()
+    recorder.change(job, status="succeeded", owner=None, lease=None)
+
+
+def _event_without_change(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    recorder.transaction()
+    recorder.event(job, "picked", run=str(uuid4()))
+
+
+def _success_twice(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    recorder.claim(job)
+    recorder.succeed(job)
+    recorder.end(job, "failed", "failed")
+
+
+def _result_of_another_run(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    recorder.claim(job)
+    recorder.succeed(job, result_run=str(uuid4()))
+
+
+def _reap_of_a_live_lease(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    recorder.claim(job)
+    recorder.beat(after=1.5)
+    recorder.end(job, "queued", "requeue", "lease_expired", after=0.6)
+
+
+def _reap_beyond_the_budget(recorder: Recorder) -> None:
+    job = recorder.enqueue(most=1)
+    recorder.claim(job)
+    recorder.end(job, "queued", "requeue", "lease_expired", after=5)
+
+
+def _beat_after_proof_of_death(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    recorder.claim(job)
+    recorder.end(job, "queued", "requeue", "process_died")
+    recorder.beat()
+
+
+def _act_after_loss(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    run = recorder.claim(job)
+    recorder.end(job, "queued", "requeue", "lease_expired", after=5)
+    recorder.report(job, run, after=0.5)
+
+
+def _act_without_heartbeat(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    recorder.report(job, recorder.claim(job), after=LEASE_SEC + 0.5)
+
+
+def _act_after_heartbeat_with_cancel(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    run = recorder.claim(job)
+    recorder.transaction()
+    recorder.change(job, cancel=True)
+    recorder.event(job, "cancel_requested")
+    for _ in range(6):
+        recorder.beat(after=0.5)
+    recorder.report(job, run)
+
+
+def _cancel_forgotten(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    recorder.claim(job)
+    recorder.transaction()
+    recorder.change(job, cancel=True)
+    recorder.event(job, "cancel_requested")
+    recorder.end(job, "queued", "requeue", "error", cancel=False)
+
+
+def _short_renewal(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    recorder.claim(job)
+    recorder.transaction(1.0)
+    recorder.change(job, beat=timestamp(recorder.now), lease=timestamp(recorder.now + 0.5))
+
+
+def _unblock_of_a_running_key(recorder: Recorder) -> None:
+    recorder.claim(recorder.enqueue())
+    job = recorder.enqueue(wait="blocked")
+    recorder.transaction()
+    recorder.change(job, wait="ready")
+
+
+def _start_beyond_the_limit(recorder: Recorder) -> None:
+    recorder.transaction()
+    recorder.add("limit", {"name": "warehouse", "concurrency": 1})
+    for key in ("a", "b"):
+        recorder.claim(recorder.enqueue(key, limits={"warehouse": 1}))
+
+
+def _start_before_parents(recorder: Recorder) -> None:
+    parent, child = recorder.enqueue("a"), recorder.enqueue("b")
+    recorder.edges[child] = [Edge(UUID(child), UUID(parent), "succeeded")]
+    recorder.claim(child)
+
+
+def _commit_of_another_run(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    recorder.claim(job)
+    recorder.transaction()
+    recorder.add("effect", {"job": job, "run": str(uuid4()), "part": 0})
+
+
+def _part_of_a_former_run(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    first = recorder.claim(job)
+    recorder.end(job, "queued", "requeue", "lease_expired", after=5)
+    second = recorder.claim(job)
+    recorder.target += [
+        TargetCommit(job, run, kind) for run, kind in ((first, "row"), (second, "row"), (first, "part"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("plant", "message"),
+    [
+        (_claim_of_running_key, "runs with its key"),
+        (_claim_of_blocked_job, "the job is not ready"),
+        (_second_use_of_a_run, "is not a fresh one"),
+        (_change_without_event, "no event says so"),
+        (_event_without_change, "without a change of the row"),
+        (_success_twice, "the job has not ended, or has succeeded"),
+        (_result_of_another_run, "result of run"),
+        (_reap_of_a_live_lease, "after its lease ended"),
+        (_reap_beyond_the_budget, "leads to ('lost'"),
+        (_beat_after_proof_of_death, "a process beats that was proved dead"),
+        (_act_after_loss, "after it had lost its job"),
+        (_act_without_heartbeat, "after the last heartbeat of its process"),
+        (_act_after_heartbeat_with_cancel, "that found its cancel request"),
+        (_cancel_forgotten, "leads to ('canceled'"),
+        (_short_renewal, "the row is renewed, and its lease ends in"),
+        (_unblock_of_a_running_key, "a job becomes ready"),
+        (_start_beyond_the_limit, "it starts with 1 of 1"),
+        (_start_before_parents, "before its parents"),
+        (_commit_of_another_run, "does not own the job"),
+        (_part_of_a_former_run, "whose row is of run"),
+    ],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else "",
+)
+def test_planted_fault_is_refused(recorder: Recorder, plant, message):
+    plant(recorder)
+
+    assert any(message in refusal for refusal in recorder.refusals()), recorder.refusals()
+
+
+@pytest.fixture
+def recorded(dsn: str) -> Iterator[Any]:
+    connection = psycopg2.connect(dsn)
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        cursor.execute(etl.TARGET)
+        cursor.execute(CREATE_TABLES)
+        yield cursor
+    connection.close()
+
+
+def test_triggers_record_rows_events_and_heartbeats(recorded):
+    recorded.execute("INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')")
+    recorded.execute("UPDATE dl_jobs SET cancel_requested = true")
+    recorded.execute("INSERT INTO dl_heartbeats VALUES (gen_random_uuid(), clock_timestamp())")
+    recorded.execute("SELECT n, xid, extract(epoch FROM at)::float8, kind, data FROM trace_steps ORDER BY n")
+    steps = [TraceStep(*row) for row in recorded.fetchall()]
+
+    assert [(step.kind, step.data.get("status")) for step in steps] == [
+        ("row", "queued"), ("event", "queued"), ("event", "canceled"), ("row", "canceled"), ("beat", None)
+    ]  # fmt: skip
+    assert check_trace(Record(steps=steps, heartbeat_sec=0.5)).refusals == []
