@@ -91,7 +91,7 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
         "schedules.reader",
     },
     "undo": {"schedules.acts", "schedules.reader"},
-    "where": {"targets.servers"},
+    "where": {"targets.options", "targets.servers"},
     "workers": {"queues.acts"},
 }
 

@@ -24,11 +24,22 @@ class NavLink:
         return path == self.path or (self.path != "/" and path.startswith(f"{self.path}/"))
 
 
+@dataclass(frozen=True)
+class JobPanel:
+    """A part of the job's page that is read only while it is open, from the page `/jobs/<job_id>/<path>`: its element
+    with the id `<path>-now`. The page of a job in one of `statuses` has it."""
+
+    title: str
+    path: str
+    statuses: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Feature:
     name: str  # of its folder
     blueprints: tuple[str, ...] = ()  # functions of a Site: routes and pages
     navigation: tuple[NavLink, ...] = ()
+    job_panels: tuple[JobPanel, ...] = ()
     page_values: str | None = None  # a function of a Site: what the frame of each page shows of it, by name
     collectors: tuple[str, ...] = ()  # functions of a Site: collectors of metrics
     metrics: str | None = None  # a function of an executor: families of metrics that are read from the database

@@ -54,6 +54,7 @@ class ReasonCode(StrEnum):
     WORKER_SILENT = "worker_silent"
     STOP_NOT_OBEYED = "stop_not_obeyed"
     PROGRESS_OLD = "progress_old"
+    SQL_BLOCKED = "sql_blocked"
     RUNNING = "running"
     TARGET_NOT_FENCED = "target_not_fenced"
     SCHEDULE_PAUSED = "schedule_paused"

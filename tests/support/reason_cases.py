@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
+
+import psycopg2
 
 from dataloader.app.acts.reasons import ReasonCode
 from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.queues.rows import Queues
+from dataloader.app.queue.attempt_sessions import attempt_application_name
 from dataloader.app.queue.job import ClaimedJob, ReleaseReason, ReleaseRequest, Status
 from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from dataloader.pipelines.effects import STILL_OPEN
-from tests.support.queue_fixture import QueueFixture
+from tests.support.queue_fixture import BackgroundCall, QueueFixture
+from tests.support.waiting import eventually
 
 DOING = '[{"run_id": "%s", "stop_reason": "cancel", "stop_step": "interrupt"}]'
 
@@ -247,6 +252,24 @@ def lost(queue_db: QueueFixture) -> UUID:
     return run.id
 
 
+def sql_blocked(queue_db: QueueFixture) -> UUID:
+    """A session of the attempt waits for the lock of another one, until the fixture closes that."""
+    worker(queue_db)
+    run = queue_db.enqueue_and_claim()
+    with queue_db.connect(autocommit=True).cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(77)")
+    name = attempt_application_name(run.id, run.run_id)
+
+    def wait_for_lock() -> None:
+        with closing(psycopg2.connect(queue_db.dsn, application_name=name)) as connection:
+            connection.cursor().execute("SET statement_timeout = '60s'; SELECT pg_advisory_lock(77)")
+
+    BackgroundCall(wait_for_lock)
+    waits = f"application_name = '{name}' AND wait_event_type = 'Lock' AND state_change < now() - interval '1.1 s'"
+    eventually(lambda: queue_db.session_count(waits) == 1, message="the session waits")
+    return run.id
+
+
 CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
     (ReasonCode.QUEUE_PAUSED, closed(QueueState.PAUSED)),
     (ReasonCode.QUEUE_DRAINING, closed(QueueState.DRAINING)),
@@ -280,6 +303,7 @@ CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
     (ReasonCode.WORKER_SILENT, lambda queue_db: queue_db.enqueue_and_claim().id),
     (ReasonCode.STOP_NOT_OBEYED, stopping),
     (ReasonCode.PROGRESS_OLD, old_progress),
+    (ReasonCode.SQL_BLOCKED, sql_blocked),
     (ReasonCode.RUNNING, running),
     *((ReasonCode(status), ended(status)) for status in (Status.SUCCEEDED, Status.FAILED, Status.CANCELED)),
     (ReasonCode.LOST, lost),

@@ -78,6 +78,7 @@ def create_job_page(site: Site) -> ApiBlueprint:
     log_search, graphs = JobLogSearch(queue.executor), Graphs(queue.executor)
     progress_reader, follower = ProgressReader(queue.executor), site.shared(make_run_follower)
     job_targets = JobTargets(queue.executor, options.features.get("targets"))
+    panels = [panel for feature in site.features for panel in feature.job_panels]
 
     @pages.page("/jobs/<job:job_id>", standby=False, problems=_NOT_FOUND)
     def show_job(job_id: str) -> Response:
@@ -120,6 +121,7 @@ def create_job_page(site: Site) -> ApiBlueprint:
             children=graphs.children(parsed_id) if is_in_graph else [],
             targets=job_targets.of_job(parsed_id, is_live=not job.status.final, wait_sec=_TARGET_WAIT_SEC),
             can_clone=can_operate() and current_actor().can_trigger(job.task, job.queue),
+            panels=[panel for panel in panels if job.status.value in panel.statuses],
             reason_links=reason_links,
             link_job_ids=link_job_ids,
         )

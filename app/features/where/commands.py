@@ -93,7 +93,7 @@ def _server_lines(server: text.Payload) -> Iterator[str]:
     if not server["sessions"] and not server["problem"]:
         return
     yield ""
-    yield f"Sessions in {text.one_line(server['server'])}"
+    yield f"Sessions on {text.one_line(server['server'])}"
     if server["problem"]:
         yield f"  {text.one_line(server['problem'])}"
     for session in server["sessions"]:

@@ -12,7 +12,7 @@ from dataloader.app.http.site import Site
 
 def make_where_reader(site: Site) -> WhereReader:
     """For `Site.shared`: one for the route and the page."""
-    return WhereReader(site.queue, site.watcher, site.options.features.get("targets"))
+    return WhereReader(site.queue, site.watcher, site.options.features.get("where"))
 
 
 def create_where_blueprint(site: Site) -> ApiBlueprint:

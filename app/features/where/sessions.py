@@ -15,9 +15,9 @@ from dataloader.app.db.encoding import unquoted_array
 from dataloader.app.db.statements import Executor, statements
 from dataloader.app.errors import DatabaseUnavailable, RightsMissing
 from dataloader.app.features.targets.servers import FULL_WAIT_SEC, STATEMENT_TIMEOUT_SEC, Question, TargetServers
-from dataloader.app.queue.attempt_sessions import QUEUE_DATABASE
 from dataloader.app.wording import format_duration
 
+QUEUE_SERVER = "queue server"  # its name here; the others are those of targets
 MAX_STATEMENT_LENGTH = 500
 MAX_TARGETS = 10  # that are asked for one job
 _CUT = "…"
@@ -130,9 +130,9 @@ def read_servers(
 
 def _read_queue_server(executor: Executor, name: str) -> _Reading:
     try:
-        return _read(QUEUE_DATABASE, executor.execute, name)
+        return _read(QUEUE_SERVER, executor.execute, name)
     except (DatabaseUnavailable, RightsMissing) as error:
-        return _Reading(ServerSessions(server=QUEUE_DATABASE, problem=str(log.mask(str(error)))))
+        return _Reading(ServerSessions(server=QUEUE_SERVER, problem=str(log.mask(str(error)))))
 
 
 def _without_repetitions(readings: Sequence[_Reading]) -> list[ServerSessions]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 from uuid import UUID
 
-from dataloader.app.db.statements import Executor
 from dataloader.app.errors import JobNotFound
-from dataloader.app.features.targets.rows import TargetRows
 from dataloader.app.features.targets.servers import TargetServers
+from dataloader.app.features.where.locks import describe_sql, read_sessions
 from dataloader.app.features.where.rows import AskedWorker, WhereRows
-from dataloader.app.features.where.sessions import ServerSessions, SqlSession, read_servers
+from dataloader.app.features.where.sessions import ServerSessions
 from dataloader.app.http.jobs.watcher import JobWatcher
-from dataloader.app.queue.attempt_sessions import QUEUE_DATABASE, attempt_application_name
 from dataloader.app.queue.job import Job, Status
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.wording import format_duration
@@ -113,7 +110,7 @@ class WhereReader:
         if job.status is not Status.RUNNING or job.run_id is None:
             return _not_running(job)
         asked = self._rows.ask(job.run_id)
-        servers = read_sessions(self._queue.executor, self._servers, job)
+        servers = read_sessions(self._queue.executor, self._servers, job, wait_sec=TARGET_WAIT_SEC)
         run_id, answer = job.run_id, asked.answer
         if answer is None:
             answer = self._watcher.wait(
@@ -127,18 +124,6 @@ class WhereReader:
                     return _not_running(latest)
             answer = {"problem": _silence(job, worker)}
         return _where(job, answer, servers)
-
-
-def read_sessions(executor: Executor, servers: TargetServers, job: Job) -> list[ServerSessions]:
-    """The sessions of a running job. Of many targets those are asked first that the job or its task names."""
-    if job.run_id is None:
-        return []
-    rows = TargetRows(executor)
-    named = [claimed.target for claimed in rows.of_job(job.id)]
-    named += [target for target, tasks in rows.tasks().items() if job.task in tasks]
-    known = [target for target in (*named, *servers.names) if servers.dsn_of(target) is not None]
-    name = attempt_application_name(job.id, job.run_id)
-    return read_servers(executor, servers, known, name, wait_sec=TARGET_WAIT_SEC)
 
 
 def _not_running(job: Job) -> JobWhere:
@@ -219,37 +204,3 @@ def summarize(where: JobWhere) -> str:
 
 def _cpu(where: JobWhere) -> str:
     return "" if where.cpu_percent is None else f", {where.cpu_percent:.0f} % of a CPU"
-
-
-def describe_sql(servers: Sequence[ServerSessions]) -> str | None:
-    """The session that is blocked, else the one whose statement has run longest; None: no statement is executed."""
-    blocked = [(server, session) for server in servers for session in server.sessions if session.waits_for]
-    if blocked:
-        return describe_lock(*blocked[0])
-    active = [(server, session) for server in servers for session in server.sessions if session.state == "active"]
-    if not active:
-        return None
-    server, session = max(active, key=lambda found: found[1].state_sec or 0.0)
-    wait = f", and waits for {session.wait_event_type}: {session.wait_event}" if session.wait_event_type else ""
-    since = "" if session.state_sec is None else f" for {format_duration(session.state_sec)}"
-    return f"a statement{_on(server)} has run{since}{wait}"
-
-
-def describe_lock(server: ServerSessions, session: SqlSession) -> str:
-    """For what a session waits, who holds it, and who holds that one up at the root."""
-    since = "" if session.state_sec is None else f" {format_duration(session.state_sec)}"
-    lock = f"a lock on {session.lock_on}" if session.lock_on else "a lock"
-    text = f"a statement{_on(server)} has waited{since} for {lock}"
-    by_pid = {blocker.pid: blocker for blocker in server.blockers}
-    direct = [by_pid[pid] for pid in session.waits_for if pid in by_pid]
-    if not direct:
-        return text
-    if holders := [blocker for blocker in direct if blocker.root]:
-        return f"{text}, held by {holders[0].description}"
-    root = next((blocker for blocker in server.blockers if blocker.root), None)
-    text = f"{text}, behind {direct[0].description}"
-    return text if root is None else f"{text}; at the root is {root.description}"
-
-
-def _on(server: ServerSessions) -> str:
-    return "" if server.server == QUEUE_DATABASE else f" in target {server.server!r}"

@@ -33,6 +33,32 @@
   // A line that the address names stays in view.
   if (location.hash.startsWith("#L")) document.querySelector(location.hash)?.scrollIntoView({ block: "center" });
 
+  // A part that is read every two seconds while it is open. What the user has opened in it stays open.
+  const refreshPanel = async (panel) => {
+    const isPaused = document.querySelector(".refresh button")?.textContent === "Resume";
+    const selection = document.getSelection();
+    const isInUse = selection && !selection.isCollapsed && panel.contains(selection.anchorNode);
+    if (panel.dataset.loading || document.hidden || isPaused || isInUse) return;
+    panel.dataset.loading = "true";
+    const part = panel.lastElementChild;
+    try {
+      const response = await fetch(panel.dataset.panel, { headers: { "HX-Request": "true" } });
+      const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      const found = response.ok && page.getElementById(part.id);
+      const opened = [...part.querySelectorAll("details[open][id]")].map((details) => details.id);
+      if (found) part.replaceChildren(...found.childNodes);
+      opened.forEach((id) => field(id)?.setAttribute("open", ""));
+      part.classList.toggle("stale", !found);
+    } catch {
+      part.classList.add("stale"); // the service does not answer; the next request may be answered
+    } finally {
+      delete panel.dataset.loading;
+    }
+  };
+  setInterval(() => document.querySelectorAll("details[data-panel][open]").forEach(refreshPanel), 2000);
+  // The event does not bubble.
+  document.addEventListener("toggle", ({ target }) => target.matches("details[data-panel][open]") && refreshPanel(target), true);
+
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-copy]");
     if (!button) return;

@@ -39,7 +39,7 @@ class WhereFixture:
     def client(self) -> FlaskClient:
         if self._client is None:
             servers = TargetServers(self.targets, queue_dsn=self.pools.dsn)
-            options = WebOptions(version="1", features={"targets": servers})
+            options = WebOptions(version="1", features={"where": servers})
             self._client = create_app(
                 JobQueue(self.app_pool), self.pools.pipelines, options, pool=self.app_pool
             ).test_client()

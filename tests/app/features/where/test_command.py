@@ -71,7 +71,7 @@ def test_lines_fold_other_code_and_print_no_control_characters():
         "1 process",
         "    5 evil [2J: running, 100 % of a CPU, 61.2 s in all, 512 MB",
         "",
-        "Sessions in evil [2J",
+        "Sessions on evil [2J",
         "  evil [2J",
         "  pid 7 active for 12 s, waits for Lock: relation on sales, blocked by pid 8, 0",
         "    evil [2J",

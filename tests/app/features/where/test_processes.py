@@ -75,7 +75,9 @@ def test_process_whose_interpreter_is_held_is_named_with_its_state(where: WhereF
     job_id = where.start("where.frozen", isolated("where.frozen"))
     eventually(where.release_file.exists, message="the task runs")
 
-    answer = where.locate_until(job_id, lambda found: found["problem"] and found["processes"])
+    answer = where.locate_until(
+        job_id, lambda found: found["processes"] and found["problem"] and found["cpu_percent"] == 0
+    )
 
     assert answer["problem"].startswith("its process did not answer within a second: native code")
     assert (answer["threads"], [process["state"] for process in answer["processes"]]) == ([], ["sleeping"])
@@ -125,7 +127,7 @@ def test_worker_that_is_silent_is_named_after_a_bounded_wait(where: WhereFixture
     assert (answer["status"], answer["threads"]) == ("running", [])
     assert "did not answer within" in answer["problem"]
     assert answer["summary"].startswith("Its worker process")
-    assert [server["server"] for server in answer["servers"]] == ["queue database"]
+    assert [server["server"] for server in answer["servers"]] == ["queue server"]
 
 
 def test_worker_without_notifications_is_named(where: WhereFixture, monkeypatch: pytest.MonkeyPatch):

@@ -42,9 +42,9 @@ def is_blocked(answer: dict[str, Any]) -> bool:
 def test_statement_on_the_queue_server_has_state_and_wait(where: WhereFixture):
     job_id = where.start("query", statement="SELECT pg_sleep(0), 'hidden' AS \"it's\", pg_sleep(600)")
 
-    answer = where.locate_until(job_id, lambda found: sessions_of(found, "queue database")["sessions"])
+    answer = where.locate_until(job_id, lambda found: sessions_of(found, "queue server")["sessions"])
 
-    (session,) = sessions_of(answer, "queue database")["sessions"]
+    (session,) = sessions_of(answer, "queue server")["sessions"]
     assert (session["state"], session["visible"], session["waits_for"]) == ("active", True, [])
     assert (session["wait_event_type"], session["wait_event"]) == ("Timeout", "PgSleep")
     assert session["statement"] == "SELECT pg_sleep(0), '…' AS \"it's\", pg_sleep(600)"
@@ -71,7 +71,7 @@ def test_lock_in_a_target_names_its_holder(where: WhereFixture, target_dsn: str)
     assert (blocker["user"], blocker["database"]) == (session["user"], session["database"])
     sentence = r": a statement in target 'warehouse' has waited [\d ms]+ for a lock on sales, held by pid \d+ \(psql, "
     assert re.search(sentence, answer["summary"]), answer["summary"]
-    assert sessions_of(answer, "queue database")["sessions"] == []  # both are databases of one server
+    assert sessions_of(answer, "queue server")["sessions"] == []  # both are databases of one server
 
 
 def test_chain_of_blockers_leads_to_its_root_and_its_job(where: WhereFixture, target_dsn: str):
