@@ -221,7 +221,7 @@ class Result:
 
 def explore(config: Configuration, *, max_sec: float = 600.0) -> Result:
     began, result = time.monotonic(), Result(config=config)
-    search = _Search(config)
+    search = Search(config)
     problem = search.run(result, began + max_sec)
     if not problem and result.is_whole and "progress" not in config.left_out:
         problem = search.find_stuck()
@@ -235,16 +235,18 @@ def explore(config: Configuration, *, max_sec: float = 600.0) -> Result:
 Problem = tuple[int, str, Step | None]  # a state, what is wrong, and the step from it that shows it
 
 
-class _Search:
+class Search:
+    """One exploration. `states` are numbered in the order in which they were found."""
+
     def __init__(self, config: Configuration) -> None:
         self._config, self._symmetry = config, Symmetry(config)
         first = self._symmetry.canonical(config.initial())
-        self._states, self._numbers = [first], {first: 0}
+        self.states, self._numbers = [first], {first: 0}
         self._parents = array("i", [-1])
         self._fair_from, self._fair_to = array("i"), array("i")
 
     def run(self, result: Result, deadline: float) -> Problem | None:
-        config, states, numbers, canonical = self._config, self._states, self._numbers, self._symmetry.canonical
+        config, states, numbers, canonical = self._config, self.states, self._numbers, self._symmetry.canonical
         depth_ends_at, number = 1, 0
         while number < len(states):
             if number == depth_ends_at:
@@ -279,10 +281,10 @@ class _Search:
 
     def find_stuck(self) -> Problem | None:
         """A state from which no end is reachable by steps that happen by themselves."""
-        count = len(self._states)
+        count = len(self.states)
         first, order = _group_by_target(self._fair_to, self._fair_from, count)
         has_end = bytearray(count)
-        waiting = [n for n, state in enumerate(self._states) if self._config.is_end(state)]
+        waiting = [n for n, state in enumerate(self.states) if self._config.is_end(state)]
         for number in waiting:
             has_end[number] = 1
         while waiting:
@@ -302,9 +304,7 @@ class _Search:
         state = self._config.initial()
         lines = [first_line(self._config, state)]
         for goal in reversed(path[:-1]):
-            step = next(
-                s for s in steps(self._config, state) if self._symmetry.canonical(s.state) == self._states[goal]
-            )
+            step = next(s for s in steps(self._config, state) if self._symmetry.canonical(s.state) == self.states[goal])
             lines.append(step_line(self._config, len(lines), step))
             state = step.state
         if last is not None:

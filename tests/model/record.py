@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.chaos.history import Edge, History, RunReport
+from tests.chaos.history import Edge, Execution, History, RunReport
 from tests.model.rows import NO_PROCESS, Row
 
 CREATE_TABLES = Path(__file__).with_name("recorder.sql").read_text(encoding="utf-8")
@@ -40,6 +40,7 @@ class Record:
     edges: Mapping[str, Sequence[Edge]] = field(default_factory=dict)  # by child
     canceling_graphs: Collection[str] = ()
     target: Sequence[TargetCommit] = ()
+    executions: Sequence[Execution] = ()  # of work on the engine, as the engine has them
 
 
 def read_record(query: Callable[[str], list[tuple[Any, ...]]], history: History) -> Record:
@@ -61,6 +62,7 @@ def read_record(query: Callable[[str], list[tuple[Any, ...]]], history: History)
             for job, evidence in history.target_loads.items()
             for commit in evidence.commits
         ],
+        executions=history.executions,
     )
 
 

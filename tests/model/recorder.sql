@@ -5,7 +5,7 @@ CREATE TABLE trace_steps (
     n    bigserial   PRIMARY KEY,
     xid  bigint      NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
     at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-    kind text        NOT NULL,  -- row | event | beat | limit | effect
+    kind text        NOT NULL,  -- row | event | beat | limit | effect, or the table of a capability
     data jsonb       NOT NULL
 );
 
@@ -20,7 +20,8 @@ BEGIN
         'lease', it.lease_expires_at, 'beat', it.heartbeat_at, 'ttl', it.lease_ttl_sec, 'task', it.task, 'queue', it.queue,
         'limits', it.limits, 'need', it.need, 'graph', it.graph_id, 'progress_run', it.progress ->> 'run',
         'result_run', CASE jsonb_typeof(it.result) WHEN 'object' THEN it.result ->> 'run' END,
-        'error_run', substring(it.error FROM 'failed on purpose in run ([0-9a-f-]{36})')));
+        'error_run', substring(it.error FROM 'failed on purpose in run ([0-9a-f-]{36})'),
+        'schedule', it.schedule_id, 'backfill', it.backfill_id, 'live_key', it.live_key, 'slice', it.partition_key));
     RETURN NULL;
 END $$;
 -- Fired before the product's own triggers, which may change the row again.
@@ -61,3 +62,18 @@ BEGIN
 END $$;
 CREATE CONSTRAINT TRIGGER a_trace_effect AFTER INSERT ON chaos_target
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION trace_effect();
+
+-- Rows of schedules, backfills, slices, offloads and datasets.
+CREATE FUNCTION trace_capability() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO trace_steps (kind, data)
+    VALUES (TG_TABLE_NAME, jsonb_build_object('op', TG_OP) || to_jsonb(coalesce(NEW, OLD)));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER a_trace AFTER INSERT OR UPDATE ON dl_schedules FOR EACH ROW EXECUTE FUNCTION trace_capability();
+CREATE TRIGGER a_trace AFTER INSERT OR UPDATE ON dl_firings FOR EACH ROW EXECUTE FUNCTION trace_capability();
+CREATE TRIGGER a_trace AFTER INSERT OR UPDATE ON dl_backfills FOR EACH ROW EXECUTE FUNCTION trace_capability();
+CREATE TRIGGER a_trace AFTER INSERT OR UPDATE ON dl_slices FOR EACH ROW EXECUTE FUNCTION trace_capability();
+CREATE TRIGGER a_trace AFTER INSERT OR UPDATE ON dl_offloads FOR EACH ROW EXECUTE FUNCTION trace_capability();
+CREATE TRIGGER a_trace AFTER INSERT ON dl_dataset_events FOR EACH ROW EXECUTE FUNCTION trace_capability();
+CREATE TRIGGER a_trace AFTER INSERT OR DELETE ON dl_dataset_updates FOR EACH ROW EXECUTE FUNCTION trace_capability();

@@ -57,6 +57,7 @@ class Recorder:
             "job": job, "key": key, "status": "queued", "wait": "ready", "attempt": 0, "most": 2, "run": None,
             "owner": None, "cancel": False, "lease": None, "beat": None, "ttl": LEASE_SEC, "task": "t", "queue": "q",
             "limits": None, "need": None, "graph": None, "progress_run": None, "result_run": None, "error_run": None,
+            "schedule": None, "backfill": None, "live_key": None, "slice": "",
         } | more  # fmt: skip
         self.transaction()
         self.change(job, "INSERT")
@@ -265,6 +266,64 @@ def _part_of_a_former_run(recorder: Recorder) -> None:
     ]
 
 
+def _schedule(recorder: Recorder, **changes: Any) -> None:
+    recorder.transaction()
+    values = {"schedule_id": "s", "name": "each", "declared": {"kind": "interval", "expression": "10"}, "overrides": {},
+              "created_at": timestamp(NOON), "last_at": None, "paused_at": None}  # fmt: skip
+    recorder.add("dl_schedules", values | changes)
+
+
+def _passed_time(recorder: Recorder) -> None:
+    _schedule(recorder)
+    _schedule(recorder, last_at=timestamp(NOON + 20))
+    recorder.add("dl_firings", {"schedule_id": "s", "fire_at": timestamp(NOON + 20), "until": None, "job_id": None})
+
+
+def _firing_while_paused(recorder: Recorder) -> None:
+    for last_at in (None, timestamp(NOON + 5)):
+        _schedule(recorder, last_at=last_at, paused_at=timestamp(NOON))
+
+
+def _job_without_firing(recorder: Recorder) -> None:
+    recorder.enqueue(schedule="s")
+
+
+def _second_live_job_of_a_slice(recorder: Recorder) -> None:
+    for key in ("a", "b"):
+        recorder.enqueue(key, live_key="slice:t:monday")
+
+
+def _job_of_a_canceled_backfill(recorder: Recorder) -> None:
+    recorder.enqueue(backfill="b")
+    recorder.add("dl_backfills", {"backfill_id": "b", "state": "canceled", "made": 1, "skipped": 0, "cursor": "1"})
+
+
+def _slices_asked_for_again(recorder: Recorder) -> None:
+    for made in (1, 2):
+        recorder.transaction()
+        recorder.add("dl_backfills", {"backfill_id": "b", "state": "open", "made": made, "skipped": 0, "cursor": "1"})
+
+
+def _end_of_a_slice_not_recorded(recorder: Recorder) -> None:
+    job = recorder.enqueue(live_key="slice:t:monday", slice="monday")
+    recorder.add("dl_slices", {"task": "t", "partition_key": "monday", "job_id": job, "state": "queued"})
+    recorder.claim(job)
+    recorder.succeed(job)
+
+
+def _second_submission(recorder: Recorder) -> None:
+    for number in (1, 2):
+        recorder.transaction()
+        values = {"op": "INSERT", "job_id": "j", "number": number, "outcome": None, "name": f"dl-{number}"}
+        recorder.add("dl_offloads", values)
+
+
+def _forgotten_update(recorder: Recorder) -> None:
+    _schedule(recorder, declared={"kind": "dataset", "after": ["orders"]})
+    recorder.transaction()
+    recorder.add("dl_dataset_events", {"job_id": "j", "kind": "produced", "dataset": "orders"})
+
+
 @pytest.mark.parametrize(
     ("plant", "message"),
     [
@@ -288,6 +347,15 @@ def _part_of_a_former_run(recorder: Recorder) -> None:
         (_start_before_parents, "before its parents"),
         (_commit_of_another_run, "does not own the job"),
         (_part_of_a_former_run, "whose row is of run"),
+        (_passed_time, "has passed over 1 times"),
+        (_firing_while_paused, "the paused schedule"),
+        (_job_without_firing, "no firing of the transaction names it"),
+        (_second_live_job_of_a_slice, "with the same live_key"),
+        (_job_of_a_canceled_backfill, "a backfill is made that is not open"),
+        (_slices_asked_for_again, "are asked for again"),
+        (_end_of_a_slice_not_recorded, "its slice is not changed"),
+        (_second_submission, "submission 2 begins"),
+        (_forgotten_update, "does not learn of it"),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",
 )

@@ -16,6 +16,7 @@ from typing import Any
 from tests.model import rows
 from tests.model.record import Record, TraceStep, model_row, seconds
 from tests.model.rows import FINAL, NO_PROCESS, Refused, Row, require
+from tests.model.trace_capabilities import check_capabilities
 
 _WALL_SLACK_SEC = 0.3  # between the clocks of a server and of runs
 _REAPED = ("lease_expired", "process_died")
@@ -76,6 +77,7 @@ def check_trace(record: Record) -> TraceReport:
     for step in record.steps:
         replay.apply(step)
     replay.finish()
+    replay.report.refusals += [Refusal(job, message) for job, message in check_capabilities(record)]
     replay.report.seconds = time.monotonic() - began
     return replay.report
 
