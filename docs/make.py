@@ -13,6 +13,7 @@ from pathlib import Path
 from dataloader.app.db.rights import rights_table
 from dataloader.app.queue.job import TRANSITIONS, ReleaseReason, Status, Transition
 from docs import code_tables, signals
+from tests.model import pages as model
 
 DOCS = Path(__file__).resolve().parent
 _LIFECYCLE_PAGE = "job-lifecycle.md"
@@ -99,6 +100,13 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "feature-rights": lambda: rights_table() + "\n",
     "metrics": signals.metrics,
     "log-events": signals.log_events,
+    "model-moves": model.move_diagram,
+    "model-actions": model.action_table,
+    "model-faults": model.fault_table,
+    "model-promises": model.promise_table,
+    "model-rules": model.rule_table,
+    "model-configurations": model.configuration_table,
+    "model-outside": model.outside_table,
 }
 
 # ── the life of a job ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -267,7 +267,7 @@ def settles(config: Configuration, state: State) -> Steps:
                     state.rows[job], run.id, outcome, config.jobs[job].max_attempts, rules=config.rules
                 )
             except Refused:
-                yield Step(f"{label}: not applied", state.without_run(number, run))
+                yield Step(f"{label}: {'already' if is_ended else 'not applied'}", state.without_run(number, run))
                 continue
             problem = "" if state.owns(run) else f"run {run.id} settles job {job}, which it does not own"
             written = state.put("rows", job, row)

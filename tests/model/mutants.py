@@ -26,8 +26,8 @@ _OWNER = "only the owner may act"
 _STUCK = "progress"
 
 CAMPAIGN_MUTANTS: Sequence[ModelMutant] = (
-    _mutant("settle-without-fence", "sessions", "settles job", "fence"),
-    _mutant("settle-without-guard", "keys", "settles job", "guard"),
+    _mutant("settle-without-fence", "sessions", "which it does not own", "fence"),
+    _mutant("settle-without-guard", "keys", "which it does not own", "guard"),
     _mutant("renew-without-fence", "sessions", _OWNER, "beat_fence"),
     _mutant("lease-always-trusted", "keys", _OWNER, "worker_stops_first"),
     _mutant("effects-without-fence", "effects", "which does not own", "effect_fence"),
@@ -40,7 +40,7 @@ CAMPAIGN_MUTANTS: Sequence[ModelMutant] = (
     _mutant("sessions-left-open", "statements", "nothing of a dead attempt", "end_sessions"),
     _mutant("proof-by-pid-alone", "keys", _OWNER, "proof"),
     _mutant("claim-without-skip-locked", "held row", _STUCK, "skip_locked"),
-    _mutant("claim-without-locks", "locks", "goes from", "row_lock", "key_lock"),
+    _mutant("claim-without-locks", "locks", "to running by picked", "row_lock", "key_lock"),
     _mutant("no-block-lock-no-repair", "locks", _STUCK, "key_lock", "repair"),
     _mutant("cancel-forgotten", "cancels", "rows are consistent", "cancel_wins"),
     _mutant("cancel-not-delivered", "cancels", "does not learn of it", "reads_cancels"),
@@ -70,7 +70,6 @@ CAMPAIGN_MUTANTS: Sequence[ModelMutant] = (
 MORE_MUTANTS: Sequence[ModelMutant] = (
     _mutant("release-counts", "cancels", "attempts are counted", "refund"),
     _mutant("reaper-reads-no-beat", "keys", _OWNER, "fresh_beat"),
-    _mutant("no-index-no-look", "locks", "one running row", "key_index", "key_look", "session_lock"),
     _mutant("second-attempt-of-a-key-starts", "sessions", "the key lock excludes", "one_holder"),
     _mutant("no-unblock-no-repair", "keys", _STUCK, "unblocks", "repair"),
     _mutant("target-not-locked", "target", "parts are written once", "target_lock", "target_compare"),

@@ -10,7 +10,7 @@ from dataloader.app.db.statements import statements
 from dataloader.pipelines import effects
 
 _ROOT = Path(__file__).parents[2]
-_TABLES = "dl_jobs|dl_heartbeats|dl_job_targets"
+_TABLES = "dl_jobs|dl_heartbeats|dl_progress|dl_job_targets"
 _WRITES = re.compile(rf'\b(?:UPDATE|INSERT INTO|DELETE FROM)\s+(?:"public"\.)?({_TABLES})\b')
 _LOCKS_ROWS = re.compile(r'"public"\.dl_jobs\b[^;]*\bFOR (?:NO KEY UPDATE|UPDATE|SHARE)\b')
 _LOCKS_KEYS = re.compile(r"pg_(?:try_)?advisory_(?:un)?lock\(")
@@ -27,6 +27,7 @@ ACTION_OF: Mapping[str, str] = {
     "lock_keys": "recovers_claim, locks_again", "unlock_keys": "settles, releases",
     "settle": "settles, end_reads, end_writes", "dl_settle": "settles, end_reads, end_writes", "release": "releases",
     "release_waiting": "releases", "release_for_offloads": "releases", "beat": "beats", "renew": "renews",
+    "save_progress": "saves_progress",
     "disown": "disowns", "reap": "reaps", "dl_unblock_next": "settles, releases, reaps, cancels, repairs_blocked",
     "unblock_keys": "repairs_blocked", "repair_blocked": "repairs_blocked", "cancel": "cancels",
     "cancel_graph": "cancels", "bulk_cancel": "cancels", "expire": "cancels", "retry": "retries",

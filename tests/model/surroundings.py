@@ -93,7 +93,7 @@ def thaws(config: Configuration, state: State) -> Steps:
 
 @action("forget", FAULT)
 def forgets(config: Configuration, state: State) -> Steps:
-    """A process forgets a run, to which no known fault leads, and continues to beat."""
+    """A process forgets a run that the row says it has, and continues to beat."""
     for number, run in state.all_runs("acting", up=True):
         yield Step(f"P{number} forgets run {run.id} of job {run.job}", state.without_run(number, run), is_fair=False)
 

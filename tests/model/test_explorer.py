@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -45,6 +45,23 @@ def test_every_rule_is_left_out_by_a_mutant():
     left_out = {rule for mutant in (*CAMPAIGN_MUTANTS, *MORE_MUTANTS) for rule in mutant.rules}
 
     assert left_out == {field.name for field in fields(Rules)}
+
+
+def test_settlement_lost_by_failover_needs_the_lease_of_the_row():
+    """Its process lives and has forgotten the run: heartbeats alone would keep the job for ever."""
+    result = explore(without_rules("failover", "row_lease"))
+
+    assert "no end is reachable" in str(result.story)
+    assert "settles run 1" in str(result.story)
+    assert "a standby is promoted" in str(result.story).splitlines()[-1]
+
+
+def test_claim_lost_by_failover_lets_two_runs_act_for_a_heartbeat():
+    config = CONFIGURATIONS["failover"]
+    result = explore(replace(config, left_out=config.left_out - {"one_run_of_a_key_may_act"}))
+
+    assert "one run of a key may act" in str(result.story)
+    assert "P1 claims job 0 as run 2" in str(result.story).splitlines()[-1]
 
 
 def test_story_has_each_step_and_few_lines():
