@@ -125,7 +125,7 @@ def is_alive(config: Configuration, state: State, job: int) -> bool:
 
 @action("core", REAPER)
 def looks(config: Configuration, state: State) -> Steps:
-    """A reaper finds the lease of a run expired for the first time. A heartbeat or renewal in between starts it over."""
+    """A reaper finds the lease of a run expired for the first time. A heartbeat or renewal starts it over."""
     for job, row in enumerate(state.rows):
         if is_expired(config, row) and not state.seen[job] and any(process.is_up for process in state.processes):
             yield Step(f"a reaper finds the lease of job {job} expired", state.put("seen", job, 1))
