@@ -299,9 +299,11 @@ def _job_of_a_canceled_backfill(recorder: Recorder) -> None:
 
 
 def _slices_asked_for_again(recorder: Recorder) -> None:
-    for made in (1, 2):
+    for made, cursor in ((0, None), (1, "1"), (2, "1")):
         recorder.transaction()
-        recorder.add("dl_backfills", {"backfill_id": "b", "state": "open", "made": made, "skipped": 0, "cursor": "1"})
+        recorder.add(
+            "dl_backfills", {"backfill_id": "b", "state": "open", "made": made, "skipped": 0, "cursor": cursor}
+        )
 
 
 def _end_of_a_slice_not_recorded(recorder: Recorder) -> None:

@@ -123,10 +123,13 @@ class _Replay:
         for row in rows.get("dl_backfills", ()):
             former = self._backfills.get(row["backfill_id"])
             self._backfills[row["backfill_id"]] = row
-            is_step = former and (row["made"], row["skipped"]) != (former["made"], former["skipped"])
-            if is_step and row["cursor"] in self._cursors[row["backfill_id"]]:
-                yield row["backfill_id"], f"the slices up to {row['cursor']} are asked for again"
-            self._cursors[row["backfill_id"]].add(row["cursor"])
+            cursors = self._cursors[row["backfill_id"]]
+            if row["cursor"] is None:  # it is new, or a person starts it again
+                cursors.clear()
+            elif former and (row["made"], row["skipped"]) != (former["made"], former["skipped"]):
+                if row["cursor"] in cursors:
+                    yield row["backfill_id"], f"the slices up to {row['cursor']} are asked for again"
+                cursors.add(row["cursor"])
 
     # ── offloads, datasets ──────────────────────────────────────────────────────────────────────────────────────
 
