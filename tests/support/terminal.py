@@ -45,6 +45,9 @@ class Terminal:
     def wait_for(self, text: str, timeout: float = 60) -> None:
         eventually(lambda: text in self.output, timeout, lambda: f"{text!r} in {self.output}")
 
+    def press(self, keys: str) -> None:
+        os.write(self._fd, keys.encode())
+
     def ctrl_c(self) -> None:
         os.write(self._fd, b"\x03")
 

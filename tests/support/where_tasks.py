@@ -71,10 +71,17 @@ def recurse_apart(args: dict[str, Any]) -> None:
     recurse(args)
 
 
+def stay_until_stopped(args: dict[str, Any], ctx: Context) -> None:
+    ctx.log.info("I am here")
+    while True:
+        ctx.sleep(PATIENT_SEC)
+
+
 def in_threads() -> Pipelines:
     tasks = Pipelines()
     for name, task in (
         ("stay", stay_here), ("recurse", recurse), ("odd", stay_at_odd_place), ("query", query),
+        ("stay_until_stopped", stay_until_stopped),
     ):  # fmt: skip
         tasks.register(name)(task)
     return tasks

@@ -26,7 +26,7 @@ def read_sessions(
     others = () if only_named else servers.names
     known = [target for target in (*named, *others) if servers.dsn_of(target) is not None]
     name = attempt_application_name(job.id, job.run_id)
-    return read_servers(executor, servers, known, name, wait_sec=wait_sec)
+    return read_servers(executor, servers, known, [name], wait_sec=wait_sec)[name]
 
 
 def find_blocked(servers: Sequence[ServerSessions]) -> list[tuple[ServerSessions, SqlSession]]:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from dataloader.app.features.where.where import JobWhere, WhereReader
+from typing import Annotated
+
+from pydantic import Field
+
+from dataloader.app.features.where.where import JobWhere, RunningJobs, WhereReader
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
-from dataloader.app.http.schemas import parse_job_id
+from dataloader.app.http.schemas import QueryModel, parse_job_id
 from dataloader.app.http.site import Site
+
+
+class RunningQuery(QueryModel):
+    """Which running jobs to locate."""
+
+    queue: Annotated[str | None, Field(max_length=1000, description="Only jobs of this queue.")] = None
+    task: Annotated[str | None, Field(max_length=1000, description="Only jobs of this task.")] = None
+    limit: Annotated[int, Field(ge=1, le=100, description="The maximum number of jobs.")] = 50
 
 
 def make_where_reader(site: Site) -> WhereReader:
@@ -32,5 +44,19 @@ def create_where_blueprint(site: Site) -> ApiBlueprint:
         lines, never values; statements have no text constants.
         """
         return reader.read(parse_job_id(job_id))
+
+    @blueprint.get(
+        "/running",
+        query=RunningQuery,
+        response=RunningJobs,
+        problems=(ProblemCode.TOO_MANY_WAITING,),
+        scope=Scope.READ,
+    )
+    def list_running_jobs(query: RunningQuery) -> RunningJobs:
+        """List running jobs, and locate each of them: those first that have been running longest.
+
+        Their worker processes are asked now, for a second at most.
+        """
+        return reader.read_running(queue=query.queue, task=query.task, limit=query.limit)
 
     return blueprint

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from dataloader.app import log
-from dataloader.app.db.encoding import unquoted_array
+from dataloader.app.db.encoding import array, unquoted_array
 from dataloader.app.db.statements import Executor, statements
 from dataloader.app.errors import DatabaseUnavailable, RightsMissing
 from dataloader.app.features.targets.servers import FULL_WAIT_SEC, STATEMENT_TIMEOUT_SEC, Question, TargetServers
@@ -19,6 +19,7 @@ from dataloader.app.wording import format_duration
 
 QUEUE_SERVER = "queue server"  # its name here; the others are those of targets
 MAX_STATEMENT_LENGTH = 500
+MAX_SESSIONS = 20  # of an attempt on one server, and as many that block them
 MAX_TARGETS = 10  # that are asked for one job
 _CUT = "…"
 _NOT_VISIBLE = "the role may not see what these sessions do: their user is another one, and it lacks pg_read_all_stats"
@@ -103,7 +104,10 @@ class ServerSessions:
 class _Reading:
     """What was read by a connection to one database of a server."""
 
-    server: ServerSessions
+    server: str
+    problem: str | None = None
+    sessions: Sequence[tuple[str, SqlSession]] = ()  # each with the name of its attempt
+    blockers: Sequence[Blocker] = ()
     started_at: str | None = None  # of the server, by which the same one is known under another name
     database: str | None = None
 
@@ -112,47 +116,71 @@ def read_servers(
     executor: Executor,
     servers: TargetServers,
     targets: Collection[str],
-    name: str,
+    names: Sequence[str],
     *,
     wait_sec: float = FULL_WAIT_SEC,
-) -> list[ServerSessions]:
-    """Read the sessions of this name on the queue's server and on these targets, which are asked at once."""
+) -> dict[str, list[ServerSessions]]:
+    """Read the sessions of these attempts on the queue's server and on targets, which are asked at once; by the
+    application name of the attempt."""
     asked = list(dict.fromkeys(target for target in targets if not servers.is_queue_database(target)))[:MAX_TARGETS]
     questions: dict[tuple[str, Hashable], Question] = {
-        (target, ("where", name)): partial(_read_target, target, name) for target in asked
+        (target, ("where", *names)): partial(_read_target, target, names) for target in asked
     }
-    readings = [_read_queue_server(executor, name)]
+    readings = [_read_queue_server(executor, names)]
     for (target, _), answer in servers.ask(questions, wait_sec=wait_sec).items():
         reading: _Reading | None = answer.value
-        readings.append(reading or _Reading(ServerSessions(server=target, problem=answer.problem)))
-    return _without_repetitions(readings)
+        readings.append(reading or _Reading(target, answer.problem))
+    owners = _owners(readings)
+    return {name: [_sessions_of(name, reading, owners) for reading in readings] for name in names}
 
 
-def _read_queue_server(executor: Executor, name: str) -> _Reading:
+def _read_queue_server(executor: Executor, names: Sequence[str]) -> _Reading:
     try:
-        return _read(QUEUE_SERVER, executor.execute, name)
+        return _read(QUEUE_SERVER, executor.execute, names)
     except (DatabaseUnavailable, RightsMissing) as error:
-        return _Reading(ServerSessions(server=QUEUE_SERVER, problem=str(log.mask(str(error)))))
+        return _Reading(QUEUE_SERVER, str(log.mask(str(error))))
 
 
-def _without_repetitions(readings: Sequence[_Reading]) -> list[ServerSessions]:
-    """Leave each session where it was read in its own database: a server lists those of all its databases."""
+def _owners(readings: Sequence[_Reading]) -> dict[tuple[str | None, int], _Reading]:
+    """By which reading each session is shown: that of its own database, since a server lists those of all of them."""
     owners: dict[tuple[str | None, int], _Reading] = {}
     for reading in readings:
-        for session in reading.server.sessions:
+        for _, session in reading.sessions:
             key = (reading.started_at, session.pid)
             if key not in owners or session.database == reading.database:
                 owners[key] = reading
-    found = []
-    for reading in readings:
-        own = [s for s in reading.server.sessions if owners[reading.started_at, s.pid] is reading]
-        blockers = reading.server.blockers if any(session.waits_for for session in own) else []
-        problem = _problem_of(own) if reading.server.sessions else reading.server.problem
-        found.append(replace(reading.server, sessions=own, blockers=blockers, problem=problem))
-    return found
+    return owners
 
 
-def _read_target(target: str, name: str, connection: Any) -> _Reading:
+def _sessions_of(name: str, reading: _Reading, owners: Mapping[tuple[str | None, int], _Reading]) -> ServerSessions:
+    own = [
+        session
+        for of_name, session in reading.sessions
+        if of_name == name and owners[reading.started_at, session.pid] is reading
+    ]
+    hidden = None if all(session.visible for session in own) else _NOT_VISIBLE
+    return ServerSessions(
+        server=reading.server,
+        problem=reading.problem or hidden,
+        sessions=own[:MAX_SESSIONS],
+        blockers=_blockers_of(own, reading.blockers)[:MAX_SESSIONS],
+    )
+
+
+def _blockers_of(sessions: Sequence[SqlSession], blockers: Sequence[Blocker]) -> list[Blocker]:
+    """Those for which these sessions wait, and so on up to the roots."""
+    waits_for = {blocker.pid: blocker.waits_for for blocker in blockers}
+    reached: set[int] = set()
+    pending = [pid for session in sessions for pid in session.waits_for]
+    while pending:
+        pid = pending.pop()
+        if pid not in reached:
+            reached.add(pid)
+            pending += waits_for.get(pid, ())
+    return [blocker for blocker in blockers if blocker.pid in reached]
+
+
+def _read_target(target: str, names: Sequence[str], connection: Any) -> _Reading:
     """In a read-only transaction whose bounds end with it: behind a pooler the session is another's afterwards."""
     named = statements("public")
     with connection, connection.cursor() as cursor:
@@ -164,22 +192,18 @@ def _read_target(target: str, name: str, connection: Any) -> _Reading:
             rows: list[Row] = cursor.fetchall()
             return rows
 
-        return _read(target, execute, name)
+        return _read(target, execute, names)
 
 
-def _read(server: str, execute: Callable[[str, dict[str, Any]], Sequence[Row]], name: str) -> _Reading:
-    rows = execute("where_sessions", {"name": name})
-    sessions = [_session(row[:-2]) for row in rows]
-    waiting = [session.pid for session in sessions if session.waits_for]
+def _read(server: str, execute: Callable[[str, dict[str, Any]], Sequence[Row]], names: Sequence[str]) -> _Reading:
+    rows = execute("where_sessions", {"names": array(names)})
+    sessions = [(row[0], _session(row[1:-2])) for row in rows]
+    waiting = [session.pid for _, session in sessions if session.waits_for]
     blockers = []
     if waiting:
         blockers = [_blocker(row) for row in execute("where_blockers", {"pids": unquoted_array(waiting)})]
-    found = ServerSessions(server=server, problem=_problem_of(sessions), sessions=sessions, blockers=blockers)
-    return _Reading(found, *rows[0][-2:]) if rows else _Reading(found)
-
-
-def _problem_of(sessions: Iterable[SqlSession]) -> str | None:
-    return None if all(session.visible for session in sessions) else _NOT_VISIBLE
+    started_at, database = rows[0][-2:] if rows else (None, None)
+    return _Reading(server, None, sessions, blockers, started_at, database)
 
 
 def _session(row: Row) -> SqlSession:

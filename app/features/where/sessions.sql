@@ -2,9 +2,9 @@
 -- catalog alone. State, times, wait and statement of a session are NULL for a role that may not see them (pg_read_all_stats).
 
 -- name: where_sessions
--- The sessions of this name, in whichever database of the server. The name of an attempt has 56 characters; one that its task's own code gave
+-- The sessions of these names, in whichever database of the server. The name of an attempt has 56 characters; one that its task's own code gave
 -- the session may follow it. `lock_on` is the relation that it waits for, or whose row; known in this database only.
-SELECT a.pid, a.datname, a.usename, a.state,
+SELECT left(a.application_name, 56), a.pid, a.datname, a.usename, a.state,
        extract(epoch FROM clock_timestamp() - a.state_change)::float8, extract(epoch FROM clock_timestamp() - a.xact_start)::float8,
        a.wait_event_type, a.wait_event, left(a.query, 4000),
        CASE WHEN a.wait_event_type = 'Lock' OR a.state IS NULL
@@ -17,9 +17,9 @@ SELECT a.pid, a.datname, a.usename, a.state,
        CASE WHEN a.wait_event_type = 'Lock' OR a.state IS NULL THEN to_json(pg_blocking_pids(a.pid)) ELSE '[]' END,
        pg_postmaster_start_time()::text, current_database()
   FROM pg_stat_activity a
- WHERE left(a.application_name, 56) = %(name)s::text AND a.pid <> pg_backend_pid()
+ WHERE left(a.application_name, 56) = ANY (%(names)s::text[]) AND a.pid <> pg_backend_pid()
  ORDER BY a.pid
- LIMIT 20;
+ LIMIT 20 * cardinality(%(names)s::text[]);
 
 -- name: where_blockers
 -- Those for which these sessions wait, and for which they wait themselves, up to the root. Each call of pg_blocking_pids stops the server's
@@ -37,6 +37,4 @@ SELECT s.pid, a.application_name, a.usename, a.datname, a.backend_type, a.state,
        extract(epoch FROM clock_timestamp() - a.state_change)::float8, extract(epoch FROM clock_timestamp() - a.xact_start)::float8,
        to_json(s.waits_for)
   FROM sessions s LEFT JOIN pg_stat_activity a ON a.pid = s.pid
- WHERE s.pid <> ALL (%(pids)s::int[])
- ORDER BY s.waits_for <> '{}', a.xact_start, s.pid
- LIMIT 20;
+ ORDER BY s.waits_for <> '{}', a.xact_start, s.pid;

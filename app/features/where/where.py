@@ -8,16 +8,19 @@ from uuid import UUID
 
 from dataloader.app.errors import JobNotFound
 from dataloader.app.features.targets.servers import TargetServers
-from dataloader.app.features.where.locks import describe_sql, read_sessions
-from dataloader.app.features.where.rows import AskedWorker, WhereRows
-from dataloader.app.features.where.sessions import ServerSessions
+from dataloader.app.features.where.locks import describe_sql, find_blocked, read_sessions
+from dataloader.app.features.where.rows import AskedWorker, Run, WhereRows
+from dataloader.app.features.where.sessions import ServerSessions, read_servers
 from dataloader.app.http.jobs.watcher import JobWatcher
+from dataloader.app.log.masking import mask_secret_fields
+from dataloader.app.queue.attempt_sessions import attempt_application_name
 from dataloader.app.queue.job import Job, Status
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.wording import format_duration
 
 WAIT_SEC = 3.0  # for the answer of a worker process
 TARGET_WAIT_SEC = 2.0
+LIST_WAIT_SEC = 1.0  # for the answers of all, and for targets
 _FILE_PARTS = 2  # of a path that a sentence names
 _T = TypeVar("_T")
 
@@ -95,6 +98,34 @@ class JobWhere:
         return next(own, None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunningJob:
+    """A running job. `summary` says where it is; `blocked`: a statement of it waits for a lock. `memory_mb` is of its
+    processes, null for one that runs in a thread. `running_sec` counts from the start of the attempt."""
+
+    job_id: UUID
+    task: str
+    queue: str
+    worker: str | None
+    attempt: int
+    max_attempts: int
+    running_sec: float | None
+    progress: Any
+    summary: str
+    blocked: bool
+    isolation: str | None
+    cpu_percent: float | None
+    memory_mb: float | None
+
+
+@dataclass(frozen=True)
+class RunningJobs:
+    """Running jobs, those first that have been running longest."""
+
+    jobs: list[RunningJob]
+    has_more: bool
+
+
 class WhereReader:
     """Reads where jobs are. Threads may share it."""
 
@@ -123,7 +154,51 @@ class WhereReader:
                 if latest is not None and latest.run_id != run_id:
                     return _not_running(latest)
             answer = {"problem": _silence(job, worker)}
-        return _where(job, answer, servers)
+        return _where(_run_of(job, run_id), answer, servers)
+
+    def read_running(self, *, queue: str | None, task: str | None, limit: int) -> RunningJobs:
+        """Ask for all these running jobs at once, and wait a second for the answers."""
+        runs = self._rows.running(queue=queue, task=task, limit=limit + 1)
+        shown = runs[:limit]
+        if not shown:
+            return RunningJobs([], has_more=False)
+        run_ids = [run.run_id for run in shown]
+        asked_at = self._rows.ask_all(run_ids)
+        names = {run.run_id: attempt_application_name(run.job_id, run.run_id) for run in shown}
+        servers = self._servers
+        sessions = read_servers(
+            self._queue.executor, servers, servers.names, list(names.values()), wait_sec=LIST_WAIT_SEC
+        )
+        answers = self._watcher.wait(
+            lambda: self._rows.read_all(run_ids, asked_at), lambda found: len(found) == len(run_ids), LIST_WAIT_SEC
+        )
+        silent = {"problem": "its worker process has not answered within a second"}
+        found = [_where(run, answers.get(run.run_id, silent), sessions[names[run.run_id]]) for run in shown]
+        jobs = [_running_job(run, where) for run, where in zip(shown, found, strict=True)]
+        return RunningJobs(jobs, has_more=len(runs) > limit)
+
+
+def _run_of(job: Job, run_id: UUID) -> Run:
+    return Run(job.id, job.status, run_id, job.attempt, job.worker)
+
+
+def _running_job(run: Run, where: JobWhere) -> RunningJob:
+    memory_mb = round(sum(process.memory_mb for process in where.processes), 1) if where.processes else None
+    return RunningJob(
+        job_id=run.job_id,
+        task=run.task,
+        queue=run.queue,
+        worker=run.worker,
+        attempt=run.attempt,
+        max_attempts=run.max_attempts,
+        running_sec=None if run.running_sec is None else round(max(0.0, run.running_sec), 1),
+        progress=mask_secret_fields(run.progress),
+        summary=where.summary,
+        blocked=bool(find_blocked(where.servers)),
+        isolation=where.isolation,
+        cpu_percent=where.cpu_percent,
+        memory_mb=memory_mb,
+    )
 
 
 def _not_running(job: Job) -> JobWhere:
@@ -154,13 +229,13 @@ def _silence(job: Job, worker: AskedWorker | None) -> str:
     )
 
 
-def _where(job: Job, answer: dict[str, Any], servers: list[ServerSessions]) -> JobWhere:
+def _where(run: Run, answer: dict[str, Any], servers: list[ServerSessions]) -> JobWhere:
     found = JobWhere(
-        job_id=job.id,
-        status=job.status,
-        run_id=job.run_id,
-        attempt=job.attempt,
-        worker=job.worker,
+        job_id=run.job_id,
+        status=run.status,
+        run_id=run.run_id,
+        attempt=run.attempt,
+        worker=run.worker,
         summary="",
         isolation=answer.get("isolation"),
         problem=answer.get("problem"),

@@ -27,6 +27,7 @@ from benchmarks import pages
 from dataloader.app.cli.command import cli
 from dataloader.app.db.pool import Pool
 from dataloader.app.db.schema import migrate
+from dataloader.app.features.where import where
 from dataloader.app.http.app import OPERATIONS, create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import HTML
@@ -89,10 +90,10 @@ LISTS = ("/jobs?status=failed,lost", "/jobs?status=queued", "/jobs?status=runnin
 COMMANDS = (
     "jobs --limit 200", "failures", "queues", "limits list", "breakers list", "graphs list", "workers", "scaling",
     "task-numbers", "schedules list", "backfills list", "datasets", "audit --limit 200", "webhooks list",
-    "webhooks deliveries", "alerts list --all", "alerts rules", "bulk list", "schedules export",
+    "webhooks deliveries", "top", "alerts list --all", "alerts rules", "bulk list", "schedules export",
 )  # fmt: skip
 COMMANDS_OF_ONE = {
-    "job_id": ("show", "status", "why", "events", "logs"), "graph_id": ("graphs show",),
+    "job_id": ("show", "status", "why", "where", "events", "logs"), "graph_id": ("graphs show",),
     "delivery_id": ("webhooks delivery",), "backfill_id": ("backfills show",),
     "/schedules": ("schedules show", "schedules firings", "schedules preview"), "/limits": ("limits show",),
     "/queues": ("why",), "/tasks": ("why", "slices", "checks"), "/datasets": ("datasets",),
@@ -177,6 +178,13 @@ def read_ids(dsn: str) -> dict[str, list[str]]:
             found[name] = [str(value) for (value,) in cursor.fetchall()][:ROWS]
     assert all(found.values()), found
     return found
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process runs these jobs: those who ask where they are wait in vain."""
+    monkeypatch.setattr(where, "WAIT_SEC", 0.05)
+    monkeypatch.setattr(where, "LIST_WAIT_SEC", 0.05)
 
 
 @pytest.fixture(scope="module")

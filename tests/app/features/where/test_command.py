@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from dataloader.app.cli.command import cli
 from dataloader.app.features.where import commands
-from dataloader.app.features.where.commands import where_lines
+from dataloader.app.features.where.where_lines import where_lines
 from dataloader.app.http.app import create_app
 from dataloader.app.http.auth.api_keys import ApiKeys, NewApiKey, Scope
 from dataloader.app.http.options import WebOptions
