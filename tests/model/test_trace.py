@@ -284,6 +284,13 @@ def _firing_while_paused(recorder: Recorder) -> None:
         _schedule(recorder, last_at=last_at, paused_at=timestamp(NOON))
 
 
+def _time_fired_again(recorder: Recorder) -> None:
+    for job in ("first", "second"):
+        recorder.transaction()
+        firing = {"schedule_id": "s", "fire_at": timestamp(NOON), "until": None, "job_id": job}
+        recorder.add("dl_firings", firing)
+
+
 def _job_without_firing(recorder: Recorder) -> None:
     recorder.enqueue(schedule="s")
 
@@ -293,9 +300,11 @@ def _second_live_job_of_a_slice(recorder: Recorder) -> None:
         recorder.enqueue(key, live_key="slice:t:monday")
 
 
-def _job_of_a_canceled_backfill(recorder: Recorder) -> None:
-    recorder.enqueue(backfill="b")
-    recorder.add("dl_backfills", {"backfill_id": "b", "state": "canceled", "made": 1, "skipped": 0, "cursor": "1"})
+def _jobs_of_a_paused_backfill(recorder: Recorder) -> None:
+    for made, cursor in ((0, None), (1, "1")):
+        recorder.transaction()
+        state = {"state": "paused", "made": made, "skipped": 0, "cursor": cursor}
+        recorder.add("dl_backfills", {"backfill_id": "b"} | state)
 
 
 def _slices_asked_for_again(recorder: Recorder) -> None:
@@ -351,9 +360,10 @@ def _forgotten_update(recorder: Recorder) -> None:
         (_part_of_a_former_run, "whose row is of run"),
         (_passed_time, "has passed over 1 times"),
         (_firing_while_paused, "the paused schedule"),
+        (_time_fired_again, "is fired again"),
         (_job_without_firing, "no firing of the transaction names it"),
         (_second_live_job_of_a_slice, "with the same live_key"),
-        (_job_of_a_canceled_backfill, "a backfill is made that is not open"),
+        (_jobs_of_a_paused_backfill, "jobs of a backfill are made that is paused"),
         (_slices_asked_for_again, "are asked for again"),
         (_end_of_a_slice_not_recorded, "its slice is not changed"),
         (_second_submission, "submission 2 begins"),

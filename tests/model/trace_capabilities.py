@@ -43,6 +43,7 @@ class _Replay:
         self._jobs: dict[str, Mapping[str, Any]] = {}
         self._live: dict[str, dict[str, str]] = {"schedule": {}, "live_key": {}}  # of each: the job that has not ended
         self._schedules: dict[str, Mapping[str, Any]] = {}
+        self._fired: dict[tuple[str, str], str | None] = {}  # schedule and nominal time -> job
         self._backfills: dict[str, Mapping[str, Any]] = {}
         self._cursors: dict[str, set[str]] = defaultdict(set)
         self._slices: dict[tuple[str, str], str] = {}  # its job
@@ -82,17 +83,20 @@ class _Replay:
                     f"the schedule {row['name']!r} has passed over {len(missing)} times, {missing[0]} first",
                 )
 
+        for firing in rows.get("dl_firings", ()):
+            time = (firing["schedule_id"], firing["fire_at"])
+            former_job = self._fired.get(time)
+            if former_job and firing["job_id"] != former_job:
+                yield firing["job_id"] or former_job, f"the time {firing['fire_at']} of job {former_job} is fired again"
+            self._fired[time] = firing["job_id"]
+
     # ── jobs of schedules, backfills and slices ─────────────────────────────────────────────────────────────────
 
     def _change_job(self, row: Mapping[str, Any], rows: Rows) -> Refusals:
         job, former = row["job"], self._jobs.get(row["job"])
         self._jobs[job] = row
-        is_new = former is None
-        if is_new and row["schedule"] and all(each["job_id"] != job for each in rows.get("dl_firings", ())):
+        if former is None and row["schedule"] and all(each["job_id"] != job for each in rows.get("dl_firings", ())):
             yield job, "a job of a schedule is made, and no firing of the transaction names it"
-        states = {each["state"] for each in rows.get("dl_backfills", ())}
-        if is_new and row["backfill"] and states.isdisjoint(("open", "paused")):
-            yield job, "a job of a backfill is made that is not open"
         overlaps = _definition(self._schedules.get(row["schedule"], {})).get("overlap") != "skip"
         for name in ("live_key",) if overlaps else ("live_key", "schedule"):
             yield from self._follow_live(name, row)
@@ -127,6 +131,8 @@ class _Replay:
             if row["cursor"] is None:  # it is new, or a person starts it again
                 cursors.clear()
             elif former and (row["made"], row["skipped"]) != (former["made"], former["skipped"]):
+                if former["state"] != "open":
+                    yield row["backfill_id"], f"jobs of a backfill are made that is {former['state']}"
                 if row["cursor"] in cursors:
                     yield row["backfill_id"], f"the slices up to {row['cursor']} are asked for again"
                 cursors.add(row["cursor"])
