@@ -13,6 +13,7 @@ from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.features.where.process_tree import (
     MAX_PROCESSES,
     ProcessStat,
+    read_process,
     read_processes,
     read_thread,
     select_tree,
@@ -92,22 +93,20 @@ class WhereAnswerer:
         began_at = clock()
         requests = {run: child.request_stacks() for run, a in attempts.items() if (child := _channel_of(a)) is not None}
         has_children = any(attempt.child is not None for attempt in attempts.values())
-        before = read_processes() if has_children else {}
+        processes = read_processes() if has_children else {}  # of the whole host: once for all
         threads_before = {run: _thread_stat(attempt) for run, attempt in attempts.items()}
         self._never.wait(_CPU_SPAN_SEC)
-        span_sec, after = clock() - began_at, read_processes() if has_children else {}
         answers: dict[str, dict[str, Any]] = {}
         for run, attempt in attempts.items():
             answer = answers[run] = {"threads": [], "processes": [], "problem": None, "cpu_percent": None}
             answer["isolation"] = _isolation_of(attempt)
             if attempt.in_thread:
-                _add_thread(answer, attempt, threads_before[run], span_sec)
+                _add_thread(answer, attempt, threads_before[run], clock() - began_at)
             elif attempt.child is None:
                 answer["problem"] = _NOT_STARTED
             else:
-                remaining_sec = began_at + _CHILD_TIMEOUT_SEC - clock()
-                _add_child(answer, attempt.child, requests.get(run), remaining_sec)
-                _add_processes(answer, attempt.child.pid, before, after, span_sec)
+                _add_processes(answer, select_tree(processes, attempt.child.pid), clock() - began_at)
+                _add_child(answer, attempt.child, requests.get(run), began_at + _CHILD_TIMEOUT_SEC - clock())
             if attempt.ended_at is not None:
                 answer["problem"] = _HAS_ENDED
             _redact(answer, attempt)
@@ -172,23 +171,18 @@ def _add_child(answer: dict[str, Any], child: RunningChild, request: int | None,
         answer["problem"] = "its process could not describe its threads"
 
 
-def _add_processes(
-    answer: dict[str, Any],
-    root: int,
-    before: Mapping[int, ProcessStat],
-    after: Mapping[int, ProcessStat],
-    span_sec: float,
-) -> None:
-    tree = select_tree(after, root)
-    used = [_percent(before[stat.pid], stat, span_sec) for stat, _ in tree if stat.pid in before]
-    answer["cpu_percent"] = round(sum(used), 1) if used else None
-    for stat, depth in tree[:MAX_PROCESSES]:
-        values = asdict(stat)
+def _add_processes(answer: dict[str, Any], tree: Sequence[tuple[ProcessStat, int]], span_sec: float) -> None:
+    """`tree` is as it was so many seconds ago; those that have ended since are left out."""
+    answer["process_count"], percents = len(tree), []
+    for before, depth in tree[:MAX_PROCESSES]:
+        after = read_process(before.pid)
+        if after is None:
+            continue
+        values = asdict(after) | {"depth": depth, "cpu_percent": _percent(before, after, span_sec)}
         del values["group"], values["session"]
-        known = before.get(stat.pid)
-        values["cpu_percent"] = None if known is None else _percent(known, stat, span_sec)
-        answer["processes"].append({**values, "depth": depth})
-    answer["process_count"] = len(tree)
+        percents.append(values["cpu_percent"])
+        answer["processes"].append(values)
+    answer["cpu_percent"] = round(sum(percents), 1) if percents else None
 
 
 def _percent(before: ProcessStat, after: ProcessStat, span_sec: float) -> float:

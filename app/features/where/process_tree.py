@@ -33,8 +33,13 @@ def read_processes() -> dict[int, ProcessStat]:
     """Every process that this one can see."""
     with suppress(OSError):
         pids = [int(name) for name in os.listdir(_PROC) if name.isdecimal()]
-        return {stat.pid: stat for pid in pids if (stat := read_stat(f"{_PROC}/{pid}/stat")) is not None}
+        return {stat.pid: stat for pid in pids if (stat := read_process(pid)) is not None}
     return {}
+
+
+def read_process(pid: int) -> ProcessStat | None:
+    """None: it is gone."""
+    return read_stat(f"{_PROC}/{pid}/stat")
 
 
 def read_thread(native_id: int) -> ProcessStat | None:

@@ -23,6 +23,9 @@ from tests.support import Databases, where_tasks
 from tests.support.databases import execute_sql
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
+from tests.workers.conftest import shared_fork_server, start_method
+
+__all__ = ["shared_fork_server", "start_method"]
 
 
 @dataclass

@@ -30,6 +30,7 @@ def functions(thread: dict[str, Any], kind: str = "task") -> list[str]:
     return [frame["function"] for frame in thread["frames"] if frame["kind"] == kind]
 
 
+@pytest.mark.usefixtures("start_method")
 def test_stack_of_a_process_names_the_task(where: WhereFixture):
     job_id = where.start("where.apart", isolated("where.apart"))
 
