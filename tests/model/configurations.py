@@ -55,6 +55,7 @@ SMALL = (
     _make("rate", (Job(0, 1, True), Job(1, 1, True)), "limits", "rate", rate=1),
     _make("join", _JOIN, "two_step", edges=_JOIN_EDGES),
     _make("chain", _CHAIN, edges=_CHAIN_EDGES, processes=1),
+    _make("backfill", (), "backfill"),
     _make("statements", _ONE, "crash", "freeze", "statements"),
     _make("progress", _ONE, "crash", "freeze", "progress"),
     _make("effects", _ONE, "freeze", "effects", "follow_ups"),

@@ -63,6 +63,7 @@ CAMPAIGN_MUTANTS: Sequence[ModelMutant] = (
     _mutant("pause-not-asked", "pause", "a job starts while it is paused", "asks_pause"),
     _mutant("breaker-closes-without-wake", "pause", _STUCK, "reopen_wakes", "limit_sweep"),
     _mutant("rate-not-recorded", "rate", "limits hold", "records_rate"),
+    _mutant("backfill-position-not-asked", "backfill", "slices are asked for once", "backfill_cursor"),
     _mutant("target-fence-not-compared", "target", "parts are written once", "target_compare"),
 )
 

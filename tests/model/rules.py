@@ -56,6 +56,7 @@ class Rules:
     needs_all: bool = _rule("a job waits for all its parents")
     asks_outcome: bool = _rule("a parent counts only if it ended as its child asks")
     skips_on: bool = _rule("a skipped job's own children are decided")
+    backfill_cursor: bool = _rule("a step of a backfill compares the slice up to which it has come")
     # ── callers, servers
     follow_up_keys: bool = _rule("a follow-up has an idempotency key, made of its parent and its task")
     sync_commit: bool = _rule("the server answers a commit when it is on its disk")

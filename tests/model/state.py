@@ -10,6 +10,7 @@ from tests.model.rows import FINAL, Event, Row, is_met
 from tests.model.rules import ALL, Rules
 
 PARTS = 2  # of a load into a target
+SLICES = 2  # of a backfill
 
 
 class Run(NamedTuple):
@@ -37,6 +38,7 @@ class Run(NamedTuple):
 class Process(NamedTuple):
     is_up: bool = True  # else frozen, or cut off from the database
     runs: tuple[Run, ...] = ()
+    cursor: int = -1  # of a backfill, as it was read
 
 
 class Open(NamedTuple):
@@ -77,6 +79,7 @@ class State(NamedTuple):
     progress: tuple[tuple[int, int, int], ...] = ()  # of each job: the run that saved the newest, that, the row's own
     follow_ups: int = 0
     known: tuple[str, ...] = ()  # the status of each job that was acknowledged
+    backfill: tuple[int, int] = (0, 0)  # the slices up to its cursor, and how many were asked for
 
     def put(self, name: str, index: int, value: Any) -> State:
         """Replace one element of a field."""
@@ -155,6 +158,7 @@ class Configuration:
     def is_end(self, state: State) -> bool:
         """Every job has ended, and no process executes anything."""
         is_busy = any(process.runs for process in state.processes)
+        is_busy |= "backfill" in self.groups and state.backfill[0] < SLICES
         return not is_busy and all(row.status in FINAL or job == self.held for job, row in enumerate(state.rows))
 
     def broken(self, state: State) -> str:
@@ -273,6 +277,12 @@ def parts_are_written_once(config: Configuration, state: State) -> str:
     is_missing = "target" in config.groups and state.rows[0].status == "succeeded" and 0 in state.target.written
     is_twice = max(state.target.written) > 1
     return f"the parts are there so many times: {state.target.written}" if is_twice or is_missing else ""
+
+
+@invariant
+def slices_are_asked_for_once(config: Configuration, state: State) -> str:
+    """A backfill asks for each of its slices once."""
+    return f"{state.backfill[1]} slices of {state.backfill[0]}" if len(set(state.backfill)) > 1 else ""
 
 
 @invariant

@@ -19,7 +19,8 @@ _FUNCTION = re.compile(r"^CREATE OR REPLACE FUNCTION (\w+)\((.*?)(?=^CREATE |^--
 # Statement, function of schema.sql, or constant of pipelines/effects.py -> action, or several.
 ACTION_OF: Mapping[str, str] = {
     "enqueue": "enqueues", "enqueue_batch": "enqueues", "fan_out": "enqueues", "enqueue_graph": "enqueues",
-    "fire_schedules": "enqueues", "record_firing": "enqueues", "make_backfill": "enqueues",
+    "fire_schedules": "enqueues", "record_firing": "enqueues",
+    "make_backfill": "enqueues, reads_backfill, makes_backfill",
     "dl_create_jobs": "enqueues", "dl_create_plain_jobs": "enqueues", "dl_jobs_inserted": "enqueues",
     "dl_enqueue_graph": "enqueues", "dl_set_parents": "enqueues", "dl_edges_added": "enqueues",
     "claim": "claims, claim_reads, claim_writes", "prefetch": "claims",

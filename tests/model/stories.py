@@ -40,6 +40,8 @@ def describe(config: Configuration, state: State) -> str:
             parts.append(f"P{number}{'' if process.is_up else ' (frozen)'} has {', '.join(runs)}")
     parts += [f"P{each.process} is about to write job {each.job}" for each in state.open]
     parts += [f"a statement of run {run} of job {job} executes" for job, run in state.statements]
+    if "backfill" in config.groups:
+        parts.append(f"the backfill is at slice {state.backfill[0]} and has asked for {state.backfill[1]}")
     if state.allowed is not None and state.allowed != config.allowed:
         parts.append(f"the limit allows {state.allowed}")
     if state.copy and state.copy != state.rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.model import rows
 from tests.model.actions import CALLER, DUTY, FAULT, OTHERS, OWNER, TIME, Steps, action, after_end, has_room, is_open
 from tests.model.rows import GONE, Event, Row, move_wait
-from tests.model.state import PARTS, Configuration, Process, State, Step
+from tests.model.state import PARTS, SLICES, Configuration, Process, State, Step
 
 # ── callers, operators, other programs ──────────────────────────────────────────────────────────────────────────────
 
@@ -206,6 +206,25 @@ def period_ends(config: Configuration, state: State) -> Steps:
     """The period of the rate is over."""
     if state.starts != (0, 0):
         yield Step("the period of the rate ends", state._replace(starts=(0, 0)))
+
+
+@action("backfill", DUTY)
+def reads_backfill(config: Configuration, state: State) -> Steps:
+    """A process reads up to which slice a backfill has come. There may be two leaders."""
+    for number, process in enumerate(state.processes):
+        if process.cursor < state.backfill[0] < SLICES:
+            new = state.put("processes", number, process._replace(cursor=state.backfill[0]))
+            yield Step(f"P{number} reads the backfill's cursor", new)
+
+
+@action("backfill", DUTY)
+def makes_backfill(config: Configuration, state: State) -> Steps:
+    """It makes the job of the next slice, if the cursor is still where it was read, and moves the cursor on."""
+    for number, process in enumerate(state.processes):
+        if process.cursor >= 0 and (process.cursor == state.backfill[0] or not config.rules.backfill_cursor):
+            moved = state._replace(backfill=(process.cursor + 1, min(state.backfill[1] + 1, SLICES + 1)))
+            new = moved.put("processes", number, process._replace(cursor=-1))
+            yield Step(f"P{number} asks for slice {process.cursor} of the backfill", new)
 
 
 # ── a target on another server ──────────────────────────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ from tests.model.rules import Rules
 from tests.model.stories import MAX_LINES
 
 _SLOW = ("failover", "target", "target, failover")
-_OF_OTHERS = ("schedule", "slice", "backfill", "offload")  # whose mutants the trace check rejects
+_OF_OTHERS = ("schedule", "slice", "backfill-made", "offload")  # whose mutants the trace check rejects
 
 
 @pytest.mark.parametrize(
