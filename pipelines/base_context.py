@@ -79,6 +79,7 @@ class BaseContext:
     partition: str | None
     max_checkpoint_bytes: int
     reported: ReportedState
+    awaitable: Any = None  # the coroutine or async generator of the pipeline; set by its thread, read by any
     task_target: str | None = None  # that the task names
     fence_problem: str | None = None  # why no transaction in a target has a fence
     _without_position: str | None = None  # the target of the open transaction, if it keeps none; the pipeline's thread

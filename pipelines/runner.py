@@ -29,6 +29,8 @@ _MAX_KEYS, _MAX_KEY_LENGTH = 5, 40
 class RunContext(Context, Protocol):
     """The contract's context, with what the runner needs in addition."""
 
+    awaitable: Any  # the coroutine or async generator that runs: while it awaits it is on no stack
+
     @property
     def stop_reason(self) -> StopReason | None: ...
 
@@ -72,8 +74,12 @@ def run_task(
         if isinstance(result, Generator):
             return _run_generator(result, context, max_ignored_stops)
         if isinstance(result, AsyncGenerator):
+            context.awaitable = result
             return _run_coroutine(_run_async_generator(result, context, max_ignored_stops), context)
-        return _run_coroutine(result, context) if inspect.iscoroutine(result) else result
+        if not inspect.iscoroutine(result):
+            return result
+        context.awaitable = result
+        return _run_coroutine(result, context)
     except Wait as wait:
         if wait.cursor is not None:
             context.record_checkpoint(wait.cursor)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from types import CodeType, FrameType
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any
 
 from dataloader.workers.fingerprint import is_library_path, is_our_module
@@ -16,16 +18,26 @@ _MAX_OTHER_FRAMES = 12  # of each other thread
 _MAX_OTHER_THREADS = 15
 _MAX_WALKED_FRAMES = 10_000
 _MAX_NAME_LENGTH, _MAX_FILE_LENGTH = 100, 200
+# Of Python's own types alone: the attributes of others may be code of the task.
+_AWAITABLES = {CoroutineType: ("cr", "await"), AsyncGeneratorType: ("ag", "await"), GeneratorType: ("gi", "yieldfrom")}
 _STANDARD_DIRECTORIES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 
 
-def read_threads(task_thread: int, skipped: tuple[int, ...] = (), *, others: bool = True) -> list[dict[str, Any]]:
-    """Return the stack of the task's thread, and of the other threads but for those skipped."""
+def read_threads(
+    task_thread: int, skipped: tuple[int, ...] = (), *, others: bool = True, awaitable: Any = None
+) -> list[dict[str, Any]]:
+    """Return the stack of the task's thread, and of the other threads but for those skipped. `awaitable` is the
+    coroutine or async generator that the task's thread runs: while it awaits, its frames are on no stack."""
     frames = sys._current_frames()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = frames.get(task_thread)
     package = None if own is None else _task_package(own)
-    threads = [] if own is None else [_describe_thread(names.get(task_thread), own, package, MAX_FRAMES, is_task=True)]
+    threads = []
+    if own is not None:
+        awaiting = awaiting_frames(awaitable)
+        if awaiting and package is None:
+            package = _module(awaiting[-1]).partition(".")[0] or None
+        threads.append(_describe_thread(names.get(task_thread), own, package, MAX_FRAMES, is_task=True, above=awaiting))
     if others:
         idents = [ident for ident in frames if ident not in (task_thread, threading.get_ident(), *skipped)]
         for ident in sorted(idents)[:_MAX_OTHER_THREADS]:
@@ -33,14 +45,38 @@ def read_threads(task_thread: int, skipped: tuple[int, ...] = (), *, others: boo
     return threads
 
 
+def awaiting_frames(awaitable: Any) -> list[FrameType]:
+    """The frames of what a coroutine or generator awaits, the innermost first; none while it is executed: then they are
+    on the stack of its thread."""
+    frames: list[FrameType] = []
+    while len(frames) < _MAX_WALKED_FRAMES:
+        prefix, name = _AWAITABLES.get(type(awaitable), ("", ""))
+        frame: FrameType | None = getattr(awaitable, f"{prefix}_frame") if prefix else None
+        awaited = getattr(awaitable, f"{prefix}_{name}") if prefix else None
+        if frame is None or awaited is None:
+            break
+        frames.append(frame)
+        awaitable = awaited
+    return frames[::-1]
+
+
 def _describe_thread(
-    name: Any, innermost: FrameType, package: str | None, max_frames: int, *, is_task: bool
-) -> dict[str, Any]:
-    frames, total = read_frames(innermost, package, max_frames)
+    name: Any, innermost: FrameType, package: str | None, max_frames: int, *, is_task: bool,
+    above: Sequence[FrameType] = (),
+) -> dict[str, Any]:  # fmt: skip
+    frames, total = read_frames(_walk(innermost, above), package, max_frames)
     if is_task:
         _mark_entry(frames)
     cut_name = None if name is None else _cut(name, _MAX_NAME_LENGTH)
     return {"name": cut_name, "is_task": is_task, "frames": frames, "frame_count": total}
+
+
+def _walk(innermost: FrameType, above: Sequence[FrameType]) -> Iterator[FrameType]:
+    yield from above
+    frame: FrameType | None = innermost
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _mark_entry(frames: list[dict[str, Any]]) -> None:
@@ -52,21 +88,19 @@ def _mark_entry(frames: list[dict[str, Any]]) -> None:
 
 
 def read_frames(
-    innermost: FrameType, package: str | None = None, max_frames: int = MAX_FRAMES
+    stack: Iterable[FrameType], package: str | None = None, max_frames: int = MAX_FRAMES
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the frames of a stack, the innermost first, and how many it has. Calls of a function by itself at the same
     lines are one with their number; of a stack that is still too deep both ends are returned."""
     folded: list[tuple[FrameType, int | None, int]] = []
     total = 0
-    frame: FrameType | None = innermost
-    while frame is not None and total < _MAX_WALKED_FRAMES:
+    for frame in islice(stack, _MAX_WALKED_FRAMES):
         line = frame.f_lineno
         total += 1
         if folded and folded[-1][0].f_code is frame.f_code and folded[-1][1] == line:
             folded[-1] = (folded[-1][0], line, folded[-1][2] + 1)
         else:
             folded.append((frame, line, 1))
-        frame = frame.f_back
     if len(folded) > max_frames:
         outermost = min(_MAX_OUTERMOST_FRAMES, max_frames // 2)
         folded = folded[: max_frames - outermost] + folded[-outermost:]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import threading
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from dataloader.pipelines.contract import Context, Pipelines, register
@@ -77,11 +79,35 @@ def stay_until_stopped(args: dict[str, Any], ctx: Context) -> None:
         ctx.sleep(PATIENT_SEC)
 
 
+async def wait_in_coroutine(path: str) -> None:
+    while not os.path.exists(path):
+        await asyncio.sleep(PATIENT_SEC)
+
+
+async def await_here(args: dict[str, Any]) -> None:
+    await wait_in_coroutine(args["file"])
+
+
+async def yield_here(args: dict[str, Any]) -> AsyncIterator[dict[str, int]]:
+    yield {"processed": 1}
+    await asyncio.gather(wait_in_coroutine(args["file"]), asyncio.sleep(0))
+
+
+async def compute_here(args: dict[str, Any]) -> None:
+    wait_for(args["file"])  # it keeps the event loop from all else
+
+
+@register("where.awaits", isolation="process")
+async def await_apart(args: dict[str, Any]) -> None:
+    await wait_in_coroutine(args["file"])
+
+
 def in_threads() -> Pipelines:
     tasks = Pipelines()
     for name, task in (
         ("stay", stay_here), ("recurse", recurse), ("odd", stay_at_odd_place), ("query", query),
-        ("stay_until_stopped", stay_until_stopped),
+        ("stay_until_stopped", stay_until_stopped), ("awaits", await_here), ("yields", yield_here),
+        ("computes", compute_here),
     ):  # fmt: skip
         tasks.register(name)(task)
     return tasks

@@ -119,6 +119,7 @@ class ChildContext(Protocol):
     reported: ReportedState
     stop_signal: StopSignal
     has_offloads: bool
+    awaitable: Any
 
     @property
     def has_finished(self) -> bool:
@@ -213,7 +214,9 @@ class ChildProgram:
         """Send where the task's threads are. A failure must not end the thread that receives a stop."""
         threads: list[dict[str, Any]] = []
         with suppress(Exception):
-            threads = read_threads(int(threading.main_thread().ident or 0), self.own_threads)
+            threads = read_threads(
+                int(threading.main_thread().ident or 0), self.own_threads, awaitable=self.context.awaitable
+            )
         self.parent.send({"stacks": request, "threads": threads})
 
     def report(self, done: threading.Event) -> None:

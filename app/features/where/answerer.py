@@ -154,7 +154,7 @@ def _add_thread(answer: dict[str, Any], attempt: Attempt, before: ProcessStat | 
     if ident is None:
         answer["problem"] = _NOT_STARTED
         return
-    answer["threads"] = read_threads(ident, others=False)
+    answer["threads"] = read_threads(ident, others=False, awaitable=attempt.awaitable)
     if before is not None and after is not None:
         answer["cpu_percent"] = _percent(before, after, span_sec)
 

@@ -49,6 +49,14 @@ def test_stack_of_a_process_names_the_task(where: WhereFixture):
     where.pools.wait_for_status(job_id, Status.SUCCEEDED)
 
 
+def test_coroutine_of_a_process_is_shown_where_it_awaits(where: WhereFixture):
+    job_id = where.start("where.awaits", isolated("where.awaits"))
+
+    answer = where.locate_at(job_id, "wait_in_coroutine")
+
+    assert functions(answer["threads"][0]) == ["wait_in_coroutine", "await_apart"]
+
+
 def test_other_threads_of_a_process_follow(where: WhereFixture):
     job_id = where.start("where.helped", isolated("where.helped"))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
+import pytest
+
 from dataloader.app.queue.job import Status
 from tests.app.features.where.conftest import WhereFixture
 
@@ -41,6 +43,24 @@ def test_deep_recursion_is_one_frame_with_its_number(where: WhereFixture):
     ]  # fmt: skip
     assert thread["frame_count"] > 700
     assert len(thread["frames"]) < 30
+
+
+@pytest.mark.parametrize(
+    ("task", "own"),
+    [
+        ("awaits", ["wait_in_coroutine", "await_here"]),
+        ("yields", ["yield_here"]),
+        ("computes", ["wait_for", "compute_here"]),
+    ],
+)
+def test_coroutine_is_shown_where_it_awaits(where: WhereFixture, task: str, own: list[str]):
+    job_id = where.start(task)
+
+    answer = where.locate_at(job_id, own[-1])
+
+    (thread,) = answer["threads"]
+    assert [name for name, kind in places(thread) if kind == "task"] == own
+    assert answer["summary"].startswith(f"{own[0]} in support/where_tasks.py:")
 
 
 def test_odd_names_are_cut_and_storable(where: WhereFixture):
