@@ -6,7 +6,7 @@ problem that the explorer is to find; empty: the mutant does no harm, and it fin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -66,6 +66,22 @@ CAMPAIGN_MUTANTS: Sequence[ModelMutant] = (
     _mutant("backfill-position-not-asked", "backfill", "slices are asked for once", "backfill_cursor"),
     _mutant("target-fence-not-compared", "target", "parts are written once", "target_compare"),
 )
+
+# Mutants of what is not explored, and part of what the trace check says of a campaign that has one.
+TRACE_MUTANTS: Mapping[str, str] = {
+    "schedule-counts-from-now": "has passed over",
+    "schedule-fires-in-two-steps": "has passed over",
+    "schedule-fires-without-guards": "is fired again",
+    "schedule-pause-not-asked": "the paused schedule",
+    "schedule-overlap-not-asked": "with the same schedule",
+    "schedule-update-during-job-forgotten": "does not learn of it",
+    "slice-without-index": "with the same live_key",
+    "slice-end-not-recorded": "its slice is not changed",
+    "backfill-made-after-cancel": "jobs of a backfill are made that is",
+    "offload-intent-after-submission": "before its intent was committed",
+    "offload-not-attached": "it submitted its work again",
+    "offload-orphans-not-stopped": "has no end",
+}
 
 # Of rules that no mutant of the campaign leaves out alone.
 MORE_MUTANTS: Sequence[ModelMutant] = (

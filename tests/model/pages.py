@@ -9,7 +9,7 @@ from dataclasses import replace
 from tests.model.actions import ACTIONS
 from tests.model.configurations import CONFIGURATIONS, LARGE, SMALL
 from tests.model.explore import Result, Search, Symmetry, steps
-from tests.model.mutants import CAMPAIGN_MUTANTS, MORE_MUTANTS
+from tests.model.mutants import CAMPAIGN_MUTANTS, MORE_MUTANTS, TRACE_MUTANTS
 from tests.model.rows import Row
 from tests.model.rules import rule_texts
 from tests.model.state import INVARIANTS, Configuration, State
@@ -142,6 +142,8 @@ def rule_table() -> str:
     for mutant in (*CAMPAIGN_MUTANTS, *MORE_MUTANTS):
         rules = "; ".join(texts[rule] for rule in mutant.rules)
         lines.append(f"| {rules} | {mutant.promise or 'nothing fails'} | `{mutant.name}` |")
+    lines += ["", "Of these mutants the trace check says:", "", "| mutant | refused as |", "|---|---|"]
+    lines += [f"| `{name}` | {message} … |" for name, message in TRACE_MUTANTS.items()]
     return "\n".join([*lines, ""])
 
 

@@ -10,7 +10,8 @@ import psycopg2
 import pytest
 
 from tests.chaos import etl
-from tests.chaos.history import Edge, RunReport
+from tests.chaos.history import Edge, Execution, RunReport
+from tests.model.mutants import TRACE_MUTANTS
 from tests.model.record import CREATE_TABLES, Record, TargetCommit, TraceStep
 from tests.model.trace import check_trace
 
@@ -33,6 +34,8 @@ class Recorder:
         self.reports: list[RunReport] = []
         self.target: list[TargetCommit] = []
         self.edges: dict[str, list[Edge]] = {}
+        self.executions: list[Execution] = []
+        self.last_job = ""
         self.now, self._xid = NOON, 100
 
     def transaction(self, after: float = 0.1) -> None:
@@ -52,7 +55,7 @@ class Recorder:
         self.add("row", {"op": op, **self.rows[job]})
 
     def enqueue(self, key: str = "k", **more: Any) -> str:
-        job = str(uuid4())
+        job = self.last_job = str(uuid4())
         self.rows[job] = {
             "job": job, "key": key, "status": "queued", "wait": "ready", "attempt": 0, "most": 2, "run": None,
             "owner": None, "cancel": False, "lease": None, "beat": None, "ttl": LEASE_SEC, "task": "t", "queue": "q",
@@ -94,7 +97,12 @@ class Recorder:
 
     def refusals(self) -> list[str]:
         record = Record(
-            steps=self.steps, heartbeat_sec=HEARTBEAT_SEC, reports=self.reports, edges=self.edges, target=self.target
+            steps=self.steps,
+            heartbeat_sec=HEARTBEAT_SEC,
+            reports=self.reports,
+            edges=self.edges,
+            target=self.target,
+            executions=self.executions,
         )
         return [refusal.message for refusal in check_trace(record).refusals]
 
@@ -329,52 +337,90 @@ def _second_submission(recorder: Recorder) -> None:
         recorder.add("dl_offloads", values)
 
 
+def _submission_after_a_stop(recorder: Recorder) -> None:
+    job = recorder.enqueue()
+    recorder.claim(job)
+    for number, outcome in ((1, "stopped"), (2, "succeeded")):
+        recorder.transaction()
+        values = {"op": "INSERT", "job_id": job, "number": number, "outcome": outcome, "name": f"dl-{number}"}
+        recorder.add("dl_offloads", values)
+    recorder.succeed(job)
+
+
+def _second_job_of_a_schedule(recorder: Recorder) -> None:
+    _schedule(recorder, overrides={"overlap": "skip"})
+    for key in ("a", "b"):
+        recorder.enqueue(key, schedule="s")
+        recorder.add("dl_firings", {"schedule_id": "s", "fire_at": key, "until": None, "job_id": recorder.last_job})
+
+
+def _submission_without_end(recorder: Recorder) -> None:
+    recorder.transaction()
+    values = {"op": "INSERT", "job_id": "j", "number": 1, "outcome": None, "name": "dl-1"}
+    recorder.add("dl_offloads", values)
+
+
+def _work_without_intent(recorder: Recorder) -> None:
+    recorder.executions.append(Execution(name="dl-1", starts=1, had_intent=False, state="succeeded"))
+
+
 def _forgotten_update(recorder: Recorder) -> None:
     _schedule(recorder, declared={"kind": "dataset", "after": ["orders"]})
     recorder.transaction()
     recorder.add("dl_dataset_events", {"job_id": "j", "kind": "produced", "dataset": "orders"})
 
 
+PLANTED = [
+    (_claim_of_running_key, "runs with its key"),
+    (_claim_of_blocked_job, "the job is not ready"),
+    (_second_use_of_a_run, "is not a fresh one"),
+    (_change_without_event, "no event says so"),
+    (_event_without_change, "without a change of the row"),
+    (_success_twice, "the job has not ended, or has succeeded"),
+    (_result_of_another_run, "result of run"),
+    (_reap_of_a_live_lease, "after its lease ended"),
+    (_reap_beyond_the_budget, "leads to ('lost'"),
+    (_beat_after_proof_of_death, "a process beats that was proved dead"),
+    (_act_after_loss, "after it had lost its job"),
+    (_act_without_heartbeat, "after the last heartbeat of its process"),
+    (_act_after_heartbeat_with_cancel, "that found its cancel request"),
+    (_cancel_forgotten, "leads to ('canceled'"),
+    (_short_renewal, "the row is renewed, and its lease ends in"),
+    (_unblock_of_a_running_key, "a job becomes ready"),
+    (_start_beyond_the_limit, "it starts with 1 of 1"),
+    (_start_before_parents, "before its parents"),
+    (_commit_of_another_run, "does not own the job"),
+    (_part_of_a_former_run, "whose row is of run"),
+    (_passed_time, "has passed over 1 times"),
+    (_firing_while_paused, "the paused schedule"),
+    (_time_fired_again, "is fired again"),
+    (_job_without_firing, "no firing of the transaction names it"),
+    (_second_live_job_of_a_slice, "with the same live_key"),
+    (_jobs_of_a_paused_backfill, "jobs of a backfill are made that is paused"),
+    (_slices_asked_for_again, "are asked for again"),
+    (_end_of_a_slice_not_recorded, "its slice is not changed"),
+    (_second_submission, "submission 2 begins"),
+    (_submission_after_a_stop, "it submitted its work again"),
+    (_second_job_of_a_schedule, "with the same schedule"),
+    (_submission_without_end, "has no end"),
+    (_work_without_intent, "before its intent was committed"),
+    (_forgotten_update, "does not learn of it"),
+]
+
+
 @pytest.mark.parametrize(
-    ("plant", "message"),
-    [
-        (_claim_of_running_key, "runs with its key"),
-        (_claim_of_blocked_job, "the job is not ready"),
-        (_second_use_of_a_run, "is not a fresh one"),
-        (_change_without_event, "no event says so"),
-        (_event_without_change, "without a change of the row"),
-        (_success_twice, "the job has not ended, or has succeeded"),
-        (_result_of_another_run, "result of run"),
-        (_reap_of_a_live_lease, "after its lease ended"),
-        (_reap_beyond_the_budget, "leads to ('lost'"),
-        (_beat_after_proof_of_death, "a process beats that was proved dead"),
-        (_act_after_loss, "after it had lost its job"),
-        (_act_without_heartbeat, "after the last heartbeat of its process"),
-        (_act_after_heartbeat_with_cancel, "that found its cancel request"),
-        (_cancel_forgotten, "leads to ('canceled'"),
-        (_short_renewal, "the row is renewed, and its lease ends in"),
-        (_unblock_of_a_running_key, "a job becomes ready"),
-        (_start_beyond_the_limit, "it starts with 1 of 1"),
-        (_start_before_parents, "before its parents"),
-        (_commit_of_another_run, "does not own the job"),
-        (_part_of_a_former_run, "whose row is of run"),
-        (_passed_time, "has passed over 1 times"),
-        (_firing_while_paused, "the paused schedule"),
-        (_time_fired_again, "is fired again"),
-        (_job_without_firing, "no firing of the transaction names it"),
-        (_second_live_job_of_a_slice, "with the same live_key"),
-        (_jobs_of_a_paused_backfill, "jobs of a backfill are made that is paused"),
-        (_slices_asked_for_again, "are asked for again"),
-        (_end_of_a_slice_not_recorded, "its slice is not changed"),
-        (_second_submission, "submission 2 begins"),
-        (_forgotten_update, "does not learn of it"),
-    ],
-    ids=lambda value: value.__name__.strip("_") if callable(value) else "",
+    ("plant", "message"), PLANTED, ids=lambda value: value.__name__.strip("_") if callable(value) else ""
 )
 def test_planted_fault_is_refused(recorder: Recorder, plant, message):
     plant(recorder)
 
     assert any(message in refusal for refusal in recorder.refusals()), recorder.refusals()
+
+
+def test_trace_mutants_have_a_planted_fault():
+    messages = [message for _, message in PLANTED]
+
+    assert [name for name, part in TRACE_MUTANTS.items() if not any(part in message for message in messages)] == []
 
 
 @pytest.fixture

@@ -168,6 +168,10 @@ class _Replay:
     def finish(self) -> Refusals:
         for job, offloads in self._offloads.items():
             yield from ((job, f"{row['name']} has no end") for row in offloads.values() if row["outcome"] is None)
+            has_succeeded = self._jobs.get(job, {}).get("status") == "succeeded"
+            for number in sorted(offloads)[:-1] if has_succeeded else ():
+                if offloads[number]["outcome"] != "failed":
+                    yield job, f"it submitted its work again, and {offloads[number]['name']} had not failed"
 
 
 def _definition(schedule: Mapping[str, Any]) -> dict[str, Any]:
