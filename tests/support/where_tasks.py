@@ -8,7 +8,10 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from typing import Any
+
+import psycopg2
 
 from dataloader.pipelines.contract import Context, Pipelines, register
 
@@ -52,6 +55,13 @@ def query(args: dict[str, Any], ctx: Context) -> None:
 @register("where.apart", isolation="process")
 def stay_apart(args: dict[str, Any]) -> None:
     stay_here(args)
+
+
+@register("where.queries", isolation="process")
+def query_apart(args: dict[str, Any]) -> None:
+    """Execute a statement on a connection of its own, which has its name from the environment."""
+    with closing(psycopg2.connect(args["dsn"])) as connection:
+        connection.cursor().execute(args["statement"])
 
 
 @register("where.helped", isolation="process")

@@ -18,7 +18,7 @@ from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.contract import Pipelines, registry
 from tests.support import Databases, where_tasks
 from tests.support.databases import execute_sql
 from tests.support.waiting import eventually
@@ -26,6 +26,15 @@ from tests.support.worker_pool_fixture import WorkerPoolFixture
 from tests.workers.conftest import shared_fork_server, start_method
 
 __all__ = ["shared_fork_server", "start_method"]
+
+
+def isolated(*names: str) -> Pipelines:
+    tasks = Pipelines()
+    for name in names:
+        task = registry.get(name)
+        assert task is not None
+        tasks.add(task)
+    return tasks
 
 
 @dataclass

@@ -10,20 +10,11 @@ import pytest
 
 from dataloader.app.features.where import where as where_module
 from dataloader.app.queue.job import Status
-from dataloader.pipelines.contract import Pipelines, load_tasks, registry
+from dataloader.pipelines.contract import Pipelines, load_tasks
 from dataloader.workers.listener import ListenMode
-from tests.app.features.where.conftest import WhereFixture
+from tests.app.features.where.conftest import WhereFixture, isolated
 from tests.support import eventually, where_tasks
 from tests.workers.isolation.old_project import OLDEST
-
-
-def isolated(*names: str) -> Pipelines:
-    tasks = Pipelines()
-    for name in names:
-        task = registry.get(name)
-        assert task is not None
-        tasks.add(task)
-    return tasks
 
 
 def functions(thread: dict[str, Any], kind: str = "task") -> list[str]:
@@ -41,7 +32,8 @@ def test_stack_of_a_process_names_the_task(where: WhereFixture):
     assert functions(thread) == ["wait_for", "stay_here", "stay_apart"]
     assert "never shown" not in str(answer)
     (process,) = answer["processes"]
-    assert (process["depth"], process["state"]) == (0, "sleeping")
+    assert process["depth"] == 0
+    assert process["state"] in ("running", "sleeping")  # it sleeps for a hundredth of a second at a time
     assert process["memory_mb"] > 1
     assert answer["cpu_percent"] == process["cpu_percent"]
     assert where.locate(job_id)["summary"].startswith("wait_for in support/where_tasks.py:")

@@ -13,7 +13,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from dataloader.app.features.where.sessions import job_of_session, show_statement
-from tests.app.features.where.conftest import WhereFixture
+from tests.app.features.where.conftest import WhereFixture, isolated
 from tests.support import free_port
 from tests.support.databases import another_role, execute_sql
 from tests.support.queue_fixture import BackgroundCall
@@ -72,6 +72,19 @@ def test_lock_in_a_target_names_its_holder(where: WhereFixture, target_dsn: str)
     sentence = r": a statement in target 'warehouse' has waited [\d ms]+ for a lock on sales, held by pid \d+ \(psql, "
     assert re.search(sentence, answer["summary"]), answer["summary"]
     assert sessions_of(answer, "queue server")["sessions"] == []  # both are databases of one server
+
+
+def test_own_connection_of_a_process_is_found_in_a_target(where: WhereFixture, target_dsn: str):
+    where.targets["warehouse"] = target_dsn
+    job_id = where.start("where.queries", isolated("where.queries"), dsn=target_dsn, statement="SELECT pg_sleep(600)")
+
+    answer = where.locate_until(job_id, lambda found: sessions_of(found, "warehouse")["sessions"])
+
+    (session,) = sessions_of(answer, "warehouse")["sessions"]
+    assert (session["state"], session["wait_event"]) == ("active", "PgSleep")
+    answer = where.locate_at(job_id, "query_apart")
+    assert re.search(r"^query_apart in .*: a statement in target 'warehouse' has run for ", answer["summary"])
+    execute_sql(target_dsn, f"SELECT pg_terminate_backend({session['pid']})")
 
 
 def test_chain_of_blockers_leads_to_its_root_and_its_job(where: WhereFixture, target_dsn: str):
