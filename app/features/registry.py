@@ -38,5 +38,6 @@ NAMES = (
     "horizon",
     "targets",
     "doctor",
+    "demo",
 )
 FEATURES: tuple[Feature, ...] = tuple(import_module(f"{__package__}.{name}.feature").FEATURE for name in NAMES)

@@ -1,0 +1,3 @@
+from dataloader.app.acts.feature import Feature
+
+FEATURE = Feature(name="demo", has_commands=True)
