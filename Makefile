@@ -19,11 +19,12 @@ REQUIRE_LINKS := test -d dataloader/app || { echo 'dataloader/app does not lead 
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: engines field hostile help run test test-full coverage check lint format schema docs screenshots chaos chaos-short chaos-mutants model targets-proof targets-mutants planted-bugs lock dist clean
+.PHONY: engines field hostile help run demo test test-full coverage check lint format schema docs screenshots chaos chaos-short chaos-mutants model targets-proof targets-mutants planted-bugs lock dist clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make run     serve the API, the workers and the dashboard at http://127.0.0.1:8081'
+	@echo 'make demo    a small company at work, with nothing set up; leaves nothing behind'
 	@echo 'make test    the tests of every push, on a real PostgreSQL, in a few minutes'
 	@echo 'make test-full  all tests: also whole processes, every page in a browser, generated input, overload and benchmark commands'
 	@echo 'make coverage  all tests, and the lines that none of them ran'
@@ -45,6 +46,9 @@ help:
 
 run: $(VENV)/.installed
 	@exec $(BIN)/python -m app serve
+
+demo: $(VENV)/.installed
+	@exec $(BIN)/python -m app demo $(MINUTES:%=--minutes %)
 
 test: SELECTION := -m 'not full and not engines and not field'
 test-full: SELECTION := -m 'not field'

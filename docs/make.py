@@ -1,7 +1,8 @@
 """Writes what the documentation takes from the code: `python -m docs.make`.
 
 `job-lifecycle.md` is generated whole. Other pages have generated parts between
-`<!-- generated: NAME -->` and `<!-- end: NAME -->`. `tests/test_docs.py` compares both with the code.
+`<!-- generated: NAME -->` and `<!-- end: NAME -->`. llms.txt, the list of pages for programs that read them, is that of
+`index.md`. `tests/test_docs.py` compares all with the code.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from docs import code_tables, signals
 from tests.model import pages as model
 
 DOCS = Path(__file__).resolve().parent
+LLMS_FILE = DOCS.parent / "llms.txt"
 _LIFECYCLE_PAGE = "job-lifecycle.md"
 MARKED_PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 
@@ -51,6 +53,15 @@ RELEASE_TEXTS = {
 def write_pages() -> None:
     for name, text in pages().items():
         (DOCS / name).write_text(text, encoding="utf-8")
+    LLMS_FILE.write_text(llms_text(), encoding="utf-8")
+
+
+def llms_text() -> str:
+    """The pages of index.md in the form of llmstxt.org, with links from the checkout's folder."""
+    description = re.findall(r"^# dataloader\n\n(.+)$", (DOCS.parent / "README.md").read_text("utf-8"), re.MULTILINE)[0]
+    index = (DOCS / "index.md").read_text(encoding="utf-8").partition("\n## ")
+    text = re.sub(r"\]\((?!\.\./)", "](docs/", "".join(index[1:])).replace("](../", "](")
+    return f"# dataloader\n\n> {description}\n{text}"
 
 
 def pages() -> Mapping[str, str]:

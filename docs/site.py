@@ -33,6 +33,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "_made/modules",
         "performance",
         "_made/benchmarks",
+        "decisions",
         "decisions/*",
     ),
     "Change it": ("_made/CONTRIBUTING", "_made/CHANGELOG", "_made/SECURITY"),

@@ -63,7 +63,7 @@ ANYWHERE = (f"{_D}._distribution",)  # what may be imported anywhere, and import
 # These wire the rooms together, and may import them all.
 WIRING = (
     *(f"{_APP}.{name}" for name in ("__main__", "cli", "runtime", "http.__main__")),
-    f"{_FEATURES}.doctor.__main__", f"{_D}.wsgi", f"{_D}.gunicorn_conf",
+    f"{_FEATURES}.demo", f"{_FEATURES}.doctor.__main__", f"{_D}.wsgi", f"{_D}.gunicorn_conf",
 )  # fmt: skip
 # The core imports no feature; the registry, in these, adds them.
 USES_THE_REGISTRY = (
@@ -121,6 +121,7 @@ SPEAKS_SQL = (
     *(f"{_APP}.db", _CORE, _PIPELINES, f"{_WORKERS}.connections"),
     f"{_FEATURES}.doctor",
     f"{_FEATURES}.targets.server_rows",  # of other databases than the queue's
+    f"{_FEATURES}.demo.company",  # tasks
 )
 SPEAKS_OF_ITS_CONNECTION = ("dataloader.workers.listener",)  # the echo that proves a LISTEN
 

@@ -156,6 +156,12 @@ def test_generated_page_matches_the_code(name):
     assert page(f"docs/{name}") == make.generated_page(name), "run `python -m docs.make`"
 
 
+def test_list_for_programs_is_that_of_the_index():
+    assert make.LLMS_FILE.read_text(encoding="utf-8") == make.llms_text(), "run `python -m docs.make`"
+    assert len(links := re.findall(r"\]\(([^)]+)\)", make.llms_text())) > 40
+    assert [link for link in links if not (make.DOCS.parent / link).exists()] == []
+
+
 def test_every_folder_says_what_it_holds():
     table = page("docs/architecture.md").partition("<!-- generated: folders -->")[2]
     rows = [f"| `{code_tables.shown_path(path.parent)}/` | " for path in code_tables.source_files()]

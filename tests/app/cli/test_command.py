@@ -64,7 +64,7 @@ def test_help_lists_commands_in_titled_groups(run):
     groups = {title: re.findall(r"^  (\S+)", lines, re.MULTILINE) for title, lines in sections}
     assert list(groups) == ["Options", *GROUPS]
     del groups["Options"]
-    assert groups["Run the service"] == ["serve", "dev", "worker", "drain", "migrate", "prune", "psql", "doctor"]
+    assert groups["Run the service"] == ["serve", "dev", "worker", "drain", "migrate", "prune", "psql", "doctor", "demo"]
     assert groups["Jobs"][:3] == ["trigger", "status", "logs"]
     assert [name for names in groups.values() for name in names] == cli.list_commands(click.Context(cli))
     assert "..." not in shown.partition("\n")[2], "no line is cut"
@@ -103,7 +103,7 @@ def test_generated_file_is_up_to_date(file, make):
 def test_version_is_printed(run, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: f"1.2.3 of {name}")
 
-    assert run("--version").stdout == "dataloader 1.2.3 of dataloader\n"
+    assert run("--version").stdout == "dataloader 1.2.3 of pg-dataloader\n"
 
 
 def test_a_checkout_that_is_not_installed_has_a_version(run, monkeypatch):
