@@ -74,7 +74,7 @@ class Filter(JobFilterFields):
         """The filter of which `to_json` made the text; of another text, one that no job matches."""
         try:
             return cls._parse(json.loads(text))
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             return cls(job_id=frozenset())
 
     @classmethod

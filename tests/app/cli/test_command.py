@@ -64,7 +64,17 @@ def test_help_lists_commands_in_titled_groups(run):
     groups = {title: re.findall(r"^  (\S+)", lines, re.MULTILINE) for title, lines in sections}
     assert list(groups) == ["Options", *GROUPS]
     del groups["Options"]
-    assert groups["Run the service"] == ["serve", "dev", "worker", "drain", "migrate", "prune", "psql", "doctor", "demo"]
+    assert groups["Run the service"] == [
+        "serve",
+        "dev",
+        "worker",
+        "drain",
+        "migrate",
+        "prune",
+        "psql",
+        "doctor",
+        "demo",
+    ]
     assert groups["Jobs"][:3] == ["trigger", "status", "logs"]
     assert [name for names in groups.values() for name in names] == cli.list_commands(click.Context(cli))
     assert "..." not in shown.partition("\n")[2], "no line is cut"
