@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -15,6 +16,8 @@ from packaging.utils import canonicalize_name
 
 from dataloader._distribution import NAME
 from docs import dist, sbom
+from tests.support import free_port
+from tests.support.processes import clean_environment
 from tests.test_packaging import locked, project
 
 ROOT = Path(__file__).parents[1]
@@ -88,3 +91,20 @@ def test_nothing_tells_to_install_another_project():
 
     assert len(names) > 1000
     assert found == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_demo_runs_from_the_wheel_alone(files, tmp_path):
+    """In an empty folder, with what the public index has: `uvx --from FILE pg-dataloader demo`."""
+    uv = Path(sys.executable).with_name("uv")
+    argv = [uv, "tool", "run", "--python", sys.executable, "--from", f"{files['-py3-none-any.whl']}[embedded]", NAME]
+    env = {**clean_environment(), "UV_CACHE_DIR": str(tmp_path / "cache"), "HOME": str(tmp_path)}
+
+    done = subprocess.run(
+        [*argv, "demo", "--minutes", "0.01", "--no-browser", "--port", str(free_port())],
+        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=380, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "dataloader demo is ready at http://127.0.0.1:" in done.stdout
