@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, overload
 
+from annotated_types import Ge, Le
 from pydantic import BaseModel, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from dataloader.app import wording
 from dataloader.app.acts.known_names import NameCheck
@@ -83,12 +85,13 @@ def parse_texts(model: type[BaseModel], texts: Mapping[str, str], zone: str) -> 
     """
     fields = {name: text.strip() for name, text in texts.items() if text.strip()}
     return parse_fields({
-        name: partial(_parse_text, name, _types(model.model_fields[name].annotation), text, zone)
+        name: partial(_parse_text, name, model.model_fields[name], text, zone)
         for name, text in fields.items()
     })  # fmt: skip
 
 
-def _parse_text(name: str, types: Collection[Any], text: str, zone: str) -> Any:
+def _parse_text(name: str, field: FieldInfo, text: str, zone: str) -> Any:
+    types = _types(field.annotation)
     if dict in types:
         value, errors = parse_json_object(name, text, MAX_JSON_DEPTH)
         if errors:
@@ -105,8 +108,23 @@ def _parse_text(name: str, types: Collection[Any], text: str, zone: str) -> Any:
         return text
     number = parse_duration(name, text) if name.endswith("_sec") else parse_number(text)
     if isinstance(number, str):
-        raise InvalidForm.at_field(name, f"{text!r} is not a {'number' if float in types else 'whole number'}")
+        kind = "number" if float in types else "whole number"
+        raise InvalidForm.at_field(name, f"{text!r} is not a {kind}{_describe_range(field)}")
     return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+def _describe_range(field: FieldInfo) -> str:
+    """Such as " from 0 to 100"; empty without both limits."""
+    limits = {type(limit): limit for limit in (*field.metadata, *_limits(field.annotation))}
+    if Ge in limits and Le in limits:
+        return f" from {limits[Ge].ge} to {limits[Le].le}"
+    return ""
+
+
+def _limits(annotation: Any) -> Iterator[Any]:
+    for argument in get_args(annotation):
+        yield from (argument.metadata if isinstance(argument, FieldInfo) else [argument])
+        yield from _limits(argument)
 
 
 def _types(annotation: Any) -> set[Any]:

@@ -11,7 +11,7 @@ from jinja2 import Environment, nodes
 
 ROOT = Path(__file__).parents[3]
 TEMPLATES = sorted((ROOT / "app").rglob("templates/**/*.html"))
-_OF_JINJA = {"last", "first", "index", "caller", "items", "get"}
+_OF_JINJA = {"last", "first", "index", "index0", "caller", "items", "get"}
 
 
 @pytest.fixture(scope="module")
