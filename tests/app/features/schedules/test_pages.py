@@ -53,7 +53,7 @@ def test_what_is_wrong_is_shown(client):
     assert refused.status_code == 422
     assert ERROR.findall(refused.text) == [
         ("args", "it is not JSON: Expecting value at line 1, column 2"),
-        ("priority", "&#39;high&#39; is not a whole number"),
+        ("priority", "&#39;high&#39; is not a whole number from 0 to 2147483647"),
     ]
     assert 'value="0 6 * * *"' in refused.text
     assert client.get("/schedules/none").status_code == 404
