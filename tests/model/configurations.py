@@ -74,15 +74,6 @@ SMALL = (
     ),
 )
 LARGE = (
-    _make(
-        "target, failover, rows",
-        (Job(max_attempts=1),),
-        "target",
-        "rows",
-        "failover",
-        "promote",
-        left_out=_AFTER_LOST_CLAIM,
-    ),
     _make("3 x 3 x 2", (Job(), Job(), Job(1)), "crash", "freeze", "cancel", processes=3),
     _make("3 x 3 x 1", (Job(max_attempts=1),) * 3, "crash", "freeze", "cancel", processes=3),
     _make("all faults of a job", _ONE, "crash", "freeze", "cancel", "lost_answers", "rows", "sessions", "release"),
@@ -101,6 +92,15 @@ LARGE = (
         "pause",
         allowed=2,
         processes=3,
+    ),
+    _make(
+        "target, failover, rows",
+        (Job(max_attempts=1),),
+        "target",
+        "rows",
+        "failover",
+        "promote",
+        left_out=_AFTER_LOST_CLAIM,
     ),
 )
 CONFIGURATIONS: Mapping[str, Configuration] = {config.name: config for config in (*SMALL, *LARGE)}
