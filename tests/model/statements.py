@@ -68,6 +68,9 @@ OUTSIDE: Mapping[str, str] = {
     "prune_heartbeats": "deletes heartbeats that count for nothing",
     "mark_target_rows_deleted": "deletes rows of targets a day after their jobs ended",
     "prune_job_targets": "deletes rows of targets a day after their jobs ended",
+    "demo_jobs": "writes the past of the demo, past all triggers",
+    "demo_start_earlier": "writes the past of the demo, past all triggers",
+    "demo_schedules": "writes the past of the demo, past all triggers",
     "record_late_heartbeat": "an event that changes nothing", "record_stop_pending": "an event that changes nothing",
     "dl_record_reports": "data checks and datasets, written by the settlement",
 }  # fmt: skip
