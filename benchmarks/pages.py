@@ -179,6 +179,7 @@ ADDRESSES = (
     "/jobs/{queued}/edit",
     "/jobs/{failed}/clone",
     "/jobs/{running}/log",
+    "/jobs/{queued}/where",
     "/jobs/{running}/log?search=page+100000",
     "/bulk/{bulk}",
     "/tasks",

@@ -98,7 +98,8 @@ def test_nothing_tells_to_install_another_project():
 def test_demo_runs_from_the_wheel_alone(files, tmp_path):
     """In an empty folder, with what the public index has: `uvx --from FILE pg-dataloader demo`."""
     uv = Path(sys.executable).with_name("uv")
-    argv = [str(uv), "tool", "run", "--python", sys.executable, "--from", f"{files['-py3-none-any.whl']}[embedded]", NAME]
+    wheel = f"{files['-py3-none-any.whl']}[embedded]"
+    argv = [str(uv), "tool", "run", "--python", sys.executable, "--from", wheel, NAME]
     env = {**clean_environment(), "UV_CACHE_DIR": str(tmp_path / "cache"), "HOME": str(tmp_path)}
 
     done = subprocess.run(

@@ -91,7 +91,7 @@ FEATURE_RIGHTS = (
         "see what sessions of other roles do",
         "GRANT pg_read_all_stats TO {user}",
         "a superuser",
-        "the doctor, the metrics of the oldest transaction and `dataloader where` see the sessions of the same role only",
+        "the doctor, the metrics of the oldest transaction and `dataloader where` see sessions of the same role only",
     ),
     FeatureRight(
         "ends_others",

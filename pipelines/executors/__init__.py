@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from dataloader._distribution import install_command
+from dataloader._distribution import NAME
 from dataloader.pipelines.offload import Executor, UnknownEngine
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Engines:
             if kind in _OURS:  # another package's may ask its engine
                 missing = [module for module in getattr(factory, "modules", ()) if find_spec(module) is None]
                 if missing:
-                    return f"it needs {install_command(kind)}: there is no module {', '.join(missing)}"
+                    return f"it needs {NAME}[{kind}]: there is no module {', '.join(missing)}"
                 factory(settings)
         except Exception as error:  # another package's module may raise anything
             return str(error) or type(error).__name__

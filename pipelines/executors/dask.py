@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
-from dataloader._distribution import install_command
+from dataloader._distribution import NAME
 from dataloader.pipelines.executors import check_settings, dask_remote
 from dataloader.pipelines.offload import (
     MAX_CALL_BYTES,
@@ -66,7 +66,7 @@ class DaskExecutor:
             import cloudpickle  # noqa: PLC0415 - an extra
             from distributed import Client  # noqa: PLC0415
         except ImportError as error:
-            raise EngineRefused(f"the engine 'dask' needs {install_command('dask')}: {error}") from error
+            raise EngineRefused(f"the engine 'dask' needs {NAME}[dask]: {error}") from error
         cloudpickle.register_pickle_by_value(dask_remote)
         client = Client(self.address, timeout=_TIMEOUT_SEC, set_as_default=False)
         try:
@@ -220,7 +220,7 @@ def _pickle_call(spec: OffloadSpec) -> bytes:
     try:
         import cloudpickle  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise EngineRefused(f"the engine 'dask' needs {install_command('dask')}: {error}") from error
+        raise EngineRefused(f"the engine 'dask' needs {NAME}[dask]: {error}") from error
     try:
         payload = bytes(cloudpickle.dumps((spec.call, spec.args, dict(spec.kwargs))))
     except Exception as error:

@@ -19,7 +19,10 @@ RAY = {"address": "http://head:8265", "token": {"$secret": "ray"}}
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"dask": {"address": "tcp://scheduler:8786"}}, r"it needs dataloader\[dask\]: there is no module distributed"),
+        (
+            {"dask": {"address": "tcp://scheduler:8786"}},
+            r"it needs pg-dataloader\[dask\]: there is no module distributed",
+        ),
         ({"gpu": {"kind": "rey", "address": "http://head"}}, "kind 'rey', which is none of dask, kubernetes"),
         ({"ray": {**RAY, "adress": "http://head"}}, "has no adress"),
         ({"kubernetes": {"address": "https://k8s", "pod": {"containers": []}}}, "'container' has the fields"),

@@ -30,7 +30,7 @@ def test_database_metrics_have_rows_transactions_and_backlog(pool):
 
     assert value(found["dataloader_dead_rows"], table="dl_jobs") >= 0
     assert value(found["dataloader_oldest_transaction_seconds"]) >= 0
-    assert value(found["dataloader_notification_queue_usage"]) == 0
+    assert 0 <= value(found["dataloader_notification_queue_usage"]) < 0.5  # of the server, which other tests notify too
     assert value(found["dataloader_workers_alive"]) == 0
     assert value(found["dataloader_webhook_backlog"], state="new") >= 0
     assert value(found["dataloader_alerts_firing"], kind="webhook_disabled") >= 0
