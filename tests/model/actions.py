@@ -271,8 +271,8 @@ def settles(config: Configuration, state: State) -> Steps:
                 continue
             problem = "" if state.owns(run) else f"run {run.id} settles job {job}, which it does not own"
             written = state.put("rows", job, row)
-            heard = written.put("known", job, row.status) if "crash_server" in config.groups else written
-            for new, events in after_end(config, heard.without_run(number, run), job, ((job, event),)):
+            noticed = written.put("known", job, row.status) if "crash_server" in config.groups else written
+            for new, events in after_end(config, noticed.without_run(number, run), job, ((job, event),)):
                 yield Step(label, new, events, problem)
             if "lost_answers" in config.groups and not is_ended:
                 kept = written.run(number, run, phase="ended", outcome=outcome, trusted=True, stop=False, locked=False)

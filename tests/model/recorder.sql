@@ -1,6 +1,6 @@
 -- Records each step of a campaign in the queue's database: every change of a job's row, event and heartbeat, and every
 -- commit of rows of a load, in the order in which they follow from each other. Numbers come from one sequence; what a
--- statement writes under a lock gets its number under the lock, so whoever waited for it has a higher one.
+-- statement writes under a lock gets its number under the lock, so a statement that waited for it has a higher one.
 CREATE TABLE trace_steps (
     n    bigserial   PRIMARY KEY,
     xid  bigint      NOT NULL DEFAULT pg_current_xact_id()::text::bigint,

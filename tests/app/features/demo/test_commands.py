@@ -38,7 +38,7 @@ def processes_of(folder: Path) -> list[bytes]:
 
 
 def start(temporary: Path, tmp_path: Path, *options: str, port: int | None = None) -> Process:
-    env = {"TMPDIR": str(temporary), "DL_DB_DSN": "postgresql://nobody@192.0.2.1/other", "DL_PIPELINES": "of.another"}
+    env = {"TMPDIR": str(temporary), "DL_DB_DSN": "postgresql://etl@192.0.2.1/other", "DL_PIPELINES": "of.another"}
     return Process.dataloader(
         "demo", "--port", str(port or free_port()), *options, output=tmp_path / "demo.log", env=env
     )
