@@ -19,7 +19,7 @@ REQUIRE_LINKS := test -d dataloader/app || { echo 'dataloader/app does not lead 
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: engines field hostile help run demo test test-full coverage check lint format schema docs screenshots chaos chaos-short chaos-mutants model targets-proof targets-mutants planted-bugs lock dist clean
+.PHONY: engines field hostile help run demo test test-full coverage check lint format schema docs screenshots chaos chaos-short chaos-mutants model rehearsal targets-proof targets-mutants planted-bugs lock dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo 'make screenshots  pictures of each page by a browser, in test-results; renews those of docs/images, which show the loads of a small company'
 	@echo 'make chaos   ten minutes of faults against a service under load, from a seed: make chaos SEED=1'
 	@echo 'make model   every state of the model of the protocol, as far as ten minutes on two cores go'
+	@echo 'make rehearsal  upgrades and a rollback while jobs run, in four orders, under faults'
 	@echo 'make targets-proof  loads into targets that die at each message of the protocol; fewer: make targets-proof LOADS=500'
 	@echo 'make planted-bugs  plants former faults again, one at a time: a test must fail for each (some minutes)'
 	@echo 'make lock    write the lock files from requirements.txt and pyproject.toml'
@@ -105,6 +106,10 @@ chaos-mutants: $(VENV)/.installed-dev
 # The small configurations are tests; these have more jobs, processes and faults.
 model: $(VENV)/.installed-dev
 	@exec $(BIN)/python -m tests.model explore --large
+
+# Each order of an upgrade to a stand-in for the next release, with a million jobs in the tables: about 20 minutes.
+rehearsal: $(VENV)/.installed-dev
+	@exec $(BIN)/python -m tests.rehearsal $(SEED:%=--seed %)
 
 # Loads into targets that die at each message of the protocol; and planted bugs, of which each must be convicted.
 targets-proof: $(VENV)/.installed-dev

@@ -220,11 +220,13 @@ def drain(*, is_self: bool, wait: bool, timeout: float | None) -> int:
 @option("--uninstall", is_flag=True, help="Show what of the queue is in the schema, and remove it.")
 @option("--yes", is_flag=True, help="With --uninstall: do not ask for confirmation.")
 @option("--force", is_flag=True, help="With --uninstall: also while processes or jobs run.")
+@option("--lock-wait", type=DURATION, help="How long to wait for tables that others have locked; else 10 minutes.")
 @json_option
-def migrate(*, roles: bool, uninstall: bool, yes: bool, force: bool) -> None:
+def migrate(*, roles: bool, uninstall: bool, yes: bool, force: bool, lock_wait: float | None) -> None:
     """Create the tables, or bring those of an earlier version up to date, in one transaction and under a lock.
 
     Doing it twice does no harm. Tables of a newer version are left alone; unless they serve this version too, it fails.
+    While another session has locked a table it tries again for half a second at a time, so that jobs run meanwhile.
 
     --uninstall removes the tables with all jobs, the functions and the types of the queue, in one transaction. The
     schema, roles, and whatever else is in the schema stay. It shows them first, and asks for confirmation.
@@ -242,7 +244,7 @@ def migrate(*, roles: bool, uninstall: bool, yes: bool, force: bool) -> None:
     if roles:
         click.echo(commands.roles_sql(settings.schema), nl=False)
         return
-    done = commands.migrate(settings)
+    done = commands.migrate(settings, lock_wait_sec=lock_wait)
     payload = {"version_before": done.from_version, "version_after": done.to_version, "steps": list(done.steps)}
     if done.from_version == done.to_version and not done.steps:
         lines = [f"The tables are at version {done.to_version} already; there was nothing to do."]

@@ -8,8 +8,8 @@ tables, types and rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +20,9 @@ from psycopg2.extensions import ISOLATION_LEVEL_READ_COMMITTED
 
 from dataloader.app.db.connection import READ_WRITE_SESSION, connect_any_host, translate_errors
 from dataloader.app.db.job_field_lists import enqueue_parameters
-from dataloader.app.db.schema_statements import Repair, quote_identifier, schema_statements
+from dataloader.app.db.schema_statements import quote_identifier, schema_statements
 from dataloader.app.db.statements import statements
+from dataloader.app.db.table_locks import TableLocks
 from dataloader.app.errors import RightsMissing, SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -29,9 +30,10 @@ SCHEMA_VERSION = max(int(path.stem) for path in _MIGRATIONS.glob("*.sql"))
 COMPATIBLE_FROM = 9  # the oldest version whose processes work on these tables
 
 _REQUEST_TYPE = "dl_enqueue_request"
+LOCK_WAIT_SEC = 600.0  # for tables that other sessions have locked
 _MIGRATION_LOCK = 1684828528  # advisory lock: two migrations of one database
 # A role may have shorter limits for its sessions than a migration takes, and be read-only by default.
-_MIGRATION_SETTINGS = (
+MIGRATION_SETTINGS = (
     f"{READ_WRITE_SESSION} SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0"
 )
 _MIN_SERVER_VERSION = 150000
@@ -42,6 +44,13 @@ _INSUFFICIENT_PRIVILEGE = "42501"
 _BLOCKING_CODE_CLASSES = ("0A", "22", "23", "2B", "42")
 # Sessions that an upgrade may leave alone: of short commands, and of people who look at the tables.
 _HARMLESS_SESSIONS = ["dataloader-migrate", "dataloader-doctor", "dataloader-probe", "dataloader-psql"]
+
+
+Report = Callable[[str], None]  # is given sentences for the operator
+
+
+def ignore(_: str) -> None:
+    """For callers without an operator who waits."""
 
 
 class SchemaVersion(NamedTuple):
@@ -82,14 +91,24 @@ def migration_files(after: int) -> list[tuple[int, str]]:
 
 
 def migrate(
-    dsn: str, schema: str = "public", *, connect_timeout_sec: float = 5.0, lock_timeout_sec: float = 30.0
+    dsn: str,
+    schema: str = "public",
+    *,
+    connect_timeout_sec: float = 5.0,
+    lock_wait_sec: float = LOCK_WAIT_SEC,
+    report: Report = ignore,
 ) -> Migration:
     """Bring the queue's tables to this version: all of it in one transaction, or nothing.
 
     Newer tables that this version can work with are left as they are; others are refused. Raises SchemaBlocked while
-    processes run that could not work with the new tables.
+    processes run that could not work with the new tables, and DatabaseUnavailable if a table stays locked for so long.
     """
-    _add_wait_states(dsn, schema, connect_timeout_sec, lock_timeout_sec)
+    locks = table_locks(dsn, schema, connect_timeout_sec, lock_wait_sec, report)
+    locks.repeat(lambda try_sec: _add_wait_states(dsn, schema, connect_timeout_sec, try_sec))
+    return locks.repeat(lambda try_sec: _migrate(dsn, schema, connect_timeout_sec, try_sec))
+
+
+def _migrate(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_sec: float) -> Migration:
     text = schema_text()
     target = SchemaVersion(SCHEMA_VERSION, hashlib.sha256(text.encode()).hexdigest(), COMPATIBLE_FROM)
     with migration_transaction(dsn, schema, connect_timeout_sec, lock_timeout_sec) as cursor:
@@ -103,7 +122,7 @@ def migrate(
         steps: list[str] = []
         if version is None:
             _require_schema_rights(cursor, schema)
-            _apply(cursor, text.replace("\nBEGIN;\n", "\n").replace("\nCOMMIT;\n", "\n"), "apply schema.sql")
+            apply_statement(cursor, text.replace("\nBEGIN;\n", "\n").replace("\nCOMMIT;\n", "\n"), "apply schema.sql")
             steps += [f"created {s.object_name}" for s in schema_statements(text) if s.object_name.startswith("table ")]
         else:
             steps += _upgrade(cursor, version, text)
@@ -111,13 +130,14 @@ def migrate(
         return Migration(schema, version, SCHEMA_VERSION, tuple(steps))
 
 
-def apply_repairs(
-    dsn: str, repairs: Iterable[Repair], schema: str = "public", *, connect_timeout_sec: float = 5.0
-) -> None:
-    """Restore objects of the schema, all or none. Raises SchemaBlocked if rows or other objects forbid it."""
-    with migration_transaction(dsn, schema, connect_timeout_sec, lock_timeout_sec=30.0) as cursor:
-        for repair in repairs:
-            _apply(cursor, repair.statement, f"restore {repair.object_name}")
+def table_locks(dsn: str, schema: str, connect_timeout_sec: float, max_wait_sec: float, report: Report) -> TableLocks:
+    def ask(question: str) -> list[tuple[Any, ...]]:
+        with open_cursor(dsn, connect_timeout_sec) as cursor:
+            set_search_path(cursor, schema)
+            cursor.execute(question)
+            return list(cursor.fetchall())
+
+    return TableLocks(ask, max_wait_sec, report)
 
 
 def _add_wait_states(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_sec: float) -> None:
@@ -128,7 +148,9 @@ def _add_wait_states(dsn: str, schema: str, connect_timeout_sec: float, lock_tim
             cursor.execute("SELECT to_regtype(%s) IS NOT NULL", (name,))
             if cursor.fetchone()[0]:
                 for value in ("waiting", "limited"):
-                    _apply(cursor, f"ALTER TYPE {name} ADD VALUE IF NOT EXISTS '{value}'", f"extend type {name}")
+                    apply_statement(
+                        cursor, f"ALTER TYPE {name} ADD VALUE IF NOT EXISTS '{value}'", f"extend type {name}"
+                    )
 
 
 def _upgrade(cursor: Any, version: int, text: str) -> list[str]:
@@ -136,18 +158,22 @@ def _upgrade(cursor: Any, version: int, text: str) -> list[str]:
     if version < COMPATIBLE_FROM:
         _require_no_processes(cursor)
     for number, migration in migration_files(after=version):
-        _apply(cursor, migration, f"apply migration {number}")
+        apply_statement(cursor, migration, f"apply migration {number}")
         steps.append(f"migrated to version {number}: {migration.splitlines()[0].removeprefix('-- ').rstrip('.')}")
-    # Workers lock this table before those of events and workers; the triggers of these come before its own in the file.
-    _apply(cursor, "LOCK TABLE dl_jobs IN SHARE ROW EXCLUSIVE MODE", "lock dl_jobs")
     grantees = _drop_former_fields(cursor)
     replaced = [s for s in schema_statements(text) if s.is_replaceable or s.object_name == f"type {_REQUEST_TYPE}"]
+    on_tables = [s for s in replaced if s.table or s.text.startswith("SELECT dl_create_partitions")]
     for statement in replaced:
-        _apply(cursor, statement.text, f"replace {statement.object_name}")
+        if statement not in on_tables:
+            apply_statement(cursor, statement.text, f"replace {statement.object_name}")
     for grantee in grantees:
         cursor.execute(f"GRANT EXECUTE ON FUNCTION dl_enqueue TO {grantee}")
-    functions = sum(statement.object_name.startswith("function ") for statement in replaced)
+    # Workers lock this table before those of events and workers; the triggers of these come before its own in the file.
+    apply_statement(cursor, "LOCK TABLE dl_jobs IN SHARE ROW EXCLUSIVE MODE", "lock dl_jobs")
+    for statement in on_tables:
+        apply_statement(cursor, statement.text, f"replace {statement.object_name}")
     triggers = sum(statement.object_name.startswith("trigger ") for statement in replaced)
+    functions = sum(statement.object_name.startswith("function ") for statement in replaced)
     return [*steps, f"replaced {functions} functions and {triggers} triggers"]
 
 
@@ -166,7 +192,7 @@ def _drop_former_fields(cursor: Any) -> list[str]:
     )
     former = cursor.fetchall()
     for signature, _ in former:
-        _apply(cursor, f"DROP FUNCTION {signature}", f"replace {signature}")
+        apply_statement(cursor, f"DROP FUNCTION {signature}", f"replace {signature}")
     return [grantee for _, grantees in former for grantee in grantees]
 
 
@@ -203,7 +229,7 @@ def find_processes(cursor: Any) -> list[str]:
     return running + [f"session {name} from {address}" for name, address in cursor.fetchall()]
 
 
-def _apply(cursor: Any, statement: str, purpose: str) -> None:
+def apply_statement(cursor: Any, statement: str, purpose: str) -> None:
     """Raises SchemaBlocked if rows or objects that are there forbid it; nothing has been changed then."""
     try:
         cursor.execute(statement)
@@ -239,7 +265,7 @@ def _record(cursor: Any, target: SchemaVersion) -> None:
 
 def check(dsn: str, schema: str = "public", *, connect_timeout_sec: float = 5.0) -> None:
     """Raise SchemaMissing, SchemaOutdated, SchemaTooNew or SchemaBlocked if this version cannot work with them."""
-    with translate_errors(), _cursor(dsn, connect_timeout_sec) as cursor:
+    with translate_errors(), open_cursor(dsn, connect_timeout_sec) as cursor:
         require_compatible(
             _recorded_version(cursor, schema), schema, has_tables=_exists(cursor, sql.Identifier(schema, "dl_jobs"))
         )
@@ -266,7 +292,7 @@ def migration_transaction(
     dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_sec: float, *, create: bool = True
 ) -> Iterator[Any]:
     """A transaction under the lock of migrations, with the schema, which is created if wanted, as its search path."""
-    with translate_errors(), _cursor(dsn, connect_timeout_sec, session_settings=_MIGRATION_SETTINGS) as cursor:
+    with translate_errors(), open_cursor(dsn, connect_timeout_sec, session_settings=MIGRATION_SETTINGS) as cursor:
         number = cursor.connection.server_version
         if number < _MIN_SERVER_VERSION:
             raise SchemaOutdated(f"the server is PostgreSQL {number // 10000}; dataloader needs 15 or newer")
@@ -277,12 +303,20 @@ def migration_transaction(
         if create and not cursor.fetchone()[0]:
             _require_schema_rights(cursor, schema)
             cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
-        cursor.execute(sql.SQL("SET LOCAL search_path TO {}, pg_temp").format(sql.Identifier(schema)))
+        set_search_path(cursor, schema)
         yield cursor
 
 
+def set_search_path(cursor: Any, schema: str) -> None:
+    """For the transaction; outside of one for the session."""
+    local = sql.SQL("" if cursor.connection.autocommit else "LOCAL ")
+    cursor.execute(sql.SQL("SET {}search_path TO {}, pg_temp").format(local, sql.Identifier(schema)))
+
+
 @contextmanager
-def _cursor(dsn: str, connect_timeout_sec: float, *, session_settings: str = "") -> Iterator[Any]:
+def open_cursor(
+    dsn: str, connect_timeout_sec: float, *, session_settings: str = "", autocommit: bool = False
+) -> Iterator[Any]:
     timeout_sec = max(2, int(connect_timeout_sec))
     connection = connect_any_host(
         dsn,
@@ -298,7 +332,9 @@ def _cursor(dsn: str, connect_timeout_sec: float, *, session_settings: str = "")
                 cursor.execute(session_settings)
             connection.autocommit = False
         connection.isolation_level = ISOLATION_LEVEL_READ_COMMITTED  # it sees what a migration before it has committed
-        with connection, connection.cursor() as cursor:
+        connection.autocommit = autocommit
+        # As a context a connection begins a transaction, whatever its autocommit.
+        with nullcontext() if autocommit else connection, connection.cursor() as cursor:
             yield cursor
     finally:
         connection.close()

@@ -18,7 +18,7 @@ from dataloader.app.config.dsn import parse_dsn
 from dataloader.app.config.loading import inherited_environment
 from dataloader.app.db import uninstall
 from dataloader.app.db.roles import roles_sql
-from dataloader.app.db.schema import SCHEMA_VERSION, Migration
+from dataloader.app.db.schema import LOCK_WAIT_SEC, SCHEMA_VERSION, Migration
 from dataloader.app.db.statements import AuditContext, acting_as
 from dataloader.app.db.uninstall import Installation, require_unused
 from dataloader.app.errors import DatabaseUnavailable, ProgramMissing
@@ -57,11 +57,11 @@ def database_dsn(settings: Settings) -> str:
         return database.dsn()
 
 
-def migrate(settings: Settings) -> Migration:
+def migrate(settings: Settings, *, lock_wait_sec: float | None = None) -> Migration:
     """Apply schema.sql, then compare each object with what it creates, and restore what differs."""
     set_up_logging(settings)
     with closing(Database(settings)) as database:
-        migration = database.migrate()
+        migration = database.migrate(LOCK_WAIT_SEC if lock_wait_sec is None else lock_wait_sec)
         if migration.to_version > SCHEMA_VERSION:
             return migration  # what a newer version has made on purpose is no difference
         with database.pool("dataloader-migrate") as pool:

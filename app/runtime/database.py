@@ -14,6 +14,7 @@ from dataloader.app.config import Settings
 from dataloader.app.config.dsn import mask_dsn, parse_dsn
 from dataloader.app.db import schema
 from dataloader.app.db.pool import Pool
+from dataloader.app.db.repairs import apply_repairs
 from dataloader.app.db.schema_statements import Repair
 from dataloader.app.errors import DatabaseUnavailable, EmbeddedServerError, SchemaMissing
 from dataloader.app.postgres import EmbeddedServer
@@ -72,14 +73,22 @@ class Database:
         worker_dsn = self._settings.worker_dsn
         return self.dsn() if worker_dsn is None else worker_dsn.get_secret_value()
 
-    def migrate(self) -> schema.Migration:
+    def migrate(self, lock_wait_sec: float = schema.LOCK_WAIT_SEC) -> schema.Migration:
         return schema.migrate(
-            self.worker_dsn(), self._settings.schema, connect_timeout_sec=self._settings.pg_connect_timeout
+            self.worker_dsn(),
+            self._settings.schema,
+            connect_timeout_sec=self._settings.pg_connect_timeout,
+            lock_wait_sec=lock_wait_sec,
+            report=_report_migration,
         )
 
     def apply_repairs(self, repairs: Iterable[Repair]) -> None:
-        schema.apply_repairs(
-            self.worker_dsn(), repairs, self._settings.schema, connect_timeout_sec=self._settings.pg_connect_timeout
+        apply_repairs(
+            self.worker_dsn(),
+            repairs,
+            self._settings.schema,
+            connect_timeout_sec=self._settings.pg_connect_timeout,
+            report=_report_migration,
         )
 
     def prepare(self) -> None:
@@ -131,6 +140,10 @@ class Database:
             if self._embedded is not None:
                 self._embedded.stop()
                 self._embedded = None
+
+
+def _report_migration(text: str) -> None:
+    _log.warning("migration.waiting", detail=text)
 
 
 def describe_outage(error: str, dsn: str) -> str:

@@ -18,6 +18,7 @@ from dataloader.app.postgres.binaries import Choice
 from tests.chaos import etl, observer
 from tests.chaos.client_log import ClientLog
 from tests.chaos.engine import CampaignEngine
+from tests.chaos.history import PAST_QUEUE
 from tests.chaos.job_requests import Mix
 from tests.chaos.limit_changes import LimitOperator
 from tests.chaos.load import Load
@@ -33,6 +34,20 @@ from tests.support.waiting import eventually
 from tests.target_proof.site import prepare_target
 
 DISK_MB = 640
+_PAST_JOB_BYTES = 4000
+# Past all triggers, which would take minutes.
+_PAST = """
+SET session_replication_role = replica;
+INSERT INTO dl_jobs (queue, task, lock_key, status, wait_state, attempt, run_id, created_at, started_at, finished_at)
+SELECT '{queue}', 'past.' || n % 20, 'past ' || n, 'succeeded', 'scheduled', 1, gen_random_uuid(),
+       began, began, began + interval '1 min'
+  FROM generate_series(1, {count}) n CROSS JOIN LATERAL (SELECT now() - interval '1 day' * n / {count} AS began) x;
+INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+SELECT job_id, queue, CASE kind WHEN 'queued' THEN created_at ELSE finished_at END, kind, '{{"status": "succeeded"}}'
+  FROM dl_jobs CROSS JOIN unnest(ARRAY['queued', 'done']) AS kind;
+ANALYZE dl_jobs, dl_job_events;
+RESET session_replication_role
+"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,7 @@ class CampaignSize:
     mutant: str = ""
     server: Mapping[str, str] = field(default_factory=dict)  # settings of the primary
     changes_limits: bool = True  # an operator changes a limit meanwhile
+    past_jobs: int = 0  # that are in the tables when it begins, with two events each
 
 
 class Environment:
@@ -75,9 +91,12 @@ class Environment:
         self.target.create()
         prepare_target(self.target.dsn)
         self.target_proxy = self._make_proxy(self.target)
-        self.primary = self.make_server(disk_mb=DISK_MB, settings=self.size.server)
+        self.disk_mb = DISK_MB + self.size.past_jobs * _PAST_JOB_BYTES // 1_000_000
+        self.primary = self.make_server(disk_mb=self.disk_mb, settings=self.size.server)
         self.primary.create()
         migrate(self.primary.dsn)
+        if self.size.past_jobs:
+            self.primary.query(_PAST.format(count=self.size.past_jobs, queue=PAST_QUEUE), timeout_sec=1800)
         self.primary.query(etl.TARGET)
         self.primary.query(etl.EFFECTS)
         self.primary.query(record.CREATE_TABLES)

@@ -16,6 +16,7 @@ from tests.target_proof.site import TargetEvidence
 FINAL = ("succeeded", "failed", "canceled", "lost")
 Query = Callable[[str], list[tuple[Any, ...]]]
 Findings = Iterator[tuple[object, str]]  # of a rule: the job, or what else is wrong, and why
+PAST_QUEUE = "past"  # of jobs that had ended before the campaign began
 CLOCK_SLACK_SEC = 0.05  # between the time of day, by which a server writes, and the clock of all processes
 
 
@@ -290,7 +291,8 @@ def read_history(
     event_log = [
         (event_id, Event(UUID(job_id), ts, kind, payload))
         for event_id, job_id, ts, kind, payload in queue(
-            "SELECT event_id, job_id, ts, kind, payload FROM dl_job_events ORDER BY event_id"
+            "SELECT event_id, job_id, ts, kind, payload FROM dl_job_events"
+            f" WHERE queue <> '{PAST_QUEUE}' ORDER BY event_id"
         )
     ]
     journal: dict[UUID, list[Event]] = defaultdict(list)
@@ -349,7 +351,7 @@ T = TypeVar("T")
 
 
 def _read_rows(queue: Query) -> list[Row]:
-    return _read(queue, Row, "dl_jobs", **_TEXTS)
+    return _read(queue, Row, f"dl_jobs WHERE queue <> '{PAST_QUEUE}'", **_TEXTS)
 
 
 def _read(queue: Query, kind: type[T], table: str, **expressions: str) -> list[T]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import psycopg2
 
-from tests.chaos.environment import DISK_MB
 from tests.chaos.fault import Fault, signal_all
 from tests.chaos.servers import FullDisk
 from tests.support.waiting import eventually
@@ -195,7 +194,7 @@ class Failover(Fault):
 
     def begin(self) -> None:
         world = self.environment
-        self._standby = world.make_server(disk_mb=DISK_MB)
+        self._standby = world.make_server(disk_mb=world.disk_mb)
         try:
             self._standby.follow(world.primary)
         except Exception:

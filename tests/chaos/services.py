@@ -96,6 +96,7 @@ class ManagedService:
     deaths: list[Death] = field(default_factory=list)
     exit_codes: list[int] = field(default_factory=list)  # exit codes of unplanned ends
     is_kept_down: bool = False  # a fault keeps it down: do not restart it meanwhile
+    code: Path = ROOT  # the folder that its modules come from: this checkout, or an unpacked wheel
     _process: Process | None = None
     _frozen: list[int] = field(default_factory=list)
 
@@ -111,9 +112,9 @@ class ManagedService:
         launcher = ["tests.chaos.launch", self.mutant, *self.argv]
         self._process = Process(
             [*(_UNSHARE if self.own_namespace else ()), sys.executable, "-m", *launcher],
-            env=self.env,
+            env={**self.env, "PYTHONPATH": f"{self.code}:{self.env['PYTHONPATH']}"},
             output=self.folder / f"{self.name}.log",
-            cwd=ROOT,
+            cwd=self.code,
         )
 
     @property

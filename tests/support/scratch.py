@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,13 @@ class Scratch:
         content = (self.folder / path).read_text(encoding="utf-8")
         assert content.count(line) == 1, f"{path} has {line!r} once"
         (self.folder / path).write_text(content.replace(line, text + line), encoding="utf-8")
+        self.places += 1
+
+    def replace(self, path: str, old: str, new: str, *, is_regex: bool = False) -> None:
+        content = (self.folder / path).read_text(encoding="utf-8")
+        changed, count = re.subn(old if is_regex else re.escape(old), lambda _: new, content, flags=re.MULTILINE)
+        assert count == 1, f"{path} has {old!r} {count} times"
+        (self.folder / path).write_text(changed, encoding="utf-8")
         self.places += 1
 
     def create(self, path: str, text: str) -> None:

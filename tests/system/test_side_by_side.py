@@ -74,7 +74,7 @@ def test_busy_worker_blocks_no_migration_or_new_partition(run: ServiceStarter, j
 
     for parent in ("dl_job_events", "dl_job_logs"):
         query_rows(jobs.dsn, "SET lock_timeout = '10s'; SELECT dl_advance_sequence(%s)", parent)
-    migration = migrate(jobs.dsn, lock_timeout_sec=20)
+    migration = migrate(jobs.dsn, lock_wait_sec=20)
 
     assert migration.to_version == SCHEMA_VERSION
     jobs.insert(seconds=0)

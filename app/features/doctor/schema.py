@@ -98,7 +98,9 @@ def find_repairs(actual: Mapping[str, SchemaObject], expected: Mapping[str, str]
         for name, definition in expected.items()
         if _is_replaced(name) and name in actual and actual[name].definition != definition
     }
-    return plan_repairs(missing, replaced, schema_text()) if missing or replaced else []
+    repairs = plan_repairs(missing, replaced, schema_text()) if missing or replaced else []
+    broken = (name for name in expected if name.startswith("index ") and name in actual and actual[name].problem)
+    return [*repairs, *(Repair(name, enable_statement(name)) for name in broken)]
 
 
 def _is_replaced(name: str) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import psycopg2
 import pytest
+from psycopg2.errors import LockNotAvailable
 from psycopg2.extensions import make_dsn
 
 from dataloader.app.db.schema import COMPATIBLE_FROM, SCHEMA_VERSION, check, migrate, migration_files, schema_text
+from dataloader.app.db.table_locks import TableLocks
 from dataloader.app.errors import (
     DatabaseUnavailable,
     RightsMissing,
@@ -137,7 +140,7 @@ def test_schema_applied_again_does_not_wait_for_event_readers(dsn):
 
     with queue_db.open_transaction() as step:
         step("LOCK TABLE dl_job_events IN ACCESS SHARE MODE")
-        migrate(dsn, lock_timeout_sec=1)
+        migrate(dsn, lock_wait_sec=1)
 
     queue_db.close()
 
@@ -250,11 +253,47 @@ def test_migration_that_cannot_lock_tables_changes_nothing(old):
     before = definitions(old)
     with old.open_transaction() as step:
         step("LOCK TABLE dl_jobs IN ACCESS SHARE MODE")
-        with pytest.raises(DatabaseUnavailable, match="lock timeout"):
-            migrate(old.dsn, lock_timeout_sec=0.2)
+        with pytest.raises(DatabaseUnavailable, match=r"no lock .* within 200 ms; they are locked by .*pid \d+"):
+            migrate(old.dsn, lock_wait_sec=0.2)
 
     assert definitions(old) == before
     migrate(old.dsn)
+
+
+def test_statements_go_on_while_a_migration_waits_for_a_long_transaction(dsn):
+    queue_db = QueueFixture(dsn)
+    job_id = str(queue_db.enqueue())
+    queue_db.sql("UPDATE dl_schema SET fingerprint = 'of another file'")
+
+    with ThreadPoolExecutor(1) as threads:
+        with queue_db.open_transaction() as step:
+            step("UPDATE dl_jobs SET consumer_group = 'x' WHERE job_id = %s", job_id)
+            migration = threads.submit(migrate, dsn)
+            queue_db.wait_for_lock_waiters()
+            started_at = time.monotonic()
+            other = queue_db.enqueue_and_claim("other")  # it waits for a try at most
+            assert time.monotonic() - started_at < 10
+            assert not migration.done()
+        assert migration.result().steps
+
+    assert queue_db.settle(other).outcome == "applied"
+    queue_db.close()
+
+
+def test_a_migration_waits_for_a_vacuum_until_postgresql_cancels_it():
+    asked = []
+
+    def ask(question):
+        asked.append(question)
+        return [(1000.0,)] if "deadlock_timeout" in question else [(7, None, "", "autovacuum worker", 3.0)]
+
+    def migrate_when_patient(try_sec):
+        if try_sec < 1:
+            raise DatabaseUnavailable("lock timeout") from LockNotAvailable()
+        return try_sec
+
+    assert TableLocks(ask, 30.0, print).repeat(migrate_when_patient) == 1.2
+    assert len(asked) == 2
 
 
 def test_a_server_that_is_too_old_is_refused(old, monkeypatch):

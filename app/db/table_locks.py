@@ -1,0 +1,93 @@
+"""Waits for the locks of a migration in short tries: while one waits, every statement that comes after it waits too.
+
+A transaction that has written to a table, and a dump, keep the lock that they have until they end, which may be hours.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from psycopg2.errors import LockNotAvailable
+
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.wording import format_duration
+
+TRY_SEC = 0.5
+_MAX_PAUSE_SEC = 5.0
+_REPORT_INTERVAL_SEC = 15.0
+_DEADLOCK_TIMEOUT_MARGIN_SEC = 0.2
+_HOLDERS = """
+SELECT a.pid, a.usename, a.application_name, coalesce(a.backend_type, 'client backend'),
+       extract(epoch FROM clock_timestamp() - min(a.xact_start))::float8
+  FROM pg_locks l
+  JOIN pg_class c ON c.oid = l.relation AND c.relnamespace = current_schema()::regnamespace
+  JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'relation' AND l.granted AND l.pid <> pg_backend_pid()
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+ GROUP BY a.pid, a.usename, a.application_name, a.backend_type
+ ORDER BY 5 DESC NULLS LAST
+ LIMIT 3
+"""
+Done = TypeVar("Done")
+
+
+class TableLocks:
+    """Repeats a migration whose transaction could not lock a table, until `max_wait_sec` have passed.
+
+    `ask` executes a question in a session of its own, with the queue's schema as the search path; `report` is given a
+    sentence for the operator now and then.
+    """
+
+    def __init__(
+        self, ask: Callable[[str], list[tuple[Any, ...]]], max_wait_sec: float, report: Callable[[str], None]
+    ) -> None:
+        self._ask, self._max_wait_sec, self._report = ask, max_wait_sec, report
+        self._try_sec = min(TRY_SEC, max_wait_sec)
+        self._reported_at = -_REPORT_INTERVAL_SEC
+
+    def repeat(self, migrate: Callable[[float], Done]) -> Done:
+        """`migrate` is given the seconds that a try may wait for one lock."""
+        ends_at, pause_sec = time.monotonic() + self._max_wait_sec, TRY_SEC
+        while True:
+            try:
+                return migrate(self._try_sec)
+            except DatabaseUnavailable as error:
+                if not isinstance(error.__cause__, LockNotAvailable):
+                    raise
+                holders = self._ask(_HOLDERS)
+                if time.monotonic() + pause_sec > ends_at:
+                    raise DatabaseUnavailable(
+                        f"lock timeout: no lock on the queue's tables within {format_duration(self._max_wait_sec)};"
+                        f" {_describe(holders)}. Nothing was changed: end that session, or run `dataloader migrate`"
+                        " again with a longer --lock-wait"
+                    ) from error
+            self._report_holders(holders)
+            self._give_way_to_vacuum(holders)
+            time.sleep(pause_sec)
+            pause_sec = min(pause_sec * 2, _MAX_PAUSE_SEC)
+
+    def _report_holders(self, holders: list[tuple[Any, ...]]) -> None:
+        if time.monotonic() - self._reported_at >= _REPORT_INTERVAL_SEC:
+            self._reported_at = time.monotonic()
+            self._report(f"waiting for the tables; {_describe(holders)}")
+
+    def _give_way_to_vacuum(self, holders: list[tuple[Any, ...]]) -> None:
+        """PostgreSQL cancels a vacuum of its own for one who has waited for deadlock_timeout, and not sooner."""
+        self._try_sec = min(TRY_SEC, self._max_wait_sec)
+        if holders and all(kind == "autovacuum worker" for _, _, _, kind, _ in holders):
+            ((deadlock_timeout_ms,),) = self._ask(
+                "SELECT setting::float8 FROM pg_settings WHERE name = 'deadlock_timeout'"
+            )
+            self._try_sec = deadlock_timeout_ms / 1000 + _DEADLOCK_TIMEOUT_MARGIN_SEC
+
+
+def _describe(holders: list[tuple[Any, ...]]) -> str:
+    if not holders:
+        return "the session that held one has ended since"
+    return "they are locked by " + ", ".join(
+        f"{application or kind!r} (pid {pid}, role {role}"
+        + (")" if age_sec is None else f", in a transaction since {format_duration(age_sec)})")
+        for pid, role, application, kind, age_sec in holders
+    )
