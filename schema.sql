@@ -3828,6 +3828,7 @@ CREATE TABLE dl_webhooks (
     task             text,
     description      text        NOT NULL DEFAULT '',
     secret           text        NOT NULL,
+    format           text        NOT NULL DEFAULT 'json' CHECK (format IN ('json', 'slack', 'teams', 'google_chat', 'email')),
     -- After a rotation both secrets sign for a while, so that a receiver can change over at any time.
     old_secret       text,
     old_secret_until timestamptz,
@@ -3998,24 +3999,36 @@ CREATE TABLE dl_stalled_progress (
     since   timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
+-- A webhook of our format gets a delivery for each alert, one for people a delivery for all of them, with the first fifty.
 CREATE OR REPLACE FUNCTION dl_create_alert_deliveries(alerts uuid[], event text) RETURNS bigint
     LANGUAGE plpgsql STRICT SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     written bigint;
 BEGIN
+    WITH due AS (
+        SELECT w.webhook_id, w.format, a.name, a.started_at, a.alert_id,
+               jsonb_build_object(
+                   'alert_id', a.alert_id, 'rule_id', a.rule_id, 'kind', a.kind, 'name', a.name, 'subject', a.subject,
+                   'queue', a.queue, 'task', a.task, 'value', a.value, 'detail', a.detail, 'started_at', a.started_at,
+                   'ended_at', a.ended_at) AS data,
+               row_number() OVER (PARTITION BY w.webhook_id ORDER BY a.name, a.started_at, a.alert_id) AS place
+          FROM dl_alerts a
+               JOIN dl_webhooks w ON w.disabled_at IS NULL AND dl_create_alert_deliveries.event = ANY (w.events)
+                                     AND coalesce(w.queue = a.queue, true) AND coalesce(w.task = a.task, true)
+         WHERE a.alert_id = ANY (alerts)
+    ), bodies AS (
+        SELECT webhook_id, data FROM due WHERE format = 'json'
+        UNION ALL
+        SELECT webhook_id, jsonb_build_object('count', count(*), 'alerts', jsonb_agg(data ORDER BY place) FILTER (WHERE place <= 50))
+          FROM due WHERE format <> 'json' GROUP BY webhook_id
+    )
     INSERT INTO dl_deliveries (webhook_id, target, event, body)
-    SELECT w.webhook_id, w.webhook_id::text, dl_create_alert_deliveries.event,
+    SELECT webhook_id, webhook_id::text, dl_create_alert_deliveries.event,
            jsonb_build_object(
                'type', dl_create_alert_deliveries.event,
                'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-               'data', jsonb_build_object(
-                   'alert_id', a.alert_id, 'rule_id', a.rule_id, 'kind', a.kind, 'name', a.name, 'subject', a.subject,
-                   'queue', a.queue, 'task', a.task, 'value', a.value, 'detail', a.detail, 'started_at', a.started_at,
-                   'ended_at', a.ended_at))::text
-      FROM dl_alerts a
-           JOIN dl_webhooks w ON w.disabled_at IS NULL AND dl_create_alert_deliveries.event = ANY (w.events)
-                                 AND coalesce(w.queue = a.queue, true) AND coalesce(w.task = a.task, true)
-     WHERE a.alert_id = ANY (alerts);
+               'data', data)::text
+      FROM bodies;
     GET DIAGNOSTICS written = ROW_COUNT;
     IF written > 0 THEN
         PERFORM pg_notify('dl_control', 'deliver');

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue, PrivateAttr, SecretStr
+from pydantic import Field, PrivateAttr, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dataloader.app.config import dsn, values
+from dataloader.app.config.declaring import flag_setting, number_setting, setting
+from dataloader.app.config.smtp import parse_smtp_url
 from dataloader.app.config.tasks import Tasks, secret_values
 from dataloader.app.config.values import Password, QueueWorkers
 
@@ -39,20 +41,6 @@ class SettingInfo:
     meaning: str
     accepts: str
     group: str
-
-
-def setting(variable: str, default: Any, meaning: str, accepts: str, *, hidden: bool = False, **limits: Any) -> Any:
-    about: dict[str, JsonValue] = {"accepts": accepts, "hidden": hidden}
-    return Field(default, validation_alias=variable, description=meaning, json_schema_extra=about, **limits)
-
-
-def number_setting(variable: str, default: float, meaning: str, low: float, high: float) -> Any:
-    accepts = f"a{' whole' if isinstance(default, int) else ''} number from {low:.10g} to {high:.10g}"
-    return setting(variable, default, meaning, accepts, ge=low, le=high, allow_inf_nan=False)
-
-
-def flag_setting(variable: str, default: bool, meaning: str) -> Any:
-    return setting(variable, default, meaning, "true or false")
 
 
 class Settings(BaseSettings):
@@ -247,6 +235,15 @@ class Settings(BaseSettings):
         "Never shown. Give it to the API and to the workers.",
         "a text of at least 24 characters, such as whsec_ and 32 random bytes in base64", min_length=24,
     )  # fmt: skip
+    public_url: values.PublicUrl | None = setting(
+        "DL_PUBLIC_URL", None, "Where people open the dashboard; messages to chats and by e-mail link it. Give it to "
+        "the workers.", "a URL such as https://dataloader.example.com",
+    )  # fmt: skip
+    smtp_url: values.SmtpUrl | None = setting(
+        "DL_SMTP_URL", None, "The mail server for webhooks to mailto: addresses, and the sender; never shown. smtps: "
+        "TLS; smtp: STARTTLS; with tls=off neither. Give it to the API and to the workers.",
+        "smtps://user:password@host:465?from=dataloader@example.com",
+    )  # fmt: skip
     probe_port: Annotated[int, Field(ge=1, le=65_535)] | None = setting(
         "DL_PROBE_PORT", None, "The port on APP_HOST where `dataloader worker`, which has no API, answers probes and "
         "/metrics; without it, none.", "a whole number from 1 to 65535",
@@ -376,12 +373,15 @@ class Settings(BaseSettings):
         others = (
             self.pg_password,
             self.webhook_secret,
+            self.smtp_url,
             *self.tokens.values(),
         )
         known = [secret.get_secret_value() for secret in (*connections, *others) if secret is not None]
         for connection in connections:
             parameters = dsn.parse_dsn(connection.get_secret_value())
             known += [parameters[name] for name in ("password", "sslpassword") if name in parameters]
+        if self.smtp_url is not None and (password := parse_smtp_url(self.smtp_url.get_secret_value()).password):
+            known.append(password)
         return (*known, *secret_values(self.tasks), *self.named_secrets.values())
 
     @property

@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from dataloader.app.config import dsn
+from dataloader.app.config.smtp import parse_smtp_url
 from dataloader.pipelines.zone_clock import find_zone
 
 MAX_CONCURRENCY = 1000
@@ -100,6 +101,17 @@ def _check_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("it starts neither with http:// nor with https://")
     return url
+
+
+def _check_public_url(url: str) -> str:
+    if urlsplit(url).query or urlsplit(url).fragment:
+        raise ValueError("it has a query or a fragment; the addresses of pages are appended to it")
+    return _check_url(url).rstrip("/")
+
+
+def _check_smtp(secret: SecretStr) -> SecretStr:
+    parse_smtp_url(secret.get_secret_value())
+    return secret
 
 
 def _check_dsn(secret: SecretStr) -> SecretStr:
@@ -348,6 +360,8 @@ LogRotation = Annotated[Rotation, BeforeValidator(parse_rotation)]
 Workers = Annotated[tuple[QueueWorkers, ...], _Json, AfterValidator(_check_queues)]
 Endpoints = Annotated[Mapping[Text, Annotated[str, AfterValidator(_check_url)]], _Json]
 RemoteService = Annotated[str | Mapping[str, Any], BeforeValidator(_parse_service), AfterValidator(_check_service)]
+PublicUrl = Annotated[str, AfterValidator(_check_public_url)]
+SmtpUrl = Annotated[SecretStr, AfterValidator(_check_smtp)]
 Dsn = Annotated[SecretStr, AfterValidator(_check_dsn)]
 Targets = Annotated[Mapping[Text, Dsn], _Json]
 Token = Annotated[SecretStr, AfterValidator(_check_token)]

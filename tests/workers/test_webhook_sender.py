@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 
 from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.features.webhooks.receivers import Format
 from dataloader.app.features.webhooks.rows import DeliveryState, LeasedDelivery, Webhooks
 from dataloader.app.features.webhooks.sender import (
     RETRY_DELAYS_SEC,
@@ -238,7 +239,7 @@ def test_request_in_flight_at_shutdown_is_saved(worker_pools, hooks):
 def due(tries: int, first_try: int = 0) -> LeasedDelivery:
     return LeasedDelivery(
         id=uuid4(), webhook_id=uuid4(), url="", target="", job_id=None, event="", body="", attempts=tries,
-        earlier_attempts=first_try, secrets=(), now=0,
+        earlier_attempts=first_try, format=Format.JSON, secrets=(), now=0,
     )  # fmt: skip
 
 

@@ -33,3 +33,8 @@ CREATE UNLOGGED TABLE dl_where (
     answer      text        NOT NULL CHECK (octet_length(answer) <= 65536),
     answered_at timestamptz NOT NULL
 );
+
+-- Webhooks send messages to chats and by e-mail.
+
+ALTER TABLE dl_webhooks
+    ADD COLUMN format text NOT NULL DEFAULT 'json' CHECK (format IN ('json', 'slack', 'teams', 'google_chat', 'email'));

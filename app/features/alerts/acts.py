@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Self
 from uuid import UUID
 
@@ -11,8 +12,10 @@ from pydantic_core import PydanticCustomError
 
 from dataloader.app.acts.act import Call, act
 from dataloader.app.features.alerts.rows import AlertRule, Alerts, FiredAlert, RuleKind
-from dataloader.app.http.problems import ProblemCode
-from dataloader.app.http.schemas import INT4_MAX, BodyModel, Deleted, require_change, require_one_field
+from dataloader.app.features.webhooks.rows import Webhooks
+from dataloader.app.http.json_io import FieldError
+from dataloader.app.http.problems import InvalidRequest, ProblemCode
+from dataloader.app.http.schemas import INT4_MAX, BodyModel, Deleted, Timestamp, require_change, require_one_field
 from dataloader.pipelines.reports import MAX_DATASET_BYTES
 from dataloader.pipelines.zone_clock import find_zone
 
@@ -104,11 +107,18 @@ class AlertRuleEdit(BodyModel):
 
 
 class AlertMute(BodyModel):
-    """How long no new alert of a rule is delivered."""
+    """Until when no new alert of a rule is delivered."""
 
-    mute_sec: Annotated[float, Field(ge=0, le=_MAX_DURATION_SEC, allow_inf_nan=False)] = Field(
-        description="The time in seconds from now; 0 ends the mute.", examples=[28_800]
+    mute_sec: Annotated[float, Field(ge=0, le=_MAX_DURATION_SEC, allow_inf_nan=False)] | None = Field(
+        None, description="The time in seconds from now; 0 ends the mute.", examples=[28_800]
     )
+    until: Timestamp | None = Field(None, description="The end of the mute, instead of `mute_sec`; 30 days at most.")
+
+    @model_validator(mode="after")
+    def _require_one_end(self) -> Self:
+        if (self.mute_sec is None) == (self.until is None):
+            raise PydanticCustomError("mute", "or until is required, and not both", {"field": "mute_sec"})
+        return self
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,13 @@ class ChangedAlertRule(AlertRule):
     """A rule after a change. `warnings`: why its queue or task may be misspelt."""
 
     warnings: list[str]
+
+
+@dataclass(frozen=True)
+class SentTest:
+    """The test deliveries that were created, one for each receiver; none: no webhook gets alerts."""
+
+    delivery_ids: list[UUID]
 
 
 @act("alert_rule.created", "POST", "/rules", problems=(ProblemCode.RULE_EXISTS,))
@@ -144,7 +161,23 @@ def mute_alert_rule(call: Call, rule_id: UUID, body: AlertMute) -> AlertRule:
 
     It is still checked, and its alerts are listed. One that still fires at the end of the mute is delivered then.
     """
-    return Alerts(call.executor).mute(rule_id, mute_sec=body.mute_sec, muted_by=call.actor)
+    mute_sec = body.mute_sec
+    if body.until is not None:
+        mute_sec = (body.until - datetime.now(UTC)).total_seconds()
+        if not 0 < mute_sec <= _MAX_DURATION_SEC:
+            raise InvalidRequest([FieldError("until", "is not within the next 30 days")])
+    return Alerts(call.executor).mute(rule_id, mute_sec=mute_sec or 0.0, muted_by=call.actor)
+
+
+@act("alert.tested", "POST", "/test")
+def send_alert_test(call: Call) -> SentTest:
+    """Send a test message to each active webhook with the event `alert.firing`. A worker process sends it.
+
+    `GET /api/v1/deliveries/{delivery_id}` has the result of each.
+    """
+    delivery_ids = Webhooks(call.executor).ping_alert_receivers()
+    call.audit(deliveries=len(delivery_ids))
+    return SentTest(delivery_ids)
 
 
 @act("alert_rule.deleted", "DELETE", "/rules/<uuid:rule_id>", problems=_RULE_NOT_FOUND)

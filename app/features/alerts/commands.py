@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from dataloader.app.cli import text
@@ -24,6 +25,13 @@ def _rule_state(rule: text.Payload) -> str:
 
 def _rule_line(rule: text.Payload) -> str:
     return f"rule {rule['name']} is {_rule_state(rule)}"
+
+
+def _test_lines(sent: text.Payload) -> Iterator[str]:
+    if not sent["delivery_ids"]:
+        yield "No webhook gets alerts: dataloader webhooks create ADDRESS --event alert.firing --event alert.resolved"
+    for delivery_id in sent["delivery_ids"]:
+        yield f"sent; its result: dataloader webhooks delivery {delivery_id}"
 
 
 _ALERTS = Table(
@@ -53,13 +61,15 @@ alerts.add(
 )  # fmt: skip
 alerts.add(
     "mute", "mute_alert_rule", _rule_line,
-    options={"mute_sec": {"names": "--for", "type": DURATION, "required": True, "help": "How long: 30m, 8h, 2d."}},
+    options={"mute_sec": {"names": "--for", "type": DURATION, "help": "How long: 30m, 8h, 2d."},
+             "until": {"names": "--until", "help": "Until this time: 2030-01-31T08:00:00+03:00."}},
 )  # fmt: skip
 alerts.add(
     "unmute", "mute_alert_rule", _rule_line, fixed={"mute_sec": 0},
     help="End the mute of a rule. Alerts that fire are delivered at the next check.",
 )  # fmt: skip
 alerts.add("acknowledge", "acknowledge_alert", lambda alert: f"alert {alert['alert_id']} is {_alert_state(alert)}")
+alerts.add("test", "send_alert_test", _test_lines)
 alerts.add("delete", "delete_alert_rule", "Rule {rule_id} is deleted.")
 
 COMMANDS = {"Watch": (alerts,)}

@@ -14,9 +14,8 @@ from pydantic import ConfigDict, Field
 from dataloader.app.acts.web import ActForms, Choice
 from dataloader.app.errors import AlertNotFound
 from dataloader.app.features.alerts import acts
-from dataloader.app.features.alerts.rows import ALERT_FIELD, AlertRule, Alerts, FiredAlert, RuleKind
+from dataloader.app.features.alerts.rows import ALERT_FIELD, AlertRule, Alerts, FiredAlert, RuleKind, subject_path
 from dataloader.app.features.webhooks.rows import Webhooks
-from dataloader.app.http.links import quote_name
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
@@ -30,7 +29,7 @@ _RESOLVED_PAGE_SIZE = 20
 _RULE_ACTIONS = {
     "on": Choice(act=acts.edit_alert_rule, preset={"active": True}),
     "off": Choice(act=acts.edit_alert_rule, preset={"active": False}),
-    "mute": Choice(act=acts.mute_alert_rule),
+    "mute": Choice(act=acts.mute_alert_rule, parse=lambda form, _path: _mute_end(form)),
     "unmute": Choice(act=acts.mute_alert_rule, preset={"mute_sec": 0}),
     "delete": Choice(act=acts.delete_alert_rule),
 }
@@ -62,6 +61,7 @@ class SelectedAlertsForm(FormModel):
 
     action: FormText = Field(description="acknowledge; mute: the rules of these alerts.")
     mute_sec: FormText = Field("8h", description="How long their rules are muted, such as 8h.")
+    until: FormText = Field("", description="Until when they are muted, instead.")
     next: FormText = Field("/alerts", description="The page to return to.")
 
 
@@ -85,7 +85,9 @@ def create_alerts_page(site: Site) -> ApiBlueprint:
             resolved=resolved,
             is_first_page=before is None,
             older=resolved[-1].alert_id if len(resolved) == _RESOLVED_PAGE_SIZE else None,
-            receivers=sum(hook.active and WebhookEvent.ALERT_FIRING in hook.events for hook in webhooks.all()),
+            receivers=[hook for hook in webhooks.all() if hook.active and WebhookEvent.ALERT_FIRING in hook.events],
+            last_deliveries=webhooks.last_deliveries(),
+            has_links=_has_links(site),
             kind_names=_KIND_NAMES,
             subject_url=subject_url,
             describe=lambda rule: describe_rule(rule, pages.formatter),
@@ -104,11 +106,15 @@ def create_alerts_page(site: Site) -> ApiBlueprint:
                 with suppress(AlertNotFound):  # one that was resolved meanwhile needs none
                     site.runner.perform(acts.acknowledge_alert, {"alert_id": alert_id})
             return redirect_to(safe_path(form.next))
-        mute = parse_form(acts.AlertMute, form, {}, pages.formatter.zone)
+        mute = parse_form(acts.AlertMute, form, _mute_end(form), pages.formatter.zone)
         fired = [alert for alert in alerts.all(limit=_MAX_FIRING) if alert.alert_id in selected]
         for rule_id in {alert.rule_id for alert in fired if alert.rule_id is not None}:
             site.runner.perform(acts.mute_alert_rule, {"rule_id": rule_id}, mute)
         return redirect_to(safe_path(form.next))
+
+    ActForms(pages=pages, runner=site.runner, page=show_alerts, page_url="/alerts#receivers").add_button(
+        "/alerts/test", "submit_alert_test", acts.send_alert_test
+    )
 
     def parse_edit(form: Any, path: Mapping[str, Any]) -> Mapping[str, Any]:
         kind = alerts.rule(path["rule_id"]).kind
@@ -130,6 +136,16 @@ def create_alerts_page(site: Site) -> ApiBlueprint:
 
 def _parse_new(form: Any, _path: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"threshold": parse_threshold(form.kind, form.threshold)}
+
+
+def _has_links(site: Site) -> bool:
+    options = site.options.features.get("webhooks")
+    return options is None or options.origin.public_url is not None
+
+
+def _mute_end(form: Any) -> Mapping[str, Any]:
+    """A time counts more than the choice of a duration, which a form always has."""
+    return {"mute_sec": None} if form.until.strip() else {}
 
 
 def _selected_ids() -> set[UUID]:
@@ -205,16 +221,4 @@ def describe_rule(rule: AlertRule, formatter: Formatter) -> str:
 
 def subject_url(alert: FiredAlert) -> str:
     """The page of what an alert is about."""
-    name = quote_name(alert.subject)
-    pages = {
-        RuleKind.QUEUE_AGE: f"/queues/{name}",
-        RuleKind.STALLED: f"/jobs/{name}",
-        RuleKind.DEAD_WORKER: "/workers",
-        RuleKind.LIMIT_STARVED: f"/limits#limit-{name}",
-        RuleKind.BREAKER_OPEN: "/limits#breakers",
-        RuleKind.SCHEDULE_LATE: f"/schedules/{name}",
-        RuleKind.SCHEDULE_BEHIND: f"/schedules/{name}",
-        RuleKind.STALE_DATASET: f"/datasets/{name}",
-        "webhook_disabled": f"/webhooks/{name}",
-    }
-    return pages.get(alert.kind, f"/tasks/{quote_name(alert.task or alert.subject)}")
+    return subject_path(alert.kind, alert.subject, alert.task)

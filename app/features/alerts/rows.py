@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
 from dataloader.app.db.encoding import as_uuid, from_row, validate_texts
@@ -177,3 +178,20 @@ def _fired_alert(row: Sequence[Any]) -> FiredAlert:
     """Return the alert with the seconds of its detail as people read them."""
     alert = from_row(FiredAlert, row)
     return replace(alert, detail=replace_seconds(alert.detail))
+
+
+def subject_path(kind: str, subject: str, task: str | None) -> str:
+    """The page of what an alert is about."""
+    name = quote(subject, safe="")
+    paths = {
+        RuleKind.QUEUE_AGE: f"/queues/{name}",
+        RuleKind.STALLED: f"/jobs/{name}",
+        RuleKind.DEAD_WORKER: "/workers",
+        RuleKind.LIMIT_STARVED: f"/limits#limit-{name}",
+        RuleKind.BREAKER_OPEN: "/limits#breakers",
+        RuleKind.SCHEDULE_LATE: f"/schedules/{name}",
+        RuleKind.SCHEDULE_BEHIND: f"/schedules/{name}",
+        RuleKind.STALE_DATASET: f"/datasets/{name}",
+        "webhook_disabled": f"/webhooks/{name}",
+    }
+    return paths.get(kind, f"/tasks/{quote(task or subject, safe='')}")

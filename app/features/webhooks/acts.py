@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from dataloader.app.acts.act import Call, act
+from dataloader.app.features.webhooks.receivers import Format, check_receiver, read_receiver, shown_url
 from dataloader.app.features.webhooks.rows import Webhook, Webhooks
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.json_io import FieldError
@@ -21,7 +22,7 @@ from dataloader.app.http.schemas import (
     require_one_field,
     validate_events,
 )
-from dataloader.app.net import MAX_URL_LENGTH, AllowedHosts, ForbiddenAddress, parse_url
+from dataloader.app.net import MAX_URL_LENGTH, AllowedHosts, ForbiddenAddress
 from dataloader.app.queue.webhook_events import FINAL_EVENTS, SUBSCRIBABLE_EVENTS
 
 _MAX_OVERLAP_SEC = 30 * 86_400
@@ -31,6 +32,11 @@ _UNAUDITED = {"url", "description", "idempotency_key"}  # the path of an address
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 Filter = Annotated[str, Field(max_length=1000)]
 Url = Annotated[str, Field(max_length=MAX_URL_LENGTH, json_schema_extra={"format": "uri"})]
+FormatName = Annotated[Format, Field(strict=False)]
+_FORMAT = (
+    "What is sent. json: signed events; slack, teams, google_chat, email: messages for people. null: what the URL "
+    "names (`slack://`, `teams://`, `gchat://` for `https://`, `mailto:`, or the host of one of these services), "
+)
 EventNames = Annotated[list[str], Field(json_schema_extra=event_schema(SUBSCRIBABLE_EVENTS))]
 
 
@@ -44,6 +50,7 @@ class NewWebhook(BodyModel):
     queue: Name | None = Field(None, description="Only jobs of this queue; null: all.")
     task: Name | None = Field(None, description="Only jobs of this task; null: all.")
     description: str = Field("", max_length=1000, description="A note.")
+    format: FormatName | None = Field(None, description=f"{_FORMAT}else json.")
     idempotency_key: Name | None = Field(
         None, description="A second request with it and the same values returns the same webhook, without its secret."
     )
@@ -61,6 +68,7 @@ class WebhookEdit(BodyModel):
     queue: Filter | None = Field(None, description="Only jobs of this queue; an empty text: all.")
     task: Filter | None = Field(None, description="Only jobs of this task; an empty text: all.")
     description: str | None = Field(None, max_length=1000, description="A note.")
+    format: FormatName | None = Field(None, description=f"{_FORMAT}else as it is.")
     active: bool | None = Field(
         None, description="False: no deliveries are created, and pending ones fail; true: active again."
     )
@@ -87,8 +95,8 @@ class WebhookWithSecret(Webhook):
 
 @dataclass(frozen=True, kw_only=True)
 class CreatedWebhook(Webhook):
-    """A webhook that was created, with its secret; null: the idempotency key found it. `warnings`: why its queue or
-    task may be misspelt."""
+    """A webhook that was created, with its secret; null: the idempotency key found it, or nothing is signed in its
+    format. `warnings`: why its queue or task may be misspelt."""
 
     secret: str | None
     warnings: list[str]
@@ -128,13 +136,15 @@ def create_webhook(call: Call, body: NewWebhook) -> CreatedWebhook:
 
     The response has the secret that signs its deliveries. It cannot be read again.
     """
-    _require_allowed(call, body.url)
+    url, format = _read_receiver(call, body.url, body.format)
     warnings = call.check_names(queue=body.queue, task=body.task)
-    webhook, secret = Webhooks(call.executor).add(**vars(body))
+    values = {**vars(body), "url": url, "format": format or Format.JSON}
+    webhook, secret = Webhooks(call.executor).add(**values)
     call.audit(webhook_id=webhook.webhook_id)
     if secret is None:
         call.event = None
-    return CreatedWebhook(**vars(webhook), secret=secret, warnings=warnings)
+    shown = secret if webhook.format is Format.JSON else None
+    return CreatedWebhook(**_shown(webhook), secret=shown, warnings=warnings)
 
 
 @act(
@@ -147,10 +157,18 @@ def create_webhook(call: Call, body: NewWebhook) -> CreatedWebhook:
 )
 def edit_webhook(call: Call, webhook_id: UUID, body: WebhookEdit) -> ChangedWebhook:
     """Change a webhook, or activate or deactivate it."""
-    _require_allowed(call, body.url)
+    values = vars(body).copy()
+    if body.url is not None:
+        values["url"], values["format"] = _read_receiver(call, body.url, body.format)
+    if body.url is not None or body.format is not None:
+        kept = Webhooks(call.executor).get(webhook_id)
+        if body.url is None:
+            _read_receiver(call, kept.url, body.format)
+        elif values["format"] is None and kept.format is Format.EMAIL:
+            values["format"] = Format.JSON  # the new address is none of e-mail
     call.check_names(queue=body.queue, task=body.task)
-    webhook = Webhooks(call.executor).change(webhook_id, **vars(body))
-    return ChangedWebhook(**vars(webhook), warnings=call.names.warnings(queue=webhook.queue, task=webhook.task))
+    webhook = Webhooks(call.executor).change(webhook_id, **values)
+    return ChangedWebhook(**_shown(webhook), warnings=call.names.warnings(queue=webhook.queue, task=webhook.task))
 
 
 @act("webhook.deleted", "DELETE", "/webhooks/<uuid:webhook_id>", scope=Scope.ADMIN, problems=_WEBHOOK_NOT_FOUND)
@@ -170,7 +188,7 @@ def delete_webhook(call: Call, webhook_id: UUID) -> Deleted:
 def rotate_webhook_secret(call: Call, webhook_id: UUID, body: SecretRotation) -> WebhookWithSecret:
     """Replace a webhook's secret. For a while deliveries carry signatures of both, so that receivers can switch."""
     webhook, secret = Webhooks(call.executor).rotate(webhook_id, overlap_sec=body.overlap_sec)
-    return WebhookWithSecret(**vars(webhook), secret=secret)
+    return WebhookWithSecret(**_shown(webhook), secret=secret)
 
 
 @act("webhook.pinged", "POST", "/webhooks/<uuid:webhook_id>/ping", problems=_WEBHOOK_NOT_FOUND)
@@ -199,10 +217,19 @@ def redeliver_webhook(call: Call, delivery_id: UUID) -> DeliveryQueued:
     return DeliveryQueued(delivery_id)
 
 
-def _require_allowed(call: Call, url: str | None) -> None:
-    """Refuse an address that is not allowed, as far as this is known without resolving its host."""
-    if url is not None:
-        try:
-            parse_url(url, AllowedHosts.parse(call.options.webhook_allowed_hosts))
-        except ForbiddenAddress as error:
-            raise InvalidRequest([FieldError("url", str(error))]) from None
+def _shown(webhook: Webhook) -> dict[str, Any]:
+    return vars(webhook) | {"url": shown_url(webhook.url, webhook.format)}
+
+
+def _read_receiver(call: Call, url: str, format: Format | None) -> tuple[str, Format | None]:
+    """The address to send to and its format. Refuse an address that is not allowed, as far as this is known without
+    resolving its host."""
+    try:
+        url, format = read_receiver(url, format)
+        check_receiver(url, AllowedHosts.parse(call.options.webhook_allowed_hosts))
+    except ForbiddenAddress as error:
+        raise InvalidRequest([FieldError("url", str(error))]) from None
+    options = call.options.features.get("webhooks")
+    if format is Format.EMAIL and options is not None and options.smtp is None:
+        raise InvalidRequest([FieldError("url", "is e-mail, and DL_SMTP_URL, the mail server, is not set")])
+    return url, format

@@ -15,7 +15,7 @@ from dataloader.app.wording import format_count
 
 _WEBHOOKS = Table(
     "webhooks",
-    "webhook=webhook_id!, state, failures, queue, task, events, url",
+    "webhook=webhook_id!, state, format, failures, queue, task, events, url",
     "No webhooks.",
     cells={
         "state": lambda webhook: "on" if webhook["active"] else f"off: {webhook['disabled_reason']}",
@@ -31,6 +31,9 @@ _EVENTS = {"names": "--event", "help": "Send this event; by default every end of
 
 def _created_lines(webhook: text.Payload) -> Iterator[str]:
     yield f"webhook {webhook['webhook_id']}"
+    if webhook["format"] != "json":
+        yield f"format  {webhook['format']}; a test: dataloader webhooks ping {webhook['webhook_id']}"
+        return
     yield f"secret  {webhook['secret'] or 'shown when it was created; `dataloader webhooks rotate` makes another'}"
 
 

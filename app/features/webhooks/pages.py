@@ -12,6 +12,7 @@ from pydantic import Field
 
 from dataloader.app.acts.web import ActForms, Choice
 from dataloader.app.features.webhooks import acts
+from dataloader.app.features.webhooks.receivers import CHAT_FORMATS, Format
 from dataloader.app.features.webhooks.routes import visible_delivery, visible_delivery_detail, visible_webhook
 from dataloader.app.features.webhooks.rows import DeliveryState, Webhooks
 from dataloader.app.http.auth.api_keys import Scope
@@ -26,6 +27,7 @@ PAGE_SIZE = 50
 _MAX_UNDELIVERED_SHOWN = 20
 _WEBHOOK_PATH = "/webhooks/<uuid:webhook_id>"
 _UNKNOWN_WEBHOOK, _UNKNOWN_DELIVERY = (ProblemCode.WEBHOOK_NOT_FOUND,), (ProblemCode.DELIVERY_NOT_FOUND,)
+_FORMAT_CHOICES = [(format.value, format.label) for format in Format]
 _ACTIONS = {
     "on": Choice(act=acts.edit_webhook, preset={"active": True}),
     "off": Choice(act=acts.edit_webhook, preset={"active": False}),
@@ -55,6 +57,8 @@ def create_webhooks_page(site: Site) -> ApiBlueprint:
             webhooks=sorted(known, key=lambda webhook: not (webhook.failures or webhook.disabled_at)),
             undelivered=[visible_delivery(delivery) for delivery in (*failed, *pending)],
             events=SUBSCRIBABLE_EVENTS,
+            chat_formats=CHAT_FORMATS,
+            format_choices=_FORMAT_CHOICES,
             can_admin=can_admin(),
         )
 
@@ -71,6 +75,8 @@ def create_webhooks_page(site: Site) -> ApiBlueprint:
             state=state,
             states=list(DeliveryState),
             events=SUBSCRIBABLE_EVENTS,
+            chat_formats=CHAT_FORMATS,
+            format_choices=_FORMAT_CHOICES,
             can_admin=can_admin(),
         )
 
@@ -80,6 +86,8 @@ def create_webhooks_page(site: Site) -> ApiBlueprint:
         return pages.render("delivery.html", delivery=visible_delivery_detail(webhooks.delivery(delivery_id)))
 
     def show_secret(webhook: acts.CreatedWebhook | acts.WebhookWithSecret) -> Response:
+        if webhook.secret is None:
+            return redirect_to(f"/webhooks/{webhook.webhook_id}")
         return pages.render(
             "secret.html",
             what="Secret of the webhook",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 from uuid import UUID
@@ -13,6 +12,7 @@ from pydantic import Field
 from dataloader.app.acts.act import acts_of
 from dataloader.app.acts.web import add_routes
 from dataloader.app.features.webhooks import acts
+from dataloader.app.features.webhooks.receivers import Format, host_of, shown_url
 from dataloader.app.features.webhooks.rows import Delivery, DeliveryDetail, DeliveryState, Webhook, Webhooks
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
@@ -54,7 +54,10 @@ def create_webhooks_blueprint(site: Site) -> ApiBlueprint:
 
     @blueprint.get("/webhooks", response=WebhookList, scope=Scope.READ)
     def list_webhooks() -> WebhookList:
-        """List webhooks, oldest first. Only a key with `admin` sees whole URLs, others only their hosts."""
+        """List webhooks, oldest first.
+
+        Only a key with `admin` sees whole URLs, others only their hosts; those of chats no key sees.
+        """
         return WebhookList([visible_webhook(webhook) for webhook in webhooks.all()])
 
     @blueprint.get(
@@ -84,11 +87,12 @@ def create_webhooks_blueprint(site: Site) -> ApiBlueprint:
 
 
 def visible_webhook(webhook: Webhook) -> Webhook:
-    return replace(webhook, url=_visible_url(webhook.url))
+    return replace(webhook, url=_visible_url(webhook.url, webhook.format))
 
 
 def visible_delivery(delivery: AnyDelivery) -> AnyDelivery:
-    return replace(delivery, url=_visible_url(delivery.url), error=delivery.error and redact_text(delivery.error))
+    url = _visible_url(delivery.url, delivery.format)
+    return replace(delivery, url=url, error=delivery.error and redact_text(delivery.error))
 
 
 def visible_delivery_detail(detail: DeliveryDetail) -> DeliveryDetail:
@@ -99,13 +103,11 @@ def visible_delivery_detail(detail: DeliveryDetail) -> DeliveryDetail:
     return replace(visible_delivery(detail), body=_mask(detail.body), attempt_log=attempts)
 
 
-def _visible_url(url: str) -> str:
-    """The whole URL for a caller who may set it, else its host: the paths of many receivers are passwords."""
-    if current_actor().has_scope((Scope.ADMIN,)):
-        return url
-    scheme, _, rest = url.partition("://")
-    authority, *more = re.split(r"(?=[/?#\\])", rest, maxsplit=1)
-    return f"{scheme}://{authority.rpartition('@')[2]}{'/…' if more and more != ['/'] else '/'}"
+def _visible_url(url: str, format: Format) -> str:
+    """The whole URL for a caller who may set it, else its host: the paths of many receivers are passwords. Those of
+    chats always are, so that no caller sees them again."""
+    may_see = format is Format.EMAIL or current_actor().has_scope((Scope.ADMIN,))
+    return shown_url(url, format) if may_see else host_of(url)
 
 
 def _mask(body: str) -> str:

@@ -16,6 +16,7 @@ from uuid import UUID
 from dataloader.app.db.encoding import array, as_uuid, from_row, id_of_key, validate_texts
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DeliveryNotFound, IdempotencyConflict, WebhookNotFound
+from dataloader.app.features.webhooks.receivers import Format, host_of
 from dataloader.app.queue.webhook_events import FINAL_EVENTS, WebhookEvent
 from dataloader.app.wording import replace_seconds
 from dataloader.pipelines.json_values import sanitize_text
@@ -51,6 +52,12 @@ class Webhook:
     failing_since: datetime | None
     paused_until: datetime | None
     old_secret_expires_at: datetime | None
+    format: Format
+
+    @property
+    def public_address(self) -> str:
+        """The address as every caller may see it."""
+        return self.url if self.format is Format.EMAIL else host_of(self.url)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +73,7 @@ class LeasedDelivery:
     body: str
     attempts: int  # this one included
     earlier_attempts: int  # before it was redelivered
+    format: Format
     secrets: tuple[str, ...] = field(repr=False)
     now: int  # the database's time in seconds since 1970
 
@@ -90,6 +98,7 @@ class Delivery:
     delivery_id: UUID
     webhook_id: UUID | None
     url: str
+    format: Format
     job_id: UUID | None
     event: str
     state: DeliveryState
@@ -99,6 +108,14 @@ class Delivery:
     delivered_at: datetime | None
     status: int | None
     error: str | None
+
+
+@dataclass(frozen=True)
+class LastDelivery:
+    delivery_id: UUID
+    event: str
+    state: DeliveryState
+    created_at: datetime
 
 
 @dataclass(frozen=True)
@@ -145,18 +162,21 @@ class Webhooks:
         queue: str | None = None,
         task: str | None = None,
         description: str = "",
+        format: Format = Format.JSON,
         idempotency_key: str | None = None,
     ) -> tuple[Webhook, str | None]:
         """Add a webhook; return it with its secret, which cannot be read again; None: the one with the key is there.
         Raises IdempotencyConflict if that one has other values."""
         secret, webhook_id = _new_secret(), id_of_key("webhook", idempotency_key)
         texts = {"url": url, "queue": queue, "task": task, "description": description, "secret": secret}
-        parameters = validate_texts(texts) | {"events": array(events), "webhook_id": str(webhook_id)}
+        values = {"events": array(events), "webhook_id": str(webhook_id), "format": format.value}
+        parameters = validate_texts(texts) | values
         if rows := self._execute("add_webhook", parameters):
             return from_row(Webhook, rows[0]), secret
         webhook = self.get(webhook_id)
-        requested = (url, list(events), queue, task, description)
-        if (webhook.url, webhook.events, webhook.queue, webhook.task, webhook.description) != requested:
+        requested = (url, list(events), queue, task, description, format)
+        kept = (webhook.url, webhook.events, webhook.queue, webhook.task, webhook.description, webhook.format)
+        if kept != requested:
             raise IdempotencyConflict(idempotency_key or "", None, "a webhook with other values")
         return webhook, None
 
@@ -175,12 +195,13 @@ class Webhooks:
         queue: str | None = None,
         task: str | None = None,
         description: str | None = None,
+        format: Format | None = None,
         active: bool | None = None,
     ) -> Webhook:
         """Change a webhook. None leaves a value as it is, an empty text removes a filter. Deactivating it fails its
         pending deliveries."""
         texts = {"url": url, "queue": queue, "task": task, "description": description}
-        values = {"events": None if events is None else array(events), "active": active}
+        values = {"events": None if events is None else array(events), "active": active, "format": format}
         row = self._single_row("change_webhook", webhook_id, **validate_texts(texts), **values)
         return from_row(Webhook, row[:-1])
 
@@ -197,6 +218,14 @@ class Webhooks:
     def ping(self, webhook_id: UUID) -> UUID:
         """Create a test delivery; return its id."""
         return as_uuid(self._single_row("ping_webhook", webhook_id)[0])
+
+    def ping_alert_receivers(self) -> list[UUID]:
+        """Create a test delivery for each active webhook that gets alerts; return their ids."""
+        return [as_uuid(row[0]) for row in self._execute("ping_alert_receivers")]
+
+    def last_deliveries(self) -> dict[UUID, LastDelivery]:
+        """The last delivery of each webhook that gets alerts."""
+        return {as_uuid(row[0]): from_row(LastDelivery, row[1:]) for row in self._execute("last_deliveries")}
 
     def _single_row(self, statement: str, webhook_id: UUID, **parameters: Any) -> tuple[Any, ...]:
         rows = self._execute(statement, {"webhook_id": str(webhook_id), **parameters})
@@ -296,7 +325,8 @@ def _with_durations(event: str, body: str) -> str:
         return body
     try:
         payload = json.loads(body)
-        payload["data"]["detail"] = replace_seconds(payload["data"]["detail"])
+        for alert in payload["data"].get("alerts") or [payload["data"]]:
+            alert["detail"] = replace_seconds(alert["detail"])
     except (ValueError, LookupError, TypeError):  # not ours
         return body
     return json.dumps(payload, ensure_ascii=False)

@@ -3,16 +3,16 @@
 
 -- name: add_webhook
 -- No row: there is one with this id.
-INSERT INTO dl_webhooks (webhook_id, url, events, queue, task, description, secret)
+INSERT INTO dl_webhooks (webhook_id, url, events, queue, task, description, secret, format)
 VALUES (%(webhook_id)s::uuid, %(url)s::text, %(events)s::text[], %(queue)s::text, %(task)s::text, %(description)s::text,
-        %(secret)s::text)
+        %(secret)s::text, %(format)s::text)
     ON CONFLICT (webhook_id) DO NOTHING
 RETURNING webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
-          disabled_reason, failures, failing_since, paused_until, old_secret_until;
+          disabled_reason, failures, failing_since, paused_until, old_secret_until, format;
 
 -- name: webhooks
 SELECT webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
-       disabled_reason, failures, failing_since, paused_until, old_secret_until
+       disabled_reason, failures, failing_since, paused_until, old_secret_until, format
   FROM dl_webhooks
  WHERE (%(webhook_id)s::uuid IS NULL OR webhook_id = %(webhook_id)s::uuid)
  ORDER BY created_at, webhook_id;
@@ -23,6 +23,7 @@ SELECT webhook_id, url, events, queue, task, description, disabled_at IS NULL AS
 WITH changed AS (
     UPDATE dl_webhooks
        SET url = coalesce(%(url)s::text, url),
+           format = coalesce(%(format)s::text, format),
            events = coalesce(%(events)s::text[], events),
            queue = nullif(coalesce(%(queue)s::text, queue), ''),
            task = nullif(coalesce(%(task)s::text, task), ''),
@@ -36,7 +37,7 @@ WITH changed AS (
            paused_until = CASE WHEN %(active)s::bool OR %(url)s::text IS NOT NULL THEN NULL ELSE paused_until END
      WHERE webhook_id = %(webhook_id)s::uuid
     RETURNING webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
-              disabled_reason, failures, failing_since, paused_until, old_secret_until
+              disabled_reason, failures, failing_since, paused_until, old_secret_until, format
 ), resolved AS (
     UPDATE dl_alerts a
        SET ended_at = clock_timestamp()
@@ -73,7 +74,7 @@ UPDATE dl_webhooks
        secret = %(secret)s::text
  WHERE webhook_id = %(webhook_id)s::uuid
 RETURNING webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
-          disabled_reason, failures, failing_since, paused_until, old_secret_until;
+          disabled_reason, failures, failing_since, paused_until, old_secret_until, format;
 
 -- name: ping_webhook
 -- Also for a disabled webhook, so that it can be tested before it is activated.
@@ -88,6 +89,28 @@ WITH created AS (
     RETURNING delivery_id
 )
 SELECT delivery_id, pg_notify('dl_control', 'deliver') AS notified FROM created;
+
+-- name: ping_alert_receivers
+-- A test delivery to each webhook that gets alerts.
+WITH created AS (
+    INSERT INTO dl_deliveries (webhook_id, target, event, body)
+    SELECT webhook_id, webhook_id::text, 'webhook.ping',
+           jsonb_build_object('type', 'webhook.ping',
+                              'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+                              'data', jsonb_build_object('webhook_id', webhook_id))::text
+      FROM dl_webhooks
+     WHERE disabled_at IS NULL AND 'alert.firing' = ANY (events)
+    RETURNING delivery_id
+)
+SELECT delivery_id, pg_notify('dl_control', 'deliver') AS notified FROM created;
+
+-- name: last_deliveries
+-- The last delivery of each webhook that gets alerts.
+SELECT last.*
+  FROM dl_webhooks w
+       CROSS JOIN LATERAL (SELECT d.webhook_id, d.delivery_id, d.event, d.state, d.created_at FROM dl_deliveries d
+                            WHERE d.webhook_id = w.webhook_id ORDER BY d.created_at DESC, d.delivery_id DESC LIMIT 1) last
+ WHERE 'alert.firing' = ANY (w.events);
 
 -- name: lease_deliveries
 -- Lease due deliveries, at most `max_per_target` of each receiver, so that one that hangs delays no other. `busy`: receivers
@@ -121,6 +144,7 @@ WITH due AS (
     RETURNING d.delivery_id, d.webhook_id, d.url, d.target, d.job_id, d.event, d.body, d.attempts, d.earlier_attempts
 )
 SELECT t.delivery_id, t.webhook_id, coalesce(t.url, w.url) AS url, t.target, t.job_id, t.event, t.body, t.attempts, t.earlier_attempts,
+       coalesce(w.format, 'json') AS format,
        array_remove(ARRAY[w.secret, CASE WHEN w.old_secret_until > clock_timestamp() THEN w.old_secret END], NULL) AS secrets,
        extract(epoch FROM clock_timestamp())::bigint AS now,
        extract(epoch FROM least((SELECT min(due_at) FROM dl_deliveries WHERE due_at > (SELECT clock_timestamp())),
@@ -179,7 +203,7 @@ WITH disabled AS (
 ), fired AS (
     INSERT INTO dl_alerts (kind, name, subject, detail)
     SELECT 'webhook_disabled', 'webhook disabled', webhook_id::text,
-           'the webhook to ' || substring(url FROM '^[^/]*//([^/?#]*)') || ' is disabled: ' || disabled_reason
+           'the webhook to ' || coalesce(substring(url FROM '^[^/]*//([^/?#]*)'), url) || ' is disabled: ' || disabled_reason
       FROM disabled
         ON CONFLICT DO NOTHING
     RETURNING alert_id
@@ -188,7 +212,8 @@ SELECT dl_create_alert_deliveries(array_agg(alert_id), 'alert.firing') AS delive
 
 -- name: deliveries
 -- Newest first; `before` is the last delivery of the previous page. A paused receiver gets nothing before the end of its pause.
-SELECT d.delivery_id, d.webhook_id, coalesce(d.url, w.url) AS url, d.job_id, d.event, d.state, d.attempts, d.created_at,
+SELECT d.delivery_id, d.webhook_id, coalesce(d.url, w.url) AS url, coalesce(w.format, 'json') AS format, d.job_id, d.event, d.state,
+       d.attempts, d.created_at,
        CASE WHEN d.due_at IS NOT NULL THEN greatest(d.due_at, w.paused_until) END AS next_attempt_at,
        d.delivered_at, last.status, last.error, d.body
   FROM dl_deliveries d

@@ -7,6 +7,7 @@ CREATE TABLE dl_webhooks (
     task             text,
     description      text        NOT NULL DEFAULT '',
     secret           text        NOT NULL,
+    format           text        NOT NULL DEFAULT 'json' CHECK (format IN ('json', 'slack', 'teams', 'google_chat', 'email')),
     -- After a rotation both secrets sign for a while, so that a receiver can change over at any time.
     old_secret       text,
     old_secret_until timestamptz,

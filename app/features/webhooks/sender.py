@@ -29,7 +29,12 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from dataloader.app import log
+from dataloader.app.config.smtp import SmtpServer
 from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.features.webhooks.chats import format_body
+from dataloader.app.features.webhooks.mail import MailNotSent, format_mail, send_mail
+from dataloader.app.features.webhooks.messages import Origin, compose_message
+from dataloader.app.features.webhooks.receivers import Format, mail_addresses
 from dataloader.app.features.webhooks.rows import DeliveryResult, DeliveryState, LeasedDelivery, Webhooks
 from dataloader.app.log import Alert
 from dataloader.app.net import AllowedHosts, ForbiddenAddress, ParsedUrl, Resolver, parse_url, resolve
@@ -66,6 +71,8 @@ class WebhookOptions:
     secret: str | None = field(default=None, repr=False)  # signs webhooks of single jobs
     disable_after_sec: float = 3 * 86_400.0
     version: str = "0"
+    smtp: SmtpServer | None = None
+    origin: Origin = field(default_factory=Origin)  # of messages to people
     retry_delays_sec: tuple[float, ...] = RETRY_DELAYS_SEC
     tls_context: Callable[[], ssl.SSLContext] = _default_tls_context  # for tests, as the next one
     resolver: Resolver | None = None
@@ -79,6 +86,7 @@ class PostResult:
     excerpt: str = ""  # the beginning of the response body
     error: str | None = None
     retry_after_sec: float | None = None
+    is_permanent: bool = False  # a further attempt would have the same response
 
     @property
     def ok(self) -> bool:
@@ -112,7 +120,7 @@ def next_delivery_state(
     if response.ok:
         return result
     attempts = delivery.attempts - delivery.earlier_attempts
-    if response.status == HTTPStatus.GONE or attempts > len(retry_delays_sec):
+    if response.status == HTTPStatus.GONE or response.is_permanent or attempts > len(retry_delays_sec):
         return replace(result, state=DeliveryState.FAILED)
     delay = retry_delays_sec[attempts - 1] * (1 + RETRY_JITTER * jitter)
     delay = max(delay, min(response.retry_after_sec or 0.0, retry_delays_sec[-1]))
@@ -214,23 +222,39 @@ class WebhookSender:
             self.wake()
 
     def _send(self, delivery: LeasedDelivery) -> DeliveryResult:
-        secrets = delivery.secrets
-        if delivery.webhook_id is None:
-            secrets = () if self._options.secret is None else (self._options.secret,)
         started_at = clock()
-        if secrets:
-            headers = {
-                "webhook-id": str(delivery.id),
-                "webhook-timestamp": str(delivery.now),
-                "webhook-signature": sign_message(secrets, str(delivery.id), delivery.now, delivery.body),
-            }
-            response = send_post(delivery.url, delivery.body, headers, self._options)
-        else:
-            error = "DL_WEBHOOK_SECRET is not set in this worker: it signs jobs' own webhooks"
-            response = PostResult(None, error=error)
+        response = self._post(delivery) if delivery.format is Format.JSON else self._send_message(delivery)
         duration_ms = round((clock() - started_at) * 1000, 1)
         jitter = random.uniform(-1, 1)  # noqa: S311 - no secret
         return next_delivery_state(delivery, response, duration_ms, self._options.retry_delays_sec, jitter)
+
+    def _post(self, delivery: LeasedDelivery) -> PostResult:
+        secrets = delivery.secrets
+        if delivery.webhook_id is None:
+            secrets = () if self._options.secret is None else (self._options.secret,)
+        if not secrets:
+            error = "DL_WEBHOOK_SECRET is not set in this worker: it signs jobs' own webhooks"
+            return PostResult(None, error=error)
+        headers = {
+            "webhook-id": str(delivery.id),
+            "webhook-timestamp": str(delivery.now),
+            "webhook-signature": sign_message(secrets, str(delivery.id), delivery.now, delivery.body),
+        }
+        return send_post(delivery.url, delivery.body, headers, self._options)
+
+    def _send_message(self, delivery: LeasedDelivery) -> PostResult:
+        options = self._options
+        message = compose_message(delivery.event, delivery.body, options.origin)
+        if delivery.format is not Format.EMAIL:
+            return send_post(delivery.url, format_body(message, delivery.format), {}, options)
+        if options.smtp is None:
+            return PostResult(None, error="DL_SMTP_URL is not set in this worker: it names the mail server")
+        mail = format_mail(message, options.smtp.sender, mail_addresses(delivery.url), str(delivery.id))
+        try:
+            reply = send_mail(options.smtp, mail, timeout_sec=options.timeout_sec, tls_context=options.tls_context)
+        except MailNotSent as error:
+            return PostResult(error.status, error=str(error), is_permanent=not error.is_temporary)
+        return PostResult(HTTPStatus.OK, reply)
 
     def _save_result(self, delivery: LeasedDelivery, claim_id: UUID, result: DeliveryResult) -> None:
         is_delivered = result.state is DeliveryState.DELIVERED

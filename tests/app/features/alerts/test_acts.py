@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -24,6 +25,7 @@ FIRING = OF_QUEUE + (
     "INSERT INTO dl_alerts (alert_id, rule_id, kind, name, subject, detail)"
     f" VALUES ('{ALERT}', '{RULE}', 'queue_age', 'old', 'etl', 'it waits');"
 )
+SOON = (datetime.now(UTC) + timedelta(hours=5)).strftime("%Y-%m-%dT%H:%M:00Z")
 PATH, PAGE = f"/alerts/rules/{RULE}", f"/alerts/rules/{RULE}"
 RATES = {"name": "rates", "kind": "failure_rate", "task": "load"}
 CASES = {
@@ -89,6 +91,23 @@ CASES = {
         ["alerts", "unmute", RULE], "dl_alert_rules",
         before=OF_QUEUE + "UPDATE dl_alert_rules SET muted_until = now() + interval '1 h', muted_by = 'ann';",
         audit={"rule_id": RULE, "mute_sec": 0},
+    ),
+    "test sent": Case(
+        "alert.tested", ("POST", "/alerts/test", None), ("/alerts/test", {}), ["alerts", "test"], "dl_deliveries",
+        before="INSERT INTO dl_webhooks (webhook_id, url, events, secret, format)"
+        f" VALUES ('{RULE}', 'https://hooks.slack.com/x', '{{alert.firing}}', 'whsec_eA==', 'slack');",
+        audit={"deliveries": 1},
+    ),
+    "rule muted until a time": Case(
+        "alert_rule.muted", ("POST", f"{PATH}/mute", {"until": SOON}),
+        (PAGE, {"action": "mute", "mute_sec": "8h", "until": SOON}), ["alerts", "mute", RULE, "--until", SOON],
+        "dl_alert_rules", before=OF_QUEUE, audit={"rule_id": RULE},
+    ),
+    "rule muted until a time that is over": Case(
+        "alert_rule.muted", ("POST", f"{PATH}/mute", {"until": "2020-01-01T00:00:00Z"}),
+        (PAGE, {"action": "mute", "until": "2020-01-01T00:00:00Z"}),
+        ["alerts", "mute", RULE, "--until", "2020-01-01T00:00:00Z"], "dl_alert_rules", before=OF_QUEUE,
+        refused="within the next 30 days",
     ),
     "rule that is none muted": Case(
         "alert_rule.muted", ("POST", f"{PATH}/mute", {"mute_sec": 60}), (PAGE, {"action": "mute", "mute_sec": "60"}),

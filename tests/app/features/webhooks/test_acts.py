@@ -12,6 +12,7 @@ from tests.support.api_server import serving
 from tests.support.every_way import Case, check_every_way
 
 URL, OTHER_URL, LOCAL_URL = "https://hooks.example.com/a", "https://hooks.example.com/b", "http://127.0.0.1/"
+SLACK = "https://hooks.slack.com/services/T0/B0/x"
 HOOK, DELIVERY = (f"01900000-0000-7000-8000-00000000000{n}" for n in (1, 2))
 KNOWN = (
     "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)"
@@ -46,6 +47,23 @@ CASES = {
     "created for an unknown task on the page": Case(
         "webhook.created", None, ("/webhooks", {"url": URL, "task": "laod"}), None, "dl_webhooks", before=KNOWN,
         refused="there is no task 'laod'",
+    ),
+    "created for a chat": Case(
+        "webhook.created", ("POST", "/webhooks", {"url": SLACK, "events": ["alert.firing"]}),
+        ("/webhooks", {"url": SLACK, "events": ["alert.firing"]}),
+        ["webhooks", "create", SLACK, "--event", "alert.firing"], "dl_webhooks", audit={"url": None},
+    ),
+    "created in a format": Case(
+        "webhook.created", ("POST", "/webhooks", {"url": URL, "format": "teams"}),
+        ("/webhooks", {"url": URL, "events": ["job.succeeded", "job.failed", "job.canceled", "job.lost"],
+                       "format": "teams"}),
+        ["webhooks", "create", URL, "--format", "teams"], "dl_webhooks", audit={"format": "teams"},
+    ),
+    "created for an address of another format": Case(
+        "webhook.created", ("POST", "/webhooks", {"url": "mailto:ann@example.com", "format": "slack"}),
+        ("/webhooks", {"url": "mailto:ann@example.com", "events": ["job.lost"], "format": "slack"}),
+        ["webhooks", "create", "mailto:ann@example.com", "--format", "slack"], "dl_webhooks",
+        refused="of the format email",
     ),
     "edited": Case(
         "webhook.changed",
