@@ -6,39 +6,38 @@ question (`two_step`), a claim and the end of a job read in one step and write i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from itertools import product
+from typing import Any, NamedTuple
 
 from tests.model import rows
-from tests.model.rows import Event, Refused, move_wait
-from tests.model.state import PARTS, Configuration, Open, Process, Run, State, Step
+from tests.model.rows import Refused, move_wait
+from tests.model.state import PARTS, Configuration, Open, Run, State, Step
 
 Steps = Iterator[Step]
-Events = tuple[tuple[int, Event], ...]
-Function = Callable[[Configuration, State], Steps]
-PROCESS, OWNER, REAPER, DUTY = "worker process", "process of the run", "any worker process", "maintenance leader"
-CALLER, OTHERS, FAULT, TIME = "caller or operator", "another program", "fault", "time"
+Statuses = tuple[str, ...]
+Function = Callable[..., Steps]
+Each = Callable[[State], Iterable[tuple[Any, ...]]]
 
 
-@dataclass(frozen=True)
-class Action:
-    name: str
+class Action(NamedTuple):
     group: str  # a configuration names the groups whose actions it has
     by: str
     function: Function
-
-    @property
-    def text(self) -> str:
-        return " ".join((self.function.__doc__ or "").split())
 
 
 ACTIONS: dict[str, Action] = {}
 
 
-def action(group: str, by: str) -> Callable[[Function], Function]:
+def action(group: str, by: str, each: Each = lambda state: [()]) -> Callable[[Function], Function]:
+    """`each`: what the function is called for in a state, one after the other."""
+
     def register(function: Function) -> Function:
-        ACTIONS[function.__name__] = Action(function.__name__, group, by, function)
+        def steps(config: Configuration, state: State) -> Steps:
+            return (step for item in each(state) for step in function(config, state, *item))
+
+        ACTIONS[function.__name__] = Action(group, by, wraps(function)(steps))
         return function
 
     return register
@@ -59,184 +58,149 @@ def is_locked(config: Configuration, state: State, key: int, process: int = -1) 
     return config.rules.session_lock and any(held)
 
 
-def has_room(config: Configuration, state: State) -> bool:
+def has_room(config: Configuration, state: State, used: int) -> bool:
     """Whether one more job may start within the limit and the rate."""
-    is_slow = config.rate is None or state.starts[0] < config.rate
-    return rows.fits(config.used(state), 1, state.allowed) and is_slow
+    return rows.fits(used, 1, state.allowed) and rows.fits(state.starts[0], 1, config.rate)
 
 
-def after_end(
-    config: Configuration, state: State, job: int, events: Events = (), read: tuple[str, ...] = ()
-) -> Iterator[tuple[State, Events]]:
+def unless_owner(state: State, run: Run, does: str) -> str:
+    """The problem with what a run does that has lost its job."""
+    return "" if state.owns(run) else f"run {run.id} {does} job {run.job}, which it does not own"
+
+
+def fault(label: str, state: State) -> Step:
+    """What need not happen."""
+    return Step(label, state, is_fair=False)
+
+
+def after_end(config: Configuration, step: Step, job: int, read: Statuses = ()) -> Steps:
     """What a statement that ends a run or a wait does in the same transaction: the children of a graph are decided, a
     job that waits for the limit is woken, and one that waits for the key becomes ready; which of several is left open.
     """
-    if config.edges and state.rows[job].status in rows.FINAL:
-        state, events = decide_children(config, state, job, events, read or tuple(row.status for row in state.rows))
-    waiting = [j for j, row in enumerate(state.rows) if row.status == "queued" and row.wait in ("limited", "blocked")]
-    woken = [j for j in waiting if state.rows[j].wait == "limited"]
-    blocked = [j for j in waiting if state.rows[j].wait == "blocked" and config.jobs[j].key == config.jobs[job].key]
-    if not config.rules.limit_wake or not has_room(config, state):
-        woken = []
-    if not config.rules.unblocks or state.rows[job].wait == "blocked" or config.is_running(state, config.jobs[job].key):
-        blocked = []
-    none: list[int | None] = [None]
-    for wake, unblock in product(woken or none, blocked or none):
-        new, more = state, events
-        if wake is not None:
-            row, event = move_wait(new.rows[wake], "wake")
-            new, more = new.put("rows", wake, row), (*more, (wake, event))
-        if unblock is not None:
-            new = new.put("rows", unblock, move_wait(new.rows[unblock], "unblock")[0])
-        yield new, more
+    rules, key = config.rules, config.jobs[job].key
+    if config.edges and step.state.rows[job].status in rows.FINAL:
+        step = decide_children(config, step, job, read or tuple(row.status for row in step.state.rows))
+    state = step.state
+    can_wake = rules.limit_wake and has_room(config, state, config.used(state))
+    is_free = rules.unblocks and state.rows[job].wait != "blocked" and not config.is_running(state, key)
+    woken = [("wake", j) for j in state.waiting("limited") if can_wake]
+    unblocked = [("unblock", j) for j in state.waiting("blocked") if is_free and config.jobs[j].key == key]
+    for moves in product(*(each for each in (woken, unblocked) if each)):
+        ended = step
+        for move, other in moves:
+            ended = ended.move(other, move_wait(state.rows[other], move))
+        yield ended
 
 
-def decide_children(
-    config: Configuration, state: State, job: int, events: Events, read: tuple[str, ...]
-) -> tuple[State, Events]:
+def decide_children(config: Configuration, step: Step, job: int, read: Statuses) -> Step:
     """`read`: the statuses of all jobs, as the transaction that ends this one has read them."""
-    rules, ended, met = config.rules, [job], list(state.met)
+    rules, ended, met = config.rules, [job], list(step.state.met)
     while ended:
         parent = ended.pop()
-        status = state.rows[parent].status
+        status = step.state.rows[parent].status
         if not rules.records_end and status != "succeeded":
             continue
         for n, (_, of, wants) in enumerate(config.edges):
             met[n] = (rows.is_met(wants, status) or not rules.asks_outcome) if of == parent else met[n]
         for child in {child for child, of, _ in config.edges if of == parent}:
-            seen = [met[n] for n, (c, of, _) in enumerate(config.edges)
-                    if c == child and (of in (parent, job) or read[of] in rows.FINAL)]  # fmt: skip
-            is_whole = len(seen) == sum(c == child for c, _, _ in config.edges)
-            outcome = rows.verdict(seen if is_whole else [*seen, None], any_is_enough=not rules.needs_all)
-            row = state.rows[child]
-            if (row.status, row.wait) != ("queued", "waiting") or outcome == "waiting":
+            edges = [(n, of) for n, (c, of, _) in enumerate(config.edges) if c == child]
+            seen = [met[n] if of in (parent, job) or read[of] in rows.FINAL else None for n, of in edges]
+            outcome = rows.verdict(seen, any_is_enough=not rules.needs_all)
+            row = step.state.rows[child]
+            if row.wait != "waiting" or outcome == "waiting":
                 continue
-            new, event = move_wait(row, "decide") if outcome == "ready" else rows.end_queued(row, kind="skipped")
-            state, events = state.put("rows", child, new), (*events, (child, event))
-            ended += [child] * (outcome == "canceled" and rules.skips_on)
-    return state._replace(met=tuple(met)), events
+            is_ready = outcome == "ready"
+            step = step.move(child, move_wait(row, "decide") if is_ready else rows.end_queued(row, kind="skipped"))
+            ended += [child] * (not is_ready and rules.skips_on)
+    return step._replace(state=step.state._replace(met=tuple(met)))
 
 
 # ── claims ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ready_jobs(config: Configuration, state: State) -> Iterator[int]:
-    rules = config.rules
-    if config.held is not None and state.rows[config.held].wait == "ready" and not rules.skip_locked:
-        return  # the claim waits for the row
-    for job, row in enumerate(state.rows):
-        has_lock = rules.row_lock and any(each.job == job for each in state.open)
-        if row.status == "queued" and row.wait == "ready" and job != config.held and not has_lock:
-            yield job
+def reads(config: Configuration, state: State) -> Iterator[Open]:
+    """What a process sees that claims a ready job. A claim passes over a row that another session has locked."""
+    passed = {config.held, *(each.job for each in state.open if config.rules.row_lock)}
+    ready, used = list(state.waiting("ready")), config.used(state)
+    if config.held in ready and not config.rules.skip_locked:
+        return  # it waits for that row
+    for (number, process), job in product(state.up(), ready):
+        if job not in passed and not any(run.phase in ("unconfirmed", "refused") for run in process.runs):
+            yield Open(number, job, is_busy=config.is_running(state, config.jobs[job].key), used=used)
 
 
-def write_claim(
-    config: Configuration, state: State, process: int, job: int, is_busy: bool, used: int, is_lost: bool = False
-) -> Steps:
-    """The job is claimed, becomes blocked or limited, or the statement fails. `is_lost`: the answer of a claim is lost,
-    and the process closes the session that held its key locks."""
-    rules, spec, row = config.rules, config.jobs[job], state.rows[job]
-    if (is_busy and rules.key_look) or is_locked(config, state, spec.key, process):
-        if not is_lost:
-            yield Step(
-                f"P{process} finds the key of job {job} busy", state.put("rows", job, move_wait(row, "block")[0])
-            )
-        return
-    if spec.is_limited:
-        allowed = state.allowed if rules.asks_pause or state.allowed else config.allowed
-        if not rows.fits(used, 1, allowed) or (config.rate is not None and state.starts[0] >= config.rate):
-            row, event = move_wait(row, "limit")
-            yield Step(f"P{process} finds the limit of job {job} full", state.put("rows", job, row), ((job, event),))
-            return
-        state = (
-            state._replace(starts=(state.starts[0] + rules.records_rate, state.starts[1] + 1)) if config.rate else state
-        )
-    others = [r for j, r in enumerate(state.rows) if j != job and config.jobs[j].key == spec.key]
-    if rules.key_index and any(r.status == "running" for r in others):
+def write_claim(config: Configuration, state: State, claim: Open) -> Steps:
+    """The job is claimed, becomes blocked or limited, or the statement fails. The answer may be lost; then the process
+    closes the session that held its key locks."""
+    rules, job, number = config.rules, claim.job, claim.process
+    spec, row, runs = config.jobs[job], state.rows[job], state.processes[number].runs
+    asked = state if rules.asks_pause or state.allowed else state._replace(allowed=config.allowed)
+    if (claim.is_busy and rules.key_look) or is_locked(config, state, spec.key, number):
+        yield Step(f"P{number} finds the key of job {job} busy", state).move(job, move_wait(row, "block"))
+    elif spec.is_limited and not has_room(config, asked, claim.used):
+        yield Step(f"P{number} finds the limit of job {job} full", state).move(job, move_wait(row, "limit"))
+    elif rules.key_index and any(config.jobs[j].key == spec.key and j != job for j, _ in state.running()):
         yield Step(f"the unique index refuses to let job {job} run", state)
-        return
-    problem = "a job starts while it is paused" if spec.is_limited and state.allowed == 0 else ""
-    owner, known = process if process not in config.old else rows.NO_PROCESS, state.processes[process].runs
-    row, event = rows.claim(row, fresh_run(state, job), owner, spec.max_attempts, rules)
-    # Session locks are re-entrant: an attempt whose key another one of the process holds is refused.
-    is_held = any(number == process for number, _ in config.runs_of_key(state, spec.key))
-    is_refused = is_held and rules.one_holder
-    run = Run(job, row.run, "refused" if is_refused else "acting", locked=not is_refused)
-    if is_lost:
-        known = tuple(other._replace(locked=False) for other in known)
-        run = Run(job, row.run, "unconfirmed", locked=False)
-    new = state.put("rows", job, row).put("processes", process, Process(True, (*known, run)))
-    label = f"P{process} claims job {job} as run {row.run}" + (", and the answer is lost" if is_lost else "")
-    yield Step(label, new, ((job, event),), problem, not is_lost)
+    else:
+        if config.rate is not None and spec.is_limited:
+            state = state._replace(starts=(state.starts[0] + rules.records_rate, state.starts[1] + 1))
+        # Session locks are re-entrant: an attempt whose key another one of the process holds is refused.
+        is_refused = rules.one_holder and any(n == number for n, _ in config.runs_of_key(state, spec.key))
+        run = Run(job, fresh_run(state, job), "refused" if is_refused else "acting", locked=not is_refused)
+        problem = "a job starts while it is paused" if spec.is_limited and state.allowed == 0 else ""
+        owner = rows.NO_PROCESS if number in config.old else number
+        step = Step(f"P{number} claims job {job} as run {run.id}", state, problem=problem)
+        step = step.move(job, rows.claim(row, run.id, owner, spec.max_attempts, rules))
+        yield step._replace(state=step.state.process(number, runs=(*runs, run)))
+        if "lost_answers" in config.groups:
+            unlocked = tuple(other._replace(locked=False) for other in (*runs, run._replace(phase="unconfirmed")))
+            yield step.unanswered(step.state.process(number, runs=unlocked))
 
 
 def fresh_run(state: State, job: int) -> int:
-    known = [
-        state.rows[job].run,
-        state.target.run,
-        state.target.writer,
-        *(run for j, run in state.statements if j == job),
-    ]
-    known += [run.id for process in state.processes for run in process.runs if run.job == job]
-    return int(max([*known, *(row.run for row in state.copy[job : job + 1])])) + 1
+    known = [state.target.run, state.target.writer, *(row.run for row in (state.rows[job], *state.copy[job : job + 1]))]
+    known += [run for j, run in state.statements if j == job]
+    return int(max([*known, *(run.id for process in state.processes for run in process.runs if run.job == job)])) + 1
 
 
-@action("core", PROCESS)
+@action("core", by="worker process")
 def claims(config: Configuration, state: State) -> Steps:
     """A process claims a ready job with a fresh run_id; a job whose key is busy becomes blocked, one whose limit is
     full limited. The answer may be lost."""
-    if "two_step" not in config.groups:
-        for number, job in product(range(config.processes), ready_jobs(config, state)):
-            has_open_claim = any(run.phase in ("unconfirmed", "refused") for run in state.processes[number].runs)
-            if state.processes[number].is_up and not has_open_claim:
-                seen = (config.is_running(state, config.jobs[job].key), config.used(state))
-                yield from write_claim(config, state, number, job, *seen)
-                if "lost_answers" in config.groups:
-                    yield from write_claim(config, state, number, job, *seen, is_lost=True)
+    for claim in reads(config, state) if "two_step" not in config.groups else ():
+        yield from write_claim(config, state, claim)
 
 
-@action("two_step", PROCESS)
+@action("two_step", by="worker process")
 def claim_reads(config: Configuration, state: State) -> Steps:
     """The first part of a claim locks rows and tries keys; then it sees whether a key runs, and counts a limit."""
-    is_limit_locked = (
-        config.rules.limit_lock
-        and config.rules.limit_count
-        and any(config.jobs[each.job].is_limited for each in state.open)
-    )
-    for number, job in product(range(config.processes), ready_jobs(config, state)):
-        key, is_limited = config.jobs[job].key, config.jobs[job].is_limited
-        if (
-            any(each.process == number for each in state.open)
-            or is_open(config, state, job)
-            or (is_limited and is_limit_locked)
-        ):
-            continue
-        seen = Open(number, job, is_busy=config.is_running(state, key), used=config.used(state))
-        yield Step(f"P{number} begins to claim job {job}", state._replace(open=(*state.open, seen)))
+    is_limit_locked = config.rules.limit_lock and config.rules.limit_count
+    is_counting = is_limit_locked and any(config.jobs[each.job].is_limited for each in state.open)
+    for claim in reads(config, state):
+        is_busy = is_open(config, state, claim.job) or any(each.process == claim.process for each in state.open)
+        if not is_busy and not (is_counting and config.jobs[claim.job].is_limited):
+            yield Step(f"P{claim.process} begins to claim job {claim.job}", state._replace(open=(*state.open, claim)))
 
 
-@action("two_step", PROCESS)
+@action("two_step", by="worker process")
 def claim_writes(config: Configuration, state: State) -> Steps:
     """The second part of a claim writes what the first has seen."""
-    for each in state.open:
-        if not each.outcome:
-            closed = state._replace(open=tuple(other for other in state.open if other is not each))
-            used = config.used(state) if config.rules.limit_lock and config.rules.limit_count else each.used
-            yield from write_claim(config, closed, each.process, each.job, each.is_busy, used)
+    for claim in (each for each in state.open if not each.outcome):
+        used = config.used(state) if config.rules.limit_lock and config.rules.limit_count else claim.used
+        yield from write_claim(config, state.closed(claim), claim._replace(used=used))
 
 
-@action("lost_answers", PROCESS)
-def recovers_claim(config: Configuration, state: State) -> Steps:
+@action("lost_answers", by="worker process", each=lambda state: state.runs("unconfirmed", up=True))
+def recovers_claim(config: Configuration, state: State, number: int, run: Run) -> Steps:
     """A process reads what a claim whose answer was lost has claimed; it locks the key, or refuses the attempt."""
-    for number, run in state.all_runs("unconfirmed", up=True):
-        key, label = config.jobs[run.job].key, f"P{number} recovers its claim of job {run.job}"
-        is_own = any(n == number for n, _ in config.runs_of_key(state, key))
-        if not state.owns(run):
-            yield Step(f"{label}: it is lost", state.without_run(number, run))
-        elif is_own or is_locked(config, state, key, number):
-            yield Step(f"{label}: the key is locked", state.run(number, run, phase="refused", trusted=True))
-        else:
-            yield Step(label, state.run(number, run, phase="acting", locked=True))
+    key, label = config.jobs[run.job].key, f"P{number} recovers its claim of job {run.job}"
+    is_own = any(n == number for n, _ in config.runs_of_key(state, key))
+    if not state.owns(run):
+        yield Step(f"{label}: it is lost", state.without_run(number, run))
+    elif is_own or is_locked(config, state, key, number):
+        yield Step(f"{label}: the key is locked", state.run(number, run, phase="refused", trusted=True))
+    else:
+        yield Step(label, state.run(number, run, phase="acting", locked=True))
 
 
 # ── ends of runs ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -246,78 +210,59 @@ def outcomes(config: Configuration, run: Run) -> tuple[str, ...]:
     if run.phase == "ended":
         return (run.outcome,)
     if "target" in config.groups:
-        is_stopped = not run.may_act and not run.writing
-        return ("succeeded",) if run.at == PARTS else ("queued",) * is_stopped
-    return ("succeeded", "failed") if config.edges else ("succeeded", "queued")
+        return ("succeeded",) if run.at == PARTS else ("queued",) * (not run.may_act and not run.writing)
+    return ("succeeded", "failed" if config.edges else "queued")
 
 
-@action("core", OWNER)
-def settles(config: Configuration, state: State) -> Steps:
+def write_end(config: Configuration, state: State, number: int, run: Run, end: str, read: Statuses = ()) -> Steps:
+    """What a run writes last, if it owns the job: its outcome, or why it gives its attempt back."""
+    job, rules, row, most = run.job, config.rules, state.rows[run.job], config.jobs[run.job].max_attempts
+    is_release = end in ("lock_busy", "shutdown")
+    label = f"P{number} releases {run} for {end}" if is_release else f"P{number} settles {run} as {end}"
+    try:
+        move = rows.release(row, run.id, end, rules) if is_release else rows.settle(row, run.id, end, most, rules=rules)
+    except Refused:
+        answer = "already" if run.phase == "ended" else "not applied"
+        yield Step(f"{label}: {answer}", state.without_run(number, run))
+        return
+    step = Step(label, state, (), unless_owner(state, run, "ends"), is_fair=end != "shutdown").move(job, move)
+    written = step.state
+    noticed = written.put("known", job, move[0].status) if "crash_server" in config.groups else written
+    yield from after_end(config, step._replace(state=noticed.without_run(number, run)), job, read)
+    if "lost_answers" in config.groups and run.phase == "acting" and not is_release:
+        kept = written.run(number, run, phase="ended", outcome=end, trusted=True, stop=False, locked=False)
+        yield from after_end(config, step.unanswered(kept), job)
+
+
+@action("core", by="process of the run", each=lambda state: state.runs("acting", "ended", up=True))
+def settles(config: Configuration, state: State, number: int, run: Run) -> Steps:
     """A run ends: its key is unlocked, and its outcome written if it owns the job. The answer may be lost; then it is
     sent again and answered `already`."""
-    for number, run in state.all_runs("acting", "ended", up=True):
-        job, is_ended = run.job, run.phase == "ended"
-        has_statement = (job, run.id) in state.statements or ("two_step" in config.groups and config.edges)
-        if is_open(config, state, job) or has_statement:
-            continue
-        for outcome in outcomes(config, run):
-            label = f"P{number} settles run {run.id} of job {job} as {outcome}"
-            try:
-                row, event = rows.settle(
-                    state.rows[job], run.id, outcome, config.jobs[job].max_attempts, rules=config.rules
-                )
-            except Refused:
-                yield Step(f"{label}: {'already' if is_ended else 'not applied'}", state.without_run(number, run))
-                continue
-            problem = "" if state.owns(run) else f"run {run.id} settles job {job}, which it does not own"
-            written = state.put("rows", job, row)
-            noticed = written.put("known", job, row.status) if "crash_server" in config.groups else written
-            for new, events in after_end(config, noticed.without_run(number, run), job, ((job, event),)):
-                yield Step(label, new, events, problem)
-            if "lost_answers" in config.groups and not is_ended:
-                kept = written.run(number, run, phase="ended", outcome=outcome, trusted=True, stop=False, locked=False)
-                for new, events in after_end(config, kept, job, ((job, event),)):
-                    yield Step(f"{label}, and the answer is lost", new, events, problem, is_fair=False)
+    waits = is_open(config, state, run.job) or (run.job, run.id) in state.statements
+    has_parts = config.edges and "two_step" in config.groups  # end_reads, end_writes
+    for outcome in outcomes(config, run) if not waits and not has_parts else ():
+        yield from write_end(config, state, number, run, outcome)
 
 
-@action("two_step", OWNER)
-def end_reads(config: Configuration, state: State) -> Steps:
+@action("two_step", by="process of the run", each=State.acting)
+def end_reads(config: Configuration, state: State, number: int, run: Run) -> Steps:
     """The end of a job of a graph reads how the others have ended, under the lock of the graph."""
-    if config.edges and not (config.rules.graph_lock and any(each.outcome for each in state.open)):
-        statuses = tuple(row.status for row in state.rows)
-        for number, run in state.all_runs("acting", up=True):
-            for outcome in outcomes(config, run) if all(run.job != each.job for each in state.open) else ():
-                each = Open(number, run.job, outcome, statuses=statuses)
-                yield Step(
-                    f"P{number} begins to end job {run.job} as {outcome}", state._replace(open=(*state.open, each))
-                )
+    waits = any(each.job == run.job or (each.outcome and config.rules.graph_lock) for each in state.open)
+    for outcome in outcomes(config, run) if config.edges and not waits else ():
+        end = Open(number, run.job, outcome, statuses=tuple(row.status for row in state.rows))
+        yield Step(f"P{number} begins to end job {run.job} as {outcome}", state._replace(open=(*state.open, end)))
 
 
-@action("two_step", OWNER)
-def end_writes(config: Configuration, state: State) -> Steps:
+@action("two_step", by="process of the run", each=State.acting)
+def end_writes(config: Configuration, state: State, number: int, run: Run) -> Steps:
     """The end of a job of a graph writes what it has decided for its children."""
-    for each in state.open:
-        for number, run in state.all_runs("acting"):
-            if each.outcome and (number, run.job) == (each.process, each.job):
-                row, event = rows.settle(state.rows[run.job], run.id, each.outcome, config.jobs[run.job].max_attempts)
-                closed = state._replace(open=tuple(other for other in state.open if other is not each))
-                ended = closed.put("rows", run.job, row).without_run(number, run)
-                for new, events in after_end(config, ended, run.job, ((run.job, event),), each.statuses):
-                    yield Step(f"P{number} ends job {run.job} as {each.outcome}", new, events)
+    for end in (each for each in state.open if each.outcome and (each.process, each.job) == (number, run.job)):
+        yield from write_end(config, state.closed(end), number, run, end.outcome, end.statuses)
 
 
-@action("core", OWNER)
-def releases(config: Configuration, state: State) -> Steps:
+@action("core", by="process of the run", each=lambda state: state.runs("refused", "acting", up=True))
+def releases(config: Configuration, state: State, number: int, run: Run) -> Steps:
     """An attempt is given back, and does not count: one that may not start because its key is locked, after which the
     job is blocked; or any at a shutdown."""
-    for number, run in state.all_runs("refused", *(["acting"] * ("release" in config.groups)), up=True):
-        reason = "lock_busy" if run.phase == "refused" else "shutdown"
-        try:
-            row, event = rows.release(state.rows[run.job], run.id, reason, config.rules)
-        except Refused:
-            yield Step(f"P{number} forgets run {run.id} of job {run.job}", state.without_run(number, run))
-            continue
-        problem = "" if state.owns(run) else f"run {run.id} releases job {run.job}, which it does not own"
-        new = state.put("rows", run.job, row).without_run(number, run)
-        for ended, events in after_end(config, new, run.job, ((run.job, event),)):
-            yield Step(f"P{number} releases job {run.job}: {reason}", ended, events, problem, reason == "lock_busy")
+    if run.phase == "refused" or "release" in config.groups:
+        yield from write_end(config, state, number, run, "lock_busy" if run.phase == "refused" else "shutdown")

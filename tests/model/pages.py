@@ -51,6 +51,10 @@ _EXTRA = {
 }
 
 
+def _words(function: object) -> str:
+    return " ".join((function.__doc__ or "").split())
+
+
 # ── moves ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -61,16 +65,15 @@ def _place(row: Row) -> str:
 def moves() -> Mapping[tuple[str, str], set[str]]:
     """From where to where rows go in all states of some configurations, and by which actions."""
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for name in _DRAWN:
-        config = CONFIGURATIONS[name]
+    for config in (CONFIGURATIONS[drawn] for drawn in _DRAWN):
         search = Search(config)
         search.run(Result(config=config), float("inf"))
-        for action in (each for each in ACTIONS.values() if each.group in ("core", *config.groups)):
+        for name, action in ((n, each) for n, each in ACTIONS.items() if each.group in ("core", *config.groups)):
             for state in search.states:
                 for step in action.function(config, state):
                     for before, after in zip(state.rows, step.state.rows, strict=True):
                         if _place(before) != _place(after):
-                            found[_place(before), _place(after)].add(action.name)
+                            found[_place(before), _place(after)].add(name)
     return found
 
 
@@ -88,8 +91,8 @@ def action_table() -> str:
         for name in names.split(", "):
             statements[name].append(f"`{statement}`")
     lines = ["| by | action | what it does | statements and functions |", "|---|---|---|---|"]
-    for action in sorted(ACTIONS.values(), key=lambda each: (each.by, each.name)):
-        lines.append(f"| {action.by} | `{action.name}` | {action.text} | {', '.join(statements[action.name])} |")
+    for name, action in sorted(ACTIONS.items(), key=lambda each: (each[1].by, each[0])):
+        lines.append(f"| {action.by} | `{name}` | {_words(action.function)} | {', '.join(statements[name])} |")
     return "\n".join([*lines, ""])
 
 
@@ -129,7 +132,7 @@ def _way_to_end(config: Configuration, first: State) -> list[str]:
 def promise_table() -> str:
     lines = ["| promise | in words |", "|---|---|"]
     for name, check in INVARIANTS.items():
-        lines.append(f"| {name.replace('_', ' ')} | {' '.join((check.__doc__ or '').split())} |")
+        lines.append(f"| {name.replace('_', ' ')} | {_words(check)} |")
     lines.append("| progress | From every state an end is reachable by steps that happen by themselves. |")
     lines.append("| every step | A change of a row has its event, and is one that `TRANSITIONS` allows. |")
     return "\n".join([*lines, ""])

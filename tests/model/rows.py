@@ -58,8 +58,7 @@ def require_owner(row: Row, run: Any, rules: Rules = ALL) -> None:
 
 
 def claim(row: Row, run: Any, owner: Any, max_attempts: int, rules: Rules = ALL) -> Move:
-    is_ready = row.status == "queued" and row.wait == "ready"
-    require(is_ready or not rules.row_lock, "the job is not ready")
+    require((row.status, row.wait) == ("queued", "ready") or not rules.row_lock, "the job is not ready")
     attempt = min(row.attempt + 1, max_attempts)
     return Row("running", "scheduled", attempt, run, owner, row.cancel, tries=row.tries + 1), Event("picked", run=run)
 
@@ -75,8 +74,7 @@ def settle(row: Row, run: Any, outcome: str, max_attempts: int, *, refund: int =
     elif outcome == "queued" and row.attempt - refund >= max_attempts:
         outcome = "failed"
     kind = {"succeeded": "done", "queued": "requeue"}.get(outcome, outcome)
-    is_again = outcome == "queued"
-    return _end(row, outcome, refund if is_again else 0), Event(kind, "error" if is_again else "", run)
+    return _end(row, outcome, refund * (outcome == "queued")), Event(kind, "error" * (outcome == "queued"), run)
 
 
 def release(row: Row, run: Any, reason: str, rules: Rules = ALL) -> Move:

@@ -15,9 +15,7 @@ class Rules:
     fence: bool = _rule("a statement of a run names job_id and run_id")
     guard: bool = _rule("a statement of a run requires that the job is running")
     beat_fence: bool = _rule("a heartbeat, a renewal and saved progress compare the run_id")
-    effect_fence: bool = _rule(
-        "what a run commits in the queue's database locks the row of its job and compares the run_id"
-    )
+    effect_fence: bool = _rule("a commit of a run in the queue's database locks its row, and compares the run_id")
     budget: bool = _rule("the reaper returns a job to the queue only while it has attempts")
     cancel_wins: bool = _rule("an error, a release or a reap after a cancel request ends as canceled")
     refund: bool = _rule("a release gives the attempt back")
@@ -74,8 +72,3 @@ ALL = Rules()
 
 def rule_texts() -> dict[str, str]:
     return {rule.name: rule.metadata["text"] for rule in fields(Rules)}
-
-
-def without(*names: str) -> Rules:
-    """The protocol without these rules."""
-    return Rules(**dict.fromkeys(names, False))

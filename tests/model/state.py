@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tests.model.rows import FINAL, Event, Row, is_met
+from tests.model.rows import FINAL, NO_PROCESS, Event, Move, Row, fits, is_met
 from tests.model.rules import ALL, Rules
 
 PARTS = 2  # of a load into a target
@@ -29,6 +29,9 @@ class Run(NamedTuple):
     at: int = 0  # parts of its load that are done
     writing: bool = False  # a transaction in the target is open
 
+    def __str__(self) -> str:
+        return f"run {self.id} of job {self.job}"
+
     @property
     def may_act(self) -> bool:
         """Whether an obedient run passes a safe point."""
@@ -39,6 +42,9 @@ class Process(NamedTuple):
     is_up: bool = True  # else frozen, or cut off from the database
     runs: tuple[Run, ...] = ()
     cursor: int = -1  # of a backfill, as it was read
+
+    def without_locks(self) -> Process:
+        return self._replace(runs=tuple(run._replace(locked=False) for run in self.runs))
 
 
 class Open(NamedTuple):
@@ -89,22 +95,53 @@ class State(NamedTuple):
     def row(self, job: int, **changes: Any) -> State:
         return self.put("rows", job, self.rows[job]._replace(**changes))
 
+    def process(self, number: int, **changes: Any) -> State:
+        return self.put("processes", number, self.processes[number]._replace(**changes))
+
     def run(self, number: int, run: Run, **changes: Any) -> State:
-        runs = tuple(r._replace(**changes) if r is run else r for r in self.processes[number].runs)
-        return self.put("processes", number, self.processes[number]._replace(runs=runs))
+        runs = self.processes[number].runs
+        return self.process(number, runs=tuple([r._replace(**changes) if r is run else r for r in runs]))
 
     def without_run(self, number: int, run: Run) -> State:
-        runs = tuple(r for r in self.processes[number].runs if r is not run)
-        return self.put("processes", number, self.processes[number]._replace(runs=runs))
+        return self.process(number, runs=tuple([r for r in self.processes[number].runs if r is not run]))
 
-    def all_runs(self, *phases: str, up: bool = False) -> Iterator[tuple[int, Run]]:
+    def with_target(self, **changes: Any) -> State:
+        return self._replace(target=self.target._replace(**changes))
+
+    def jobs(self, *statuses: str) -> Iterator[tuple[int, Row]]:
+        return ((job, row) for job, row in enumerate(self.rows) if row.status in statuses)
+
+    def running(self) -> Iterator[tuple[int, Row]]:
+        return self.jobs("running")
+
+    def waiting(self, wait: str) -> Iterator[int]:
+        """The queued jobs in this wait state."""
+        return (job for job, row in self.jobs("queued") if row.wait == wait)
+
+    def numbered(self) -> Iterator[tuple[int, Process]]:
+        return enumerate(self.processes)
+
+    def up(self) -> Iterator[tuple[int, Process]]:
+        """The processes that reach the database."""
+        return ((number, process) for number, process in enumerate(self.processes) if process.is_up)
+
+    def runs(self, *phases: str, up: bool = False) -> Iterator[tuple[int, Run]]:
         """The runs in these phases; `up`: of processes that reach the database."""
-        for number, process in enumerate(self.processes):
-            if process.is_up or not up:
-                yield from ((number, run) for run in process.runs if run.phase in phases)
+        processes = self.up() if up else self.numbered()
+        return ((number, run) for number, process in processes for run in process.runs if run.phase in phases)
+
+    def acting(self) -> Iterator[tuple[int, Run]]:
+        """The runs that execute, and reach the database."""
+        return self.runs("acting", up=True)
+
+    def claimed(self) -> Iterator[tuple[int, Run]]:
+        return self.runs("acting", "unconfirmed")
 
     def owns(self, run: Run) -> bool:
         return self.rows[run.job].status == "running" and self.rows[run.job].run == run.id
+
+    def closed(self, each: Open) -> State:
+        return self._replace(open=tuple(other for other in self.open if other is not each))
 
 
 class Step(NamedTuple):
@@ -113,6 +150,14 @@ class Step(NamedTuple):
     events: tuple[tuple[int, Event], ...] = ()
     problem: str = ""  # a promise that the step itself breaks
     is_fair: bool = True  # it happens some time: an end is to be reached by such steps alone
+
+    def move(self, job: int, move: Move) -> Step:
+        """The row and the event to which a move leads."""
+        return self._replace(state=self.state.put("rows", job, move[0]), events=(*self.events, (job, move[1])))
+
+    def unanswered(self, state: State) -> Step:
+        """The same, and its answer is lost."""
+        return self._replace(label=f"{self.label}, and the answer is lost", state=state, is_fair=False)
 
 
 class Job(NamedTuple):
@@ -141,19 +186,18 @@ class Configuration:
     def initial(self) -> State:
         rows, count = tuple(job.first for job in self.jobs), len(self.jobs)
         first = State(rows, (Process(),) * self.processes, (0,) * count, allowed=self.allowed)
-        progress = ((0, 0, 0),) * count if "progress" in self.groups else ()
-        return first._replace(met=(None,) * len(self.edges), progress=progress, known=("",) * count)
+        return first._replace(met=(None,) * len(self.edges), progress=((0, 0, 0),) * count, known=("",) * count)
 
     def runs_of_key(self, state: State, key: int) -> Iterator[tuple[int, Run]]:
         """What processes execute under a key, whether they may or not."""
-        return ((number, run) for number, run in state.all_runs("acting") if self.jobs[run.job].key == key)
+        return ((number, run) for number, run in state.runs("acting") if self.jobs[run.job].key == key)
 
     def is_running(self, state: State, key: int) -> bool:
-        return any(row.status == "running" and job.key == key for row, job in zip(state.rows, self.jobs, strict=True))
+        return any(self.jobs[job].key == key for job, _ in state.running())
 
     def used(self, state: State) -> int:
         """The weight of the running jobs of the limit."""
-        return sum(row.status == "running" and job.is_limited for row, job in zip(state.rows, self.jobs, strict=True))
+        return sum(self.jobs[job].is_limited for job, _ in state.running())
 
     def is_end(self, state: State) -> bool:
         """Every job has ended, and no process executes anything."""
@@ -163,15 +207,14 @@ class Configuration:
 
     def broken(self, state: State) -> str:
         """The first invariant that does not hold; empty: all hold."""
-        for name, check in INVARIANTS.items():
-            if name not in self.left_out and (problem := check(self, state)):
-                return f"{name.replace('_', ' ')}: {problem}"
-        return ""
+        checks = ((name, check) for name, check in INVARIANTS.items() if name not in self.left_out)
+        problems = (f"{name.replace('_', ' ')}: {problem}" for name, check in checks for problem in check(self, state))
+        return next(problems, "")
 
 
-# ── invariants ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── invariants: each yields what is broken ──────────────────────────────────────────────────────────────────────────
 
-Invariant = Callable[[Configuration, State], str]
+Invariant = Callable[[Configuration, State], Iterable[str]]
 INVARIANTS: dict[str, Invariant] = {}
 
 
@@ -180,112 +223,107 @@ def invariant(function: Invariant) -> Invariant:
     return function
 
 
+def _twice(keys: Collection[int], what: str) -> Iterable[str]:
+    return [f"{len(keys)} {what} of {len(set(keys))} keys"] if len(keys) != len(set(keys)) else ()
+
+
 @invariant
-def one_running_row_of_a_key(config: Configuration, state: State) -> str:
+def one_running_row_of_a_key(config: Configuration, state: State) -> Iterable[str]:
     """No two rows of a lock key are running."""
-    keys = [job.key for row, job in zip(state.rows, config.jobs, strict=True) if row.status == "running"]
-    return f"{len(keys)} rows are running, of {len(set(keys))} keys" if len(keys) != len(set(keys)) else ""
+    return _twice([config.jobs[job].key for job, _ in state.running()], "rows are running,")
 
 
 @invariant
-def only_the_owner_may_act(config: Configuration, state: State) -> str:
+def only_the_owner_may_act(config: Configuration, state: State) -> Iterable[str]:
     """A run that trusts its lease and was not asked to stop owns its job."""
-    problems = (run for _, run in state.all_runs("acting") if run.may_act and not state.owns(run))
-    return next((f"run {run.id} of job {run.job} may act, and does not own it" for run in problems), "")
+    runs = (run for _, run in state.runs("acting") if run.may_act)
+    return (f"{run} may act, and does not own it" for run in runs if not state.owns(run))
 
 
 @invariant
-def one_run_of_a_key_may_act(config: Configuration, state: State) -> str:
+def one_run_of_a_key_may_act(config: Configuration, state: State) -> Iterable[str]:
     """No two runs of a lock key, and none of one job, may act at the same time."""
-    keys = [config.jobs[run.job].key for _, run in state.all_runs("acting") if run.may_act]
-    return f"{len(keys)} runs may act, of {len(set(keys))} keys" if len(keys) != len(set(keys)) else ""
+    return _twice([config.jobs[run.job].key for _, run in state.runs("acting") if run.may_act], "runs may act,")
 
 
 @invariant
-def the_key_lock_excludes(config: Configuration, state: State) -> str:
+def the_key_lock_excludes(config: Configuration, state: State) -> Iterable[str]:
     """No two runs of a key execute whose sessions both hold the key's lock, even if one has lost its lease."""
-    keys = [config.jobs[run.job].key for _, run in state.all_runs("acting") if run.locked]
-    return f"{len(keys)} runs hold the locks of {len(set(keys))} keys" if len(keys) != len(set(keys)) else ""
+    return _twice([config.jobs[run.job].key for _, run in state.runs("acting") if run.locked], "runs hold the locks")
 
 
 @invariant
-def attempts_are_counted(config: Configuration, state: State) -> str:
+def attempts_are_counted(config: Configuration, state: State) -> Iterable[str]:
     """`attempt` is the number of attempts that began and were not given back, and never exceeds max_attempts."""
     for row, job in zip(state.rows, config.jobs, strict=True):
         if row.attempt != row.tries or not 0 <= row.tries <= job.max_attempts:
-            return f"attempt {row.attempt} after {row.tries} attempts of {job.max_attempts}"
-    return ""
+            yield f"attempt {row.attempt} after {row.tries} attempts of {job.max_attempts}"
 
 
 @invariant
-def rows_are_consistent(config: Configuration, state: State) -> str:
+def rows_are_consistent(config: Configuration, state: State) -> Iterable[str]:
     """No queued job has its cancel requested; running jobs alone have an owner and a lease; queued ones alone wait."""
     for job, row in enumerate(state.rows):
-        is_idle = row.owner == -1 and not row.silent and not row.lapsed
-        if (row.status == "queued" and row.cancel) or (row.status != "running" and not is_idle):
-            return f"job {job} is {row.status}, with a cancel request, an owner or a lease"
+        has_owner = row.owner != NO_PROCESS or row.silent or row.lapsed
+        if (row.status == "queued" and row.cancel) or (row.status != "running" and has_owner):
+            yield f"job {job} is {row.status}, with a cancel request, an owner or a lease"
         if row.status in ("running", *FINAL) and row.wait != "scheduled":
-            return f"job {job} is {row.status} and has the wait state {row.wait}"
-    return ""
+            yield f"job {job} is {row.status} and has the wait state {row.wait}"
 
 
 @invariant
-def a_live_run_has_a_live_row(config: Configuration, state: State) -> str:
+def a_live_run_has_a_live_row(config: Configuration, state: State) -> Iterable[str]:
     """Of a run that may act the row alone (lease_expires_at) says that it lives."""
-    problems = (run for _, run in state.all_runs("acting") if run.may_act and state.rows[run.job].lapsed)
-    return next((f"the lease in the row of job {run.job} is over" for run in problems if state.owns(run)), "")
+    owners = (run for _, run in state.runs("acting") if run.may_act and state.owns(run))
+    return (f"the lease in the row of job {run.job} is over" for run in owners if state.rows[run.job].lapsed)
 
 
 @invariant
-def limits_hold(config: Configuration, state: State) -> str:
+def limits_hold(config: Configuration, state: State) -> Iterable[str]:
     """No more jobs run within a limit, and no more start within a period of a rate, than it allows."""
-    is_over = config.allowed is not None and config.used(state) > config.allowed
-    is_fast = config.rate is not None and state.starts[1] > config.rate
-    return f"{config.used(state)} run, {state.starts[1]} started in a period" if is_over or is_fast else ""
+    if not fits(config.used(state), 0, config.allowed) or not fits(state.starts[1], 0, config.rate):
+        yield f"{config.used(state)} run, {state.starts[1]} started in a period"
 
 
 @invariant
-def parents_end_first(config: Configuration, state: State) -> str:
+def parents_end_first(config: Configuration, state: State) -> Iterable[str]:
     """No job of a graph starts before its parents have ended as it asks."""
     for child, parent, wants in config.edges:
         if state.rows[child].tries and not is_met(wants, state.rows[parent].status):
-            return f"job {child} started, and its parent {parent} is {state.rows[parent].status}"
-    return ""
+            yield f"job {child} started, and its parent {parent} is {state.rows[parent].status}"
 
 
 @invariant
-def nothing_of_a_dead_attempt_executes(config: Configuration, state: State) -> str:
+def nothing_of_a_dead_attempt_executes(config: Configuration, state: State) -> Iterable[str]:
     """No server executes a statement of an attempt when a later run of its key has begun."""
     for job, run_id in state.statements:
         if any((run.job, run.id) != (job, run_id) for _, run in config.runs_of_key(state, config.jobs[job].key)):
-            return f"a statement of run {run_id} of job {job} executes next to another run of its key"
-    return ""
+            yield f"a statement of run {run_id} of job {job} executes next to another run of its key"
 
 
 @invariant
-def acknowledged_is_kept(config: Configuration, state: State) -> str:
+def acknowledged_is_kept(config: Configuration, state: State) -> Iterable[str]:
     """A job that was accepted exists, and an end that was acknowledged stays."""
     for job, (known, row) in enumerate(zip(state.known, state.rows, strict=True)):
         if (known and row.status == "absent") or (known in FINAL and row.status != known):
-            return f"job {job} was acknowledged as {known}, and is {row.status}"
-    return ""
+            yield f"job {job} was acknowledged as {known}, and is {row.status}"
 
 
 @invariant
-def parts_are_written_once(config: Configuration, state: State) -> str:
+def parts_are_written_once(config: Configuration, state: State) -> Iterable[str]:
     """A part of a load is in the target once; all parts are there when the load has succeeded."""
-    is_missing = "target" in config.groups and state.rows[0].status == "succeeded" and 0 in state.target.written
-    is_twice = max(state.target.written) > 1
-    return f"the parts are there so many times: {state.target.written}" if is_twice or is_missing else ""
+    least = int("target" in config.groups and state.rows[0].status == "succeeded")
+    if any(not least <= count <= 1 for count in state.target.written):
+        yield f"the parts are there so many times: {state.target.written}"
 
 
 @invariant
-def slices_are_asked_for_once(config: Configuration, state: State) -> str:
+def slices_are_asked_for_once(config: Configuration, state: State) -> Iterable[str]:
     """A backfill asks for each of its slices once."""
-    return f"{state.backfill[1]} slices of {state.backfill[0]}" if len(set(state.backfill)) > 1 else ""
+    return [f"{state.backfill[1]} slices of {state.backfill[0]}"] if len(set(state.backfill)) > 1 else ()
 
 
 @invariant
-def follow_ups_exist_once(config: Configuration, state: State) -> str:
+def follow_ups_exist_once(config: Configuration, state: State) -> Iterable[str]:
     """However many attempts enqueue a follow-up, it exists once."""
-    return f"{state.follow_ups} follow-ups" if state.follow_ups > 1 else ""
+    return [f"{state.follow_ups} follow-ups"] if state.follow_ups > 1 else ()

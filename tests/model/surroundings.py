@@ -3,299 +3,250 @@
 from __future__ import annotations
 
 from tests.model import rows
-from tests.model.actions import CALLER, DUTY, FAULT, OTHERS, OWNER, TIME, Steps, action, after_end, has_room, is_open
+from tests.model.actions import Steps, action, after_end, fault, has_room, is_open, unless_owner
 from tests.model.rows import GONE, Event, Row, move_wait
-from tests.model.state import PARTS, SLICES, Configuration, Process, State, Step
+from tests.model.state import PARTS, SLICES, Configuration, Process, Run, State, Step
 
 # ── callers, operators, other programs ──────────────────────────────────────────────────────────────────────────────
 
 
-@action("enqueue", CALLER)
-def enqueues(config: Configuration, state: State) -> Steps:
+@action("enqueue", by="caller or operator", each=lambda state: state.jobs("absent"))
+def enqueues(config: Configuration, state: State, job: int, row: Row) -> Steps:
     """A caller enqueues a job, or another program inserts it; it is acknowledged when it is committed."""
-    for job, row in enumerate(state.rows):
-        if row.status == "absent":
-            new = state.put("rows", job, Row()).put("known", job, "queued")
-            yield Step(f"job {job} is accepted", new, ((job, Event("queued")),))
+    yield Step(f"job {job} is accepted", state.put("known", job, "queued")).move(job, (Row(), Event("queued")))
 
 
-@action("cancel", CALLER)
-def cancels(config: Configuration, state: State) -> Steps:
+@action("cancel", by="caller or operator", each=lambda state: state.jobs("queued", "running"))
+def cancels(config: Configuration, state: State, job: int, row: Row) -> Steps:
     """A queued job is canceled at once, in any wait state; a running one gets the flag."""
-    for job, row in enumerate(state.rows):
-        if row.status in ("queued", "running") and not row.cancel and not is_open(config, state, job):
-            new, event = rows.cancel(row)
-            changed, events = state.put("rows", job, new), ((job, event),)
-            ends = after_end(config, changed, job, events) if new.status == "canceled" else [(changed, events)]
-            for ended, more in ends:
-                yield Step(f"job {job} is to be canceled", ended, more, is_fair=False)
+    if not row.cancel and not is_open(config, state, job):
+        step = fault(f"job {job} is to be canceled", state).move(job, rows.cancel(row))
+        yield from after_end(config, step, job) if row.status == "queued" else [step]
 
 
-@action("retry", CALLER)
-def retries(config: Configuration, state: State) -> Steps:
+@action("retry", by="caller or operator", each=lambda state: state.jobs("failed", "canceled", "lost"))
+def retries(config: Configuration, state: State, job: int, row: Row) -> Steps:
     """An operator queues a job again that failed, was canceled or lost: the same job with all its attempts."""
-    for job, row in enumerate(state.rows):
-        if row.status in ("failed", "canceled", "lost"):
-            new, event = rows.retry(row)
-            yield Step(f"job {job} is retried", state.put("rows", job, new), ((job, event),), is_fair=False)
+    yield fault(f"job {job} is retried", state).move(job, rows.retry(row))
 
 
-@action("by_hand", OTHERS)
-def updates_by_hand(config: Configuration, state: State) -> Steps:
+@action("by_hand", by="another program", each=State.running)
+def updates_by_hand(config: Configuration, state: State, job: int, row: Row) -> Steps:
     """Another program sets a running job to queued with a plain UPDATE; triggers reset it as a release would."""
-    for job, row in enumerate(state.rows):
-        if row.status == "running" and not row.cancel:
-            new, event = rows.requeue_by_hand(row)
-            yield Step(f"an UPDATE queues job {job}", state.put("rows", job, new), ((job, event),), is_fair=False)
+    if not row.cancel:
+        yield fault(f"an UPDATE queues job {job}", state).move(job, rows.requeue_by_hand(row))
 
 
-@action("follow_ups", OWNER)
-def enqueues_follow_up(config: Configuration, state: State) -> Steps:
+@action("follow_ups", by="process of the run", each=State.acting)
+def enqueues_follow_up(config: Configuration, state: State, number: int, run: Run) -> Steps:
     """A run enqueues a follow-up; one with its key exists already if an earlier attempt did."""
-    for number, run in state.all_runs("acting", up=True):
-        if state.follow_ups < 2 and run.may_act:
-            count = 1 if config.rules.follow_up_keys else state.follow_ups + 1
-            yield Step(f"run {run.id} in P{number} enqueues a follow-up", state._replace(follow_ups=count))
+    if state.follow_ups < 2 and run.may_act:
+        count = 1 if config.rules.follow_up_keys else state.follow_ups + 1
+        yield Step(f"run {run.id} in P{number} enqueues a follow-up", state._replace(follow_ups=count))
 
 
 # ── faults ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@action("crash", FAULT)
-def crashes(config: Configuration, state: State) -> Steps:
+@action("crash", by="fault", each=State.numbered)
+def crashes(config: Configuration, state: State, number: int, process: Process) -> Steps:
     """A process dies, and a new one with another worker_id takes its place. Its rows stay, and its sessions end; what
     its attempts execute in servers continues."""
-    for number, process in enumerate(state.processes):
-        if process.runs or not process.is_up:
-            left, copy = (tuple(row._replace(owner=GONE) if row.owner == number else row for row in each)
-                          for each in (state.rows, state.copy))  # fmt: skip
-            new = state._replace(rows=left, copy=copy).put("processes", number, Process())
-            yield Step(f"P{number} dies, and a new process takes its place", new, is_fair=False)
+    if process.runs or not process.is_up:
+        left, copy = (tuple(row._replace(owner=GONE) if row.owner == number else row for row in each)
+                      for each in (state.rows, state.copy))  # fmt: skip
+        new = state._replace(rows=left, copy=copy).put("processes", number, Process())
+        yield fault(f"P{number} dies, and a new process takes its place", new)
 
 
-@action("freeze", FAULT)
-def freezes(config: Configuration, state: State) -> Steps:
+@action("freeze", by="fault", each=State.up)
+def freezes(config: Configuration, state: State, number: int, process: Process) -> Steps:
     """A process is frozen, or cut off from the database. Its sessions stay, with their locks."""
-    for number, process in enumerate(state.processes):
-        if process.is_up and process.runs:
-            yield Step(
-                f"P{number} is frozen", state.put("processes", number, process._replace(is_up=False)), is_fair=False
-            )
+    if process.runs:
+        yield fault(f"P{number} is frozen", state.process(number, is_up=False))
 
 
-@action("freeze", TIME)
-def thaws(config: Configuration, state: State) -> Steps:
+@action("freeze", by="time", each=State.numbered)
+def thaws(config: Configuration, state: State, number: int, process: Process) -> Steps:
     """A frozen process continues, or reaches the database again."""
-    for number, process in enumerate(state.processes):
-        if not process.is_up:
-            yield Step(f"P{number} is thawed", state.put("processes", number, process._replace(is_up=True)))
+    if not process.is_up:
+        yield Step(f"P{number} is thawed", state.process(number, is_up=True))
 
 
-@action("forget", FAULT)
-def forgets(config: Configuration, state: State) -> Steps:
+@action("forget", by="fault", each=State.acting)
+def forgets(config: Configuration, state: State, number: int, run: Run) -> Steps:
     """A process forgets a run that the row says it has, and continues to beat."""
-    for number, run in state.all_runs("acting", up=True):
-        yield Step(f"P{number} forgets run {run.id} of job {run.job}", state.without_run(number, run), is_fair=False)
+    yield fault(f"P{number} forgets {run}", state.without_run(number, run))
 
 
-def _without_sessions(state: State) -> State:
+def without_sessions(state: State) -> State:
     """Every session ends, and the reaper's looks count no more: they were on another server."""
-    processes = tuple(
-        Process(process.is_up, tuple(run._replace(locked=False) for run in process.runs)) for process in state.processes
-    )
+    processes = tuple(process.without_locks() for process in state.processes)
     return state._replace(processes=processes, seen=(0,) * len(state.rows), statements=())
 
 
-@action("crash_server", FAULT)
+@action("crash_server", by="fault")
 def server_restarts(config: Configuration, state: State) -> Steps:
     """The server crashes and recovers: what it has answered is on its disk."""
-    new = _without_sessions(state)
-    if config.rules.sync_commit:
-        yield Step("the server crashes and recovers", new, is_fair=False)
-    elif state.copy:
-        yield Step(
-            "the server crashes, and recovers what was on its disk", new._replace(rows=state.copy), is_fair=False
-        )
+    kept = state.rows if config.rules.sync_commit else state.copy
+    if kept:
+        yield fault("the server crashes, and recovers what its disk has", without_sessions(state)._replace(rows=kept))
 
 
-@action("failover", TIME)
+@action("failover", by="time")
 def replicates(config: Configuration, state: State) -> Steps:
     """The standby receives what the primary has committed; or the disk, where commits do not wait for it."""
     if state.copy != state.rows:
         yield Step("the commits so far are copied", state._replace(copy=state.rows, drawn=(state.drawn[0],) * 2))
 
 
-@action("promote", FAULT)
+@action("promote", by="fault")
 def fails_over(config: Configuration, state: State) -> Steps:
     """An asynchronous standby is promoted, without the last commits. Its timeline is a higher one."""
     if state.copy and state.drawn[0] < 100:
         drawn = state.drawn[1] + (100 if config.rules.fence_grows else 0)
-        new = _without_sessions(state)._replace(rows=state.copy, copy=(), drawn=(drawn, 0))
-        yield Step("a standby is promoted that has the copy", new, is_fair=False)
+        new = without_sessions(state)._replace(rows=state.copy, copy=(), drawn=(drawn, 0))
+        yield fault("a standby is promoted that has the copy", new)
 
 
 # ── statements of attempts, progress ────────────────────────────────────────────────────────────────────────────────
 
 
-@action("statements", OWNER)
-def executes(config: Configuration, state: State) -> Steps:
+@action("statements", by="process of the run", each=State.acting)
+def executes(config: Configuration, state: State, number: int, run: Run) -> Steps:
     """An attempt begins a long statement in a server, over a session that has its name."""
-    for number, run in state.all_runs("acting", up=True):
-        if run.may_act and (run.job, run.id) not in state.statements:
-            new = state._replace(statements=tuple(sorted((*state.statements, (run.job, run.id)))))
-            yield Step(f"run {run.id} of job {run.job} in P{number} begins a statement", new)
+    if run.may_act and (run.job, run.id) not in state.statements:
+        new = state._replace(statements=tuple(sorted((*state.statements, (run.job, run.id)))))
+        yield Step(f"{run} in P{number} begins a statement", new)
 
 
-@action("statements", TIME)
-def statement_ends(config: Configuration, state: State) -> Steps:
+@action("statements", by="time", each=lambda state: state.statements)
+def statement_ends(config: Configuration, state: State, job: int, run: int) -> Steps:
     """A statement ends by itself, some time after its client died."""
-    for each in state.statements:
-        rest = tuple(other for other in state.statements if other != each)
-        yield Step(f"the statement of run {each[1]} of job {each[0]} ends", state._replace(statements=rest))
+    rest = tuple(each for each in state.statements if each != (job, run))
+    yield Step(f"the statement of run {run} of job {job} ends", state._replace(statements=rest))
 
 
-@action("progress", OWNER)
-def saves_progress(config: Configuration, state: State) -> Steps:
+@action("progress", by="process of the run", each=State.acting)
+def saves_progress(config: Configuration, state: State, number: int, run: Run) -> Steps:
     """A run saves its progress, if it owns the job."""
-    for number, run in state.all_runs("acting", up=True):
-        job, (saved_by, newest, of_row) = run.job, state.progress[run.job]
-        if (state.owns(run) or not config.rules.beat_fence) and newest < 2:
-            new = state.put("progress", job, (run.id, newest + 1 if saved_by == run.id else of_row + 1, of_row))
-            problem = "" if state.owns(run) else f"the progress of run {run.id} is saved, which does not own job {job}"
-            yield Step(f"run {run.id} in P{number} saves its progress", new, (), problem)
+    saved_by, newest, of_row = state.progress[run.job]
+    if (state.owns(run) or not config.rules.beat_fence) and newest < 2:
+        new = state.put("progress", run.job, (run.id, (newest if saved_by == run.id else of_row) + 1, of_row))
+        yield Step(f"run {run.id} in P{number} saves its progress", new, problem=unless_owner(state, run, "reports"))
 
 
-@action("effects", OWNER)
-def commits_effect(config: Configuration, state: State) -> Steps:
+@action("effects", by="process of the run", each=State.acting)
+def commits_effect(config: Configuration, state: State, number: int, run: Run) -> Steps:
     """A run commits in the queue's database; its last statement locks the job's row and compares the run."""
-    for number, run in state.all_runs("acting", up=True):
-        if state.owns(run) or not config.rules.effect_fence:
-            problem = "" if state.owns(run) else f"run {run.id} commits, which does not own job {run.job}"
-            yield Step(f"run {run.id} of job {run.job} in P{number} commits rows", state, (), problem)
+    if state.owns(run) or not config.rules.effect_fence:
+        yield Step(f"{run} in P{number} commits rows", state, problem=unless_owner(state, run, "commits for"))
 
 
 # ── limits ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@action("limits", DUTY)
-def sweeps_limits(config: Configuration, state: State) -> Steps:
+@action("limits", by="maintenance leader", each=lambda state: state.jobs("queued"))
+def sweeps_limits(config: Configuration, state: State, job: int, row: Row) -> Steps:
     """Jobs that wait for a limit, as many as may start, become ready."""
-    for job, row in enumerate(state.rows) if config.rules.limit_sweep and has_room(config, state) else ():
-        if row.status == "queued" and row.wait == "limited":
-            new, event = move_wait(row, "wake")
-            yield Step(f"the sweep wakes job {job}", state.put("rows", job, new), ((job, event),))
+    if row.wait == "limited" and config.rules.limit_sweep and has_room(config, state, config.used(state)):
+        yield Step(f"the sweep wakes job {job}", state).move(job, move_wait(row, "wake"))
 
 
-@action("pause", CALLER)
+@action("pause", by="caller or operator")
 def sets_limit(config: Configuration, state: State) -> Steps:
     """An operator pauses what the limit counts, or a breaker opens it; or it is raised again, and wakes a job."""
-    if state.allowed:
-        yield Step("the limit is set to 0", state._replace(allowed=0), is_fair=False)
-        return
-    new, events = state._replace(allowed=config.allowed), ()
-    waiting = [job for job, row in enumerate(state.rows) if row.status == "queued" and row.wait == "limited"]
-    if config.rules.reopen_wakes:
-        for job in waiting[: (config.allowed or 0) - config.used(state)]:
-            row, event = move_wait(new.rows[job], "wake")
-            new, events = new.put("rows", job, row), (*events, (job, event))  # type: ignore[assignment]
-    yield Step("the limit is raised again", new, events)
+    step = fault("the limit is set to 0", state._replace(allowed=0))
+    if not state.allowed:
+        step = Step("the limit is raised again", state._replace(allowed=config.allowed))
+        count = (config.allowed or 0) - config.used(state) if config.rules.reopen_wakes else 0
+        for job in list(state.waiting("limited"))[:count]:
+            step = step.move(job, move_wait(state.rows[job], "wake"))
+    yield step
 
 
-@action("rate", TIME)
+@action("rate", by="time")
 def period_ends(config: Configuration, state: State) -> Steps:
     """The period of the rate is over."""
     if state.starts != (0, 0):
         yield Step("the period of the rate ends", state._replace(starts=(0, 0)))
 
 
-@action("backfill", DUTY)
-def reads_backfill(config: Configuration, state: State) -> Steps:
+@action("backfill", by="maintenance leader", each=State.up)
+def reads_backfill(config: Configuration, state: State, number: int, process: Process) -> Steps:
     """A process reads up to which slice a backfill has come. There may be two leaders."""
-    for number, process in enumerate(state.processes):
-        if process.cursor < state.backfill[0] < SLICES:
-            new = state.put("processes", number, process._replace(cursor=state.backfill[0]))
-            yield Step(f"P{number} reads the backfill's cursor", new)
+    if process.cursor < state.backfill[0] < SLICES:
+        yield Step(f"P{number} reads the backfill's cursor", state.process(number, cursor=state.backfill[0]))
 
 
-@action("backfill", DUTY)
-def makes_backfill(config: Configuration, state: State) -> Steps:
+@action("backfill", by="maintenance leader", each=State.up)
+def makes_backfill(config: Configuration, state: State, number: int, process: Process) -> Steps:
     """It makes the job of the next slice, if the cursor is still where it was read, and moves the cursor on."""
-    for number, process in enumerate(state.processes):
-        if process.cursor >= 0 and (process.cursor == state.backfill[0] or not config.rules.backfill_cursor):
-            moved = state._replace(backfill=(process.cursor + 1, min(state.backfill[1] + 1, SLICES + 1)))
-            new = moved.put("processes", number, process._replace(cursor=-1))
-            yield Step(f"P{number} asks for slice {process.cursor} of the backfill", new)
+    if process.cursor >= 0 and (process.cursor == state.backfill[0] or not config.rules.backfill_cursor):
+        moved = state._replace(backfill=(process.cursor + 1, min(state.backfill[1] + 1, SLICES + 1)))
+        yield Step(f"P{number} asks for slice {process.cursor} of the backfill", moved.process(number, cursor=-1))
 
 
 # ── a target on another server ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@action("target", OWNER)
-def claims_target(config: Configuration, state: State) -> Steps:
-    """An attempt claims the job's row in the target: it locks the row, draws a higher fence from the queue, which gives
-    it to the owner only, and reads where to continue, or that the work is done."""
-    rules, target = config.rules, state.target
-    for number, run in state.all_runs("acting", up=True):
-        is_free = target.holder == 0 or not rules.target_lock
-        if run.fence or not is_free or run.stop or not (state.owns(run) or not rules.fence_of_owner):
-            continue
-        fence = state.drawn[0] + 1 if rules.fence_grows else state.rows[run.job].attempt
-        label = f"run {run.id} in P{number} claims its row in the target with fence {fence}"
-        if fence <= target.fence and rules.fence_grows:
-            yield Step(f"{label}: lost", state.run(number, run, stop=True))
-            continue
-        at = PARTS if target.done and rules.reads_done else target.position
-        claimed = state._replace(
-            target=target._replace(fence=fence, run=run.id), drawn=(max(fence, state.drawn[0]), state.drawn[1])
-        )
-        yield Step(label, claimed.run(number, run, fence=fence, at=at))
+def is_lockable(config: Configuration, state: State) -> bool:
+    return state.target.holder == 0 or not config.rules.target_lock
 
 
-def _is_fenced(config: Configuration, state: State, run_id: int, fence: int) -> bool:
-    target = state.target
-    is_own = target.fence == fence and (target.run == run_id or not config.rules.fence_grows)
+def has_lost_fence(config: Configuration, state: State, run: Run) -> bool:
+    is_own = state.target.fence == run.fence and (state.target.run == run.id or not config.rules.fence_grows)
     return config.rules.target_compare and not is_own
 
 
-@action("target", OWNER)
-def opens_target_transaction(config: Configuration, state: State) -> Steps:
+@action("target", by="process of the run", each=State.acting)
+def claims_target(config: Configuration, state: State, number: int, run: Run) -> Steps:
+    """An attempt claims the job's row in the target: it locks the row, draws a higher fence from the queue, which gives
+    it to the owner only, and reads where to continue, or that the work is done."""
+    rules, target, (last, copied) = config.rules, state.target, state.drawn
+    if run.fence or run.stop or not is_lockable(config, state) or (rules.fence_of_owner and not state.owns(run)):
+        return
+    fence = last + 1 if rules.fence_grows else state.rows[run.job].attempt
+    label = f"run {run.id} in P{number} claims its row in the target with fence {fence}"
+    if fence <= target.fence and rules.fence_grows:
+        yield Step(f"{label}: lost", state.run(number, run, stop=True))
+    else:
+        claimed = state._replace(drawn=(max(fence, last), copied)).with_target(fence=fence, run=run.id)
+        at = PARTS if target.done and rules.reads_done else target.position
+        yield Step(label, claimed.run(number, run, fence=fence, at=at))
+
+
+@action("target", by="process of the run", each=State.acting)
+def opens_target_transaction(config: Configuration, state: State, number: int, run: Run) -> Steps:
     """A transaction in the target begins: it locks the job's row there, and compares the fence."""
-    for number, run in state.all_runs("acting", up=True):
-        is_free = state.target.holder == 0 or not config.rules.target_lock
-        if run.fence and run.at < PARTS and not run.writing and is_free:
-            label = f"run {run.id} in P{number} begins part {run.at} in the target"
-            if not _is_fenced(config, state, run.id, run.fence):
-                new = state._replace(target=state.target._replace(holder=run.id))
-                yield Step(label, new.run(number, run, writing=True))
-            else:
-                yield Step(f"{label}: it has lost the fence", state.without_run(number, run))
+    label = f"run {run.id} in P{number} begins part {run.at} in the target"
+    if run.fence and run.at < PARTS and not run.writing and is_lockable(config, state):
+        if has_lost_fence(config, state, run):
+            yield Step(f"{label}: it has lost the fence", state.without_run(number, run))
+        else:
+            yield Step(label, state.with_target(holder=run.id).run(number, run, writing=True))
 
 
-@action("target", OWNER)
-def commits_target_transaction(config: Configuration, state: State) -> Steps:
+@action("target", by="process of the run", each=State.acting)
+def commits_target_transaction(config: Configuration, state: State, number: int, run: Run) -> Steps:
     """It compares the fence again, and commits rows and position together; the last one that the work is done."""
-    target, rules = state.target, config.rules
-    for number, run in state.all_runs("acting", up=True):
-        if not run.writing:
-            continue
-        label = f"run {run.id} in P{number} commits part {run.at} in the target"
-        free = target._replace(holder=0 if target.holder == run.id else target.holder)
-        if _is_fenced(config, state, run.id, run.fence):
-            yield Step(f"{label}: it has lost the fence", state._replace(target=free).without_run(number, run))
-            continue
+    label = f"run {run.id} in P{number} commits part {run.at} in the target"
+    free = state.with_target(holder=0) if state.target.holder == run.id else state
+    if run.writing and has_lost_fence(config, state, run):
+        yield Step(f"{label}: it has lost the fence", free.without_run(number, run))
+    elif run.writing:
+        target, is_last = state.target, run.at == PARTS - 1
         problem = f"run {run.id} commits after a later run has committed" if target.writer > run.id else ""
         written = tuple(count + (part == run.at) for part, count in enumerate(target.written))
-        is_last = run.at == PARTS - 1
-        new = free._replace(written=written, done=target.done or is_last, writer=max(run.id, target.writer))
-        new = new._replace(position=target.position if is_last or not rules.position_with_rows else run.at + 1)
-        yield Step(label, state._replace(target=new).run(number, run, writing=False, at=run.at + 1), (), problem)
+        position = target.position if is_last or not config.rules.position_with_rows else run.at + 1
+        done, writer = target.done or is_last, max(run.id, target.writer)
+        new = free.with_target(position=position, done=done, written=written, writer=writer)
+        yield Step(label, new.run(number, run, writing=False, at=run.at + 1), problem=problem)
 
 
-@action("target", TIME)
+@action("target", by="time")
 def target_session_ends(config: Configuration, state: State) -> Steps:
     """The session in the target of a process that died ends, and its transaction with it."""
     holder = state.target.holder
-    if holder and not any(run.writing and run.id == holder for _, run in state.all_runs("acting")):
-        yield Step(
-            "the session of a dead process in the target ends", state._replace(target=state.target._replace(holder=0))
-        )
+    if holder and not any(run.writing and run.id == holder for _, run in state.runs("acting")):
+        yield Step("the session of a dead process in the target ends", state.with_target(holder=0))
