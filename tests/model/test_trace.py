@@ -10,101 +10,11 @@ import psycopg2
 import pytest
 
 from tests.chaos import etl
-from tests.chaos.history import Edge, Execution, RunReport
+from tests.chaos.history import Edge, Execution
 from tests.model.mutants import TRACE_MUTANTS
 from tests.model.record import CREATE_TABLES, Record, TargetCommit, TraceStep
+from tests.model.record_builder import HEARTBEAT_SEC, LEASE_SEC, NOON, Recorder, timestamp
 from tests.model.trace import check_trace
-
-NOON = 1_900_000_000.0
-HEARTBEAT_SEC, LEASE_SEC = 0.5, 2
-
-
-def timestamp(at: float) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(at, UTC).isoformat()
-
-
-class Recorder:
-    """Builds a record step by step. Each transaction comes a tenth of a second after the one before."""
-
-    def __init__(self) -> None:
-        self.steps: list[TraceStep] = []
-        self.rows: dict[str, dict[str, Any]] = {}
-        self.reports: list[RunReport] = []
-        self.target: list[TargetCommit] = []
-        self.edges: dict[str, list[Edge]] = {}
-        self.executions: list[Execution] = []
-        self.last_job = ""
-        self.now, self._xid = NOON, 100
-
-    def transaction(self, after: float = 0.1) -> None:
-        self._xid += 1
-        self.now += after
-
-    def add(self, kind: str, data: dict[str, Any]) -> None:
-        self.steps.append(TraceStep(len(self.steps) + 1, self._xid, self.now, kind, data))
-
-    def event(self, job: str, kind: str, reason: str | None = None, run: str | None = None) -> None:
-        row = self.rows[job]
-        data = {"kind": kind, "status": row["status"], "attempt": row["attempt"], "run": run, "reason": reason}
-        self.add("event", {"id": len(self.steps), "job": job, **data})
-
-    def change(self, job: str, op: str = "UPDATE", **changes: Any) -> None:
-        self.rows[job] = self.rows[job] | changes
-        self.add("row", {"op": op, **self.rows[job]})
-
-    def enqueue(self, key: str = "k", **more: Any) -> str:
-        job = self.last_job = str(uuid4())
-        self.rows[job] = {
-            "job": job, "key": key, "status": "queued", "wait": "ready", "attempt": 0, "most": 2, "run": None,
-            "owner": None, "cancel": False, "lease": None, "beat": None, "ttl": LEASE_SEC, "task": "t", "queue": "q",
-            "limits": None, "need": None, "graph": None, "progress_run": None, "result_run": None, "error_run": None,
-            "schedule": None, "backfill": None, "live_key": None, "slice": "",
-        } | more  # fmt: skip
-        self.transaction()
-        self.change(job, "INSERT")
-        self.event(job, "queued")
-        return job
-
-    def claim(self, job: str, worker: str = "w1", run: str | None = None) -> str:
-        run = run or str(uuid4())
-        self.transaction()
-        lease = {"beat": timestamp(self.now), "lease": timestamp(self.now + LEASE_SEC)}
-        attempt = self.rows[job]["attempt"] + 1
-        self.change(job, status="running", wait="scheduled", attempt=attempt, run=run, owner=worker, **lease)
-        self.event(job, "picked", run=run)
-        return run
-
-    def end(self, job: str, status: str, kind: str, reason: str | None = None, after: float = 0.1, **more: Any) -> None:
-        self.transaction(after)
-        wait = "ready" if status == "queued" else "scheduled"
-        self.change(job, **({"status": status, "wait": wait, "owner": None, "lease": None} | more))
-        self.event(job, kind, reason, self.rows[job]["run"])
-
-    def succeed(self, job: str, **more: Any) -> None:
-        self.end(job, "succeeded", "done", **more)
-
-    def beat(self, worker: str = "w1", after: float = 0.1) -> None:
-        self.transaction(after)
-        self.add("beat", {"worker": worker, "at": timestamp(self.now)})
-
-    def report(self, job: str, run: str, what: str = "acted", after: float = 0.1) -> None:
-        self.now += after
-        self.reports.append(
-            RunReport(run_id=UUID(run), job_id=UUID(job), lock_key="k", attempt=1, task="t", what=what, at=self.now)
-        )
-
-    def refusals(self) -> list[str]:
-        record = Record(
-            steps=self.steps,
-            heartbeat_sec=HEARTBEAT_SEC,
-            reports=self.reports,
-            edges=self.edges,
-            target=self.target,
-            executions=self.executions,
-        )
-        return [refusal.message for refusal in check_trace(record).refusals]
 
 
 @pytest.fixture
@@ -117,18 +27,27 @@ def test_life_of_a_job_is_allowed(recorder: Recorder):
     run = recorder.claim(job)
     recorder.report(job, run)
     recorder.beat()
-    recorder.end(job, "queued", "requeue", "lease_expired", after=LEASE_SEC + HEARTBEAT_SEC + 0.1)
+    late = LEASE_SEC + HEARTBEAT_SEC + 0.1
+    recorder.end(job, "queued", "requeue", "lease_expired", after=late, progress_run=run)
     recorder.claim(job, "w2")
     recorder.end(job, "queued", "requeue", "shutdown", attempt=1)
+    run = recorder.claim(job, "w2")
+    recorder.succeed(job, progress_run=run)
+
+    assert recorder.refusals() == []
+
+
+def test_attempt_that_reports_nothing_leaves_what_the_job_shows(recorder: Recorder):
+    job = recorder.enqueue()
+    recorder.end(job, "queued", "requeue", "process_died", progress_run=recorder.claim(job))
     recorder.claim(job, "w2")
-    recorder.succeed(job)
+    recorder.end(job, "failed", "failed")
 
     assert recorder.refusals() == []
 
 
 def test_lost_job_returns_after_a_retry(recorder: Recorder):
-    job = recorder.enqueue(most=1)
-    recorder.claim(job)
+    job = recorder.start(most=1)
     recorder.end(job, "lost", "lost", "process_died")
     recorder.end(job, "queued", "requeue", "retry", attempt=0)
     recorder.claim(job, "w2")
@@ -143,8 +62,7 @@ def _claim_of_running_key(recorder: Recorder) -> None:
 
 
 def _claim_of_blocked_job(recorder: Recorder) -> None:
-    job = recorder.enqueue(wait="blocked")
-    recorder.claim(job)
+    recorder.start(wait="blocked")
 
 
 def _second_use_of_a_run(recorder: Recorder) -> None:
@@ -153,8 +71,7 @@ def _second_use_of_a_run(recorder: Recorder) -> None:
 
 
 def _change_without_event(recorder: Recorder) -> None:
-    job = recorder.enqueue()
-    recorder.claim(job)
+    job = recorder.start()
     recorder.transaction()
     recorder.change(job, status="succeeded", owner=None, lease=None)
 
@@ -166,34 +83,36 @@ def _event_without_change(recorder: Recorder) -> None:
 
 
 def _success_twice(recorder: Recorder) -> None:
-    job = recorder.enqueue()
-    recorder.claim(job)
+    job = recorder.start()
     recorder.succeed(job)
     recorder.end(job, "failed", "failed")
 
 
 def _result_of_another_run(recorder: Recorder) -> None:
-    job = recorder.enqueue()
-    recorder.claim(job)
+    job = recorder.start()
     recorder.succeed(job, result_run=str(uuid4()))
 
 
-def _reap_of_a_live_lease(recorder: Recorder) -> None:
+def _progress_of_another_run(recorder: Recorder) -> None:
     job = recorder.enqueue()
-    recorder.claim(job)
+    recorder.end(job, "queued", "requeue", "process_died", progress_run=recorder.claim(job))
+    recorder.claim(job, "w2")
+    recorder.succeed(job)
+
+
+def _reap_of_a_live_lease(recorder: Recorder) -> None:
+    job = recorder.start()
     recorder.beat(after=1.5)
     recorder.end(job, "queued", "requeue", "lease_expired", after=0.6)
 
 
 def _reap_beyond_the_budget(recorder: Recorder) -> None:
-    job = recorder.enqueue(most=1)
-    recorder.claim(job)
+    job = recorder.start(most=1)
     recorder.end(job, "queued", "requeue", "lease_expired", after=5)
 
 
 def _beat_after_proof_of_death(recorder: Recorder) -> None:
-    job = recorder.enqueue()
-    recorder.claim(job)
+    job = recorder.start()
     recorder.end(job, "queued", "requeue", "process_died")
     recorder.beat()
 
@@ -222,8 +141,7 @@ def _act_after_heartbeat_with_cancel(recorder: Recorder) -> None:
 
 
 def _cancel_forgotten(recorder: Recorder) -> None:
-    job = recorder.enqueue()
-    recorder.claim(job)
+    job = recorder.start()
     recorder.transaction()
     recorder.change(job, cancel=True)
     recorder.event(job, "cancel_requested")
@@ -231,8 +149,7 @@ def _cancel_forgotten(recorder: Recorder) -> None:
 
 
 def _short_renewal(recorder: Recorder) -> None:
-    job = recorder.enqueue()
-    recorder.claim(job)
+    job = recorder.start()
     recorder.transaction(1.0)
     recorder.change(job, beat=timestamp(recorder.now), lease=timestamp(recorder.now + 0.5))
 
@@ -258,8 +175,7 @@ def _start_before_parents(recorder: Recorder) -> None:
 
 
 def _commit_of_another_run(recorder: Recorder) -> None:
-    job = recorder.enqueue()
-    recorder.claim(job)
+    job = recorder.start()
     recorder.transaction()
     recorder.add("effect", {"job": job, "run": str(uuid4()), "part": 0})
 
@@ -338,8 +254,7 @@ def _second_submission(recorder: Recorder) -> None:
 
 
 def _submission_after_a_stop(recorder: Recorder) -> None:
-    job = recorder.enqueue()
-    recorder.claim(job)
+    job = recorder.start()
     for number, outcome in ((1, "stopped"), (2, "succeeded")):
         recorder.transaction()
         values = {"op": "INSERT", "job_id": job, "number": number, "outcome": outcome, "name": f"dl-{number}"}
@@ -378,6 +293,7 @@ PLANTED = [
     (_event_without_change, "without a change of the row"),
     (_success_twice, "the job has not ended, or has succeeded"),
     (_result_of_another_run, "result of run"),
+    (_progress_of_another_run, "progress of run"),
     (_reap_of_a_live_lease, "after its lease ended"),
     (_reap_beyond_the_budget, "leads to ('lost'"),
     (_beat_after_proof_of_death, "a process beats that was proved dead"),

@@ -140,7 +140,7 @@ class _Replay:
 
     def _move(self, step: TraceStep, job: _Job, before: Row, after: Row, former: Mapping[str, Any]) -> None:
         if before.status != after.status:
-            name, new = self._change_status(step, before, after, job.data)
+            name, new = self._change_status(step, before, after, job.data, former["progress_run"])
             expected = (new.status, new.attempt, new.cancel)
             require(
                 expected == (after.status, after.attempt, after.cancel),
@@ -166,18 +166,18 @@ class _Replay:
             name = "notes"
         self.report.actions[name] += 1
 
-    def _change_status(self, step: TraceStep, before: Row, after: Row, data: Mapping[str, Any]) -> tuple[str, Row]:
+    def _change_status(
+        self, step: TraceStep, before: Row, after: Row, data: Mapping[str, Any], shown: str | None
+    ) -> tuple[str, Row]:
         event = self._take_event(step, None)
         require(event, f"the job goes from {before.status} to {after.status}, and no event says so")
         assert event is not None
         self._require_match(event, after)
         kind, reason, run = event["kind"], event["reason"] or "", event["run"]
         if before.status in FINAL:
-            return (
-                ("retries", rows.retry(before)[0])
-                if reason != "by_hand"
-                else ("updates by hand", rows.requeue_by_hand(before)[0])
-            )
+            is_by_hand = reason == "by_hand"
+            new = rows.requeue_by_hand(before)[0] if is_by_hand else rows.retry(before)[0]
+            return "updates by hand" if is_by_hand else "retries", new
         if before.status == "queued":
             return self._leave_queue(step, before, after, data, kind, reason)
         if reason == "by_hand":
@@ -189,7 +189,8 @@ class _Replay:
         if reason in _RELEASED:
             return f"releases: {reason}", rows.release(before, run, reason)[0]
         outcome = {"done": "succeeded", "requeue": "queued"}.get(kind, kind)
-        self._require_own_values(before, data)
+        # A run that ends before it has reported anything leaves what the job shows of an earlier one.
+        self._require_own_values(before, data, shown if outcome != "succeeded" else None)
         if outcome == "failed" and before.attempt >= data["most"]:
             outcome = "queued"
         return "settles", rows.settle(before, run, outcome, data["most"], refund=before.attempt - after.attempt)[0]
@@ -284,13 +285,12 @@ class _Replay:
         is_own = event["run"] in (None, after.run)
         require(is_own, f"the event names run {event['run']}, the row {after.run}")
 
-    def _require_own_values(self, before: Row, data: Mapping[str, Any]) -> None:
+    def _require_own_values(self, before: Row, data: Mapping[str, Any], shown: str | None = None) -> None:
         """What a run reports is its own: the campaign's tasks write their run into progress, result and error."""
         for name in ("progress_run", "result_run", "error_run"):
-            require(
-                data[name] in (None, before.run),
-                f"{name.partition('_')[0]} of run {data[name]} is written while run {before.run} owns the job",
-            )
+            is_own = data[name] in (None, before.run) or (name == "progress_run" and data[name] == shown)
+            what = f"{name.partition('_')[0]} of run {data[name]}"
+            require(is_own, f"{what} is written while run {before.run} owns the job")
 
     def _require_death(self, step: TraceStep, before: Row, data: Mapping[str, Any], reason: str) -> None:
         run = self._runs[before.run]
