@@ -88,8 +88,8 @@ def edit_statements(text: str, edits: Sequence[StatementEdit]) -> str:
 
 
 def replace_attribute(owner: Any, name: str, value: Any) -> Any:
-    """Replace what `owner` has under the name, and return it."""
-    if not hasattr(owner, name):
+    """Replace what `owner` itself has under the name, and return it: of a subclass its base would go on as before."""
+    if name not in vars(owner):
         raise LookupError(f"{owner.__name__} has no {name}: mend the mutant")
     replaced = getattr(owner, name)
     setattr(owner, name, value)

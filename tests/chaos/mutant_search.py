@@ -150,6 +150,7 @@ SCENES = {
         ],
         per_sec=5.0,
         threads=8,
+        drain_sec=90.0,  # a poll that a killed worker had claimed is claimed again after a minute
     ),
     "rates": Scene(replace(_NO_MIX, partner=1, short=5), 8.0, per_sec=3.0),
     "long runs": Scene(replace(_NO_MIX, steady=10, lease_sec=(2,)), 4.0, per_sec=2.0, threads=8, drain_sec=60.0),

@@ -49,13 +49,15 @@ def _fire_from_every_process() -> None:
 
 
 def _make_backfills_from_every_process() -> None:
-    from dataloader.app.features.queues.rows import Queues
+    from dataloader.app.queue.queues import QueueControl
+    from dataloader.workers import maintenance
 
-    def acquire_nothing(self: Queues) -> bool:
+    def acquire_nothing(self: QueueControl) -> bool:
         return acquire(self) or True
 
-    replace_attribute(Queues, "is_maintenance_lock_held", lambda self: False)
-    acquire = replace_attribute(Queues, "acquire_maintenance_lock", acquire_nothing)
+    replace_attribute(maintenance, "_FOLLOW_INTERVAL_SEC", 0.0)  # heartbeats say that there is a leader
+    replace_attribute(QueueControl, "is_maintenance_lock_held", lambda self: False)
+    acquire = replace_attribute(QueueControl, "acquire_maintenance_lock", acquire_nothing)
 
 
 SCHEDULE_MUTANTS: Sequence[Mutant] = (
@@ -160,7 +162,13 @@ SCHEDULE_MUTANTS: Sequence[Mutant] = (
         "backfill-position-not-asked",
         "the step that makes jobs of a backfill does not ask whether another one has passed these slices",
         "backfills",
-        functions=[FunctionEdit("dl_make_backfill", r"AND b\.cursor IS NOT DISTINCT FROM read_cursor", "")],
+        functions=[
+            FunctionEdit(
+                "dl_make_backfill",
+                r"(PERFORM FROM dl_backfills b\s+WHERE [^;]*?) AND b\.cursor IS NOT DISTINCT FROM read_cursor",
+                r"PERFORM pg_sleep(0.5); \1",
+            )
+        ],
         patch=_make_backfills_from_every_process,
         expects=("incomplete backfill",),
     ),
