@@ -19,7 +19,7 @@ REQUIRE_LINKS := test -d dataloader/app || { echo 'dataloader/app does not lead 
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: engines field hostile help run demo test test-full coverage check lint format schema docs screenshots chaos chaos-short chaos-mutants model rehearsal targets-proof targets-mutants planted-bugs lock dist clean
+.PHONY: engines field hostile help run demo test test-full coverage check lint format schema docs screenshots pictures chaos chaos-short chaos-mutants model rehearsal targets-proof targets-mutants planted-bugs lock dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -35,7 +35,8 @@ help:
 	@echo 'make lint    ruff and mypy only;  make format  ruff fixes what it can'
 	@echo 'make schema  write schema.sql of app/queue/schema.sql and app/features/*/schema.sql'
 	@echo 'make docs    the documentation as a site, in build/site; fails on a dead link'
-	@echo 'make screenshots  pictures of each page by a browser, in test-results; renews those of docs/images, which show the loads of a small company'
+	@echo 'make screenshots  pictures of each page by a browser, in test-results'
+	@echo 'make pictures  renews docs/images, the moving one too, from the demo in a browser'
 	@echo 'make chaos   ten minutes of faults against a service under load, from a seed: make chaos SEED=1'
 	@echo 'make model   every state of the model of the protocol, as far as ten minutes on two cores go'
 	@echo 'make rehearsal  upgrades and a rollback while jobs run, in four orders, under faults'
@@ -91,8 +92,9 @@ CHAOS = $(BIN)/python -m tests.chaos
 
 screenshots: $(VENV)/.installed-dev
 	DL_TEST_SCREENSHOTS=test-results/screenshots $(VENV)/bin/python -m pytest -q tests/browser/test_pages.py -k every_page
-	DL_TEST_SCREENSHOTS=test-results/screenshots $(VENV)/bin/python -m pytest -q tests/browser/test_pictures.py
-	for image in docs/images/*.png; do cp "test-results/screenshots/$$(basename "$$image")" "$$image"; done
+
+pictures: $(VENV)/.installed-dev
+	@exec $(BIN)/python -m docs.pictures
 
 chaos: $(VENV)/.installed-dev
 	@exec $(CHAOS) run $(SEED:%=--seed %)

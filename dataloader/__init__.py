@@ -47,15 +47,16 @@ if TYPE_CHECKING:
         register,
         schedule,
     )
+    from dataloader.pipelines.retry import Exponential, Fixed, Linear, Table
 
     __version__: str
 
 __all__ = [
-    "Args", "Breaker", "Checkpoint", "Client", "ClientError", "Conflict", "Context",
-    "Daily", "EngineUnavailable", "Fail", "FieldError", "Handle", "Hourly", "JobOptions", "Listed",
-    "Monthly", "NotAllowed", "NotFound", "OffloadFailed", "Progress", "Refused", "RemoteOutOfMemory",
-    "RemoteWorkerLost", "ServiceFault", "ServiceUnavailable", "Snooze", "Stop", "TriggerOptions", "Wait", "Weekly",
-    "Workers", "enqueue", "register", "schedule",
+    "Args", "Breaker", "Checkpoint", "Client", "ClientError", "Conflict", "Context", "Daily",
+    "EngineUnavailable", "Exponential", "Fail", "FieldError", "Fixed", "Handle", "Hourly", "JobOptions",
+    "Linear", "Listed", "Monthly", "NotAllowed", "NotFound", "OffloadFailed", "Progress", "Refused",
+    "RemoteOutOfMemory", "RemoteWorkerLost", "ServiceFault", "ServiceUnavailable", "Snooze", "Stop", "Table",
+    "TriggerOptions", "Wait", "Weekly", "Workers", "enqueue", "register", "schedule",
 ]  # fmt: skip
 
 _MODULES = {
@@ -69,6 +70,7 @@ _MODULES = {
         ),
         "dataloader.pipelines.contract",
     ),
+    **dict.fromkeys(("Exponential", "Fixed", "Linear", "Table"), "dataloader.pipelines.retry"),
     "Client": "dataloader.client",
     "Workers": "dataloader.app.runtime.embedding",
 }

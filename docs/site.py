@@ -23,7 +23,7 @@ ROOT_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "be
 
 # The pages of the site, in order. A page missing here fails the build.
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "Learn it": ("tutorial", "tutorial-file", "concepts", "comparison"),
+    "Learn it": ("tutorial-file", "tutorial", "concepts", "deploy-story", "comparison"),
     "Use it": ("writing-a-pipeline", "toolkit", "migrating", "pipelines/*", "_made/README"),
     "Run it": ("deploying", "upgrading", "operations", "*"),
     "Look it up": ("cli", "_made/commands", "http-api", "_made/routes", "_made/python", "configuration"),

@@ -98,7 +98,7 @@ class Pipelines:
             spread: pass `args` as keyword arguments; True where that cannot be inferred, as with `def load(shop)`
             args: a pydantic model or a JSON Schema that the trigger checks args against; a first parameter that is
                 annotated with the model gets the model instead of the object
-            retry: the pauses between attempts, such as `Exponential(10)` of dataloader.pipelines.retry
+            retry: the pauses between attempts, such as `Exponential(10)`
             no_retry: errors that fail the job at once: classes, their names, or beginnings of SQLSTATEs
             rules: error → "retry", "fail", or the seconds after which to try again without counting the attempt
             time_limit: seconds that an attempt may run

@@ -54,7 +54,7 @@ ROOMS: dict[str, frozenset[str]] = {
     f"{_WORKERS}.offloads": _SERVICE | _app("features.offload.rows", "queue", "db") | {_PIPELINES, _WORKERS},
     _PIPELINES: frozenset({f"{_D}._old_names"}),
     f"{_D}.testing": frozenset({f"{_PIPELINES}.testing", f"{_WORKERS}.testing"}),
-    _D: _CLIENT | {f"{_PIPELINES}.contract", f"{_APP}.runtime.embedding", f"{_APP}.__main__"},
+    _D: _CLIENT | {f"{_PIPELINES}.contract", f"{_PIPELINES}.retry", f"{_APP}.runtime.embedding", f"{_APP}.__main__"},
     # What other projects use where they have no service: it imports nothing of one.
     **dict.fromkeys(_CLIENT, _CLIENT),
     f"{_D}._distribution": frozenset(),

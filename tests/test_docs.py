@@ -18,6 +18,7 @@ import click
 import psycopg2
 import pytest
 import yaml
+from defusedxml import ElementTree as ET
 
 from dataloader.app.cli.command import cli
 from dataloader.app.cli.exit_codes import ExitCode
@@ -31,7 +32,7 @@ from dataloader.app.http.openapi import route_template
 from dataloader.app.log import Alert
 from dataloader.app.queue.job import WAIT_STATES, ReleaseReason, Status
 from dataloader.pipelines.contract import Context
-from docs import code_tables, make
+from docs import code_tables, drawings, make
 from tests.support import Databases, Process, eventually, free_port
 from tests.support.processes import ROOT, clean_environment
 from tests.support.queue_fixture import QueueFixture
@@ -42,6 +43,8 @@ OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 A_BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 EVENT_LINES = re.compile(r"INSERT INTO dl_job_events.*?(?=jsonb_build_object)", re.DOTALL)
 LOUD_LINE = re.compile(r"\b(?:_log|LOG)\.(warning|error|exception)\(\s*\"([a-z_.]+)\"")
+PUBLIC_MODULES = re.compile(r"dataloader(\.testing|\.pipelines|\.pipelines\.toolkit\.\w+|\.wsgi)?")
+DRAWN = {"svg", "title", "style", "defs", "marker", "path", "rect", "text"}
 WHY_JOBS_WAIT = "-- why do jobs wait?"
 
 
@@ -156,6 +159,16 @@ def test_generated_page_matches_the_code(name):
     assert page(f"docs/{name}") == make.generated_page(name), "run `python -m docs.make`"
 
 
+@pytest.mark.parametrize("name", drawings.DRAWINGS)
+def test_drawing_is_current_and_has_no_script(name):
+    text = (drawings.IMAGES / name).read_text(encoding="utf-8")
+
+    assert text == drawings.DRAWINGS[name]().svg(), "run `python -m docs.drawings`"
+    assert {element.tag.rpartition("}")[2] for element in ET.fromstring(text).iter()} <= DRAWN
+    assert "prefers-color-scheme: dark" in text
+    assert any(f"(images/{name})" in path.read_text(encoding="utf-8") for path in PAGES)
+
+
 def test_list_for_programs_is_that_of_the_index():
     assert make.LLMS_FILE.read_text(encoding="utf-8") == make.llms_text(), "run `python -m docs.make`"
     assert len(links := re.findall(r"\]\(([^)]+)\)", make.llms_text())) > 40
@@ -173,6 +186,22 @@ def test_architecture_page_says_what_each_wait_state_and_lock_is_for():
     assert code_tables.WAIT_STATE_TEXTS.keys() == {*WAIT_STATES}
     assert code_tables.lock_numbers() == sorted(code_tables.LOCK_TEXTS)
     assert len(code_tables.lock_numbers()) > 10
+
+
+def test_pages_and_scaffolds_import_public_modules():
+    """The old names are those of the page about the upgrade; decisions are of their time."""
+    pages = {
+        path: path.read_text("utf-8") for path in PAGES if path.name != "upgrading.md" and "decisions" not in path.parts
+    }
+    pages |= {path: path.read_text(encoding="utf-8") for path in (ROOT / "app/cli/templates").glob("*.txt")}
+    imports = [
+        (path.name, module)
+        for path, text in pages.items()
+        for module in re.findall(r"^ *(?:from|import) ((?:dataloader|pipelines|workers|app)[\w.]*)", text, re.MULTILINE)
+    ]
+
+    assert len(imports) > 40
+    assert [it for it in imports if not PUBLIC_MODULES.fullmatch(it[1])] == []
 
 
 # ── links ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -201,6 +230,18 @@ def test_links_lead_somewhere():
             lost.append(f"{path.relative_to(ROOT)}: {target}")
 
     assert lost == []
+
+
+def test_each_cell_about_a_peer_names_its_source():
+    text = page("docs/comparison.md")
+    sources = dict(re.findall(r"^\[([a-z0-9-]+)\]: (https://\S+)$", text, re.MULTILINE))
+    tables = text.partition("## Compared with others")[2].partition("## Measured")[0]
+    rows = [re.split(r" ?\| ?", line)[1:-1] for line in re.findall(r"^\| [A-Za-z].*\|$", tables, re.MULTILINE)]
+
+    assert len(rows) == 2 * 12
+    cells = [(row[0], cell) for row in rows for cell in row[1:]]
+    assert [it for it in cells if not re.search(r"\]\[[a-z0-9-]+\]|^not found in its documentation$", it[1])] == []
+    assert set(re.findall(r"\]\[([a-z0-9-]+)\]", tables)) == set(sources)
 
 
 # ── what is shown works ─────────────────────────────────────────────────────────────────────────────────────────────

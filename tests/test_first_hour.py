@@ -33,7 +33,8 @@ def commands_of_banner(service: Process) -> list[str]:
 
 
 def test_commands_of_readme_and_banner_do_what_they_say(checkout: Checkout):
-    run, own_server, first_job, trigger, backfill = shell_blocks(README)
+    two, run, own_server, first_job, trigger, backfill = shell_blocks(README)
+    assert [line.split("  ")[0] for line in two.splitlines()] == ["make demo", "make run"]
     assert own_server == OWN_SERVER, "an example of an address; checkout.running() has that of a real server"
     start, test = run.splitlines()
     assert test.startswith("make test"), "runs this test"

@@ -64,7 +64,7 @@ SELECT at, queue, waiting, 0, waiting / 3, least(threads, running), waiting * 8
                (CASE WHEN hour BETWEEN 2 AND 4 THEN 4 ELSE 0 END + greatest(0, hash %% 7 - 5))::int AS waiting
           FROM generate_series(date_trunc('minute', clock_timestamp()) - interval '1 day',
                                date_trunc('minute', clock_timestamp()) - interval '1 minute', interval '1 minute') AS m (at)
-               CROSS JOIN (VALUES ('etl.default', 8), ('report.default', 3), ('export.default', 2)) AS q (queue, threads)
+               CROSS JOIN (VALUES ('etl.default', 8), ('report.default', 6), ('export.default', 2)) AS q (queue, threads)
                CROSS JOIN LATERAL (SELECT extract(epoch FROM at) / 60 AS minute, extract(hour FROM at AT TIME ZONE 'UTC') AS hour,
                                           abs(hashtext(at::text || queue)) AS hash) t) minutes
     ON CONFLICT DO NOTHING;

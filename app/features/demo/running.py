@@ -39,7 +39,7 @@ def begin_work(client: Client, executor: Executor) -> None:
         client.trigger("load.tickets", {"project": n}, lock_key=f"tickets:{n}")  # one at a time by the limit
     client.trigger("export.partner_feed", {"is_down": True}, lock_key="feed:de", max_attempts=4)
     client.trigger("load.supplier_prices", {"supplier": "north"}, lock_key="prices:north", max_attempts=1)
-    client.trigger("build.margins", {"articles": 2_000_000_000}, lock_key="margins:all")  # works in the database
+    client.trigger("build.margins", {"articles": 20_000_000}, lock_key="margins:all")  # works in the database
     client.trigger("report.weekly_cohorts", {"weeks": 52}, available_at=now + timedelta(hours=2))
     client.trigger_graph(_GRAPH, name="month close")
     first, last = (now - timedelta(days=days) for days in (_BACKFILLED_DAYS + 30, 31))

@@ -25,6 +25,7 @@ from dataloader import Client
 from dataloader.app.config import Settings, load_settings
 from dataloader.app.config.loading import inherited_environment
 from dataloader.app.errors import DataloaderError
+from dataloader.app.features.demo import company
 from dataloader.app.features.demo.history import DAYS, write_history
 from dataloader.app.features.demo.running import begin_work
 from dataloader.app.runtime.database import Database
@@ -35,9 +36,10 @@ _HOST = "127.0.0.1"
 _START_SEC, _STOP_SEC = 120.0, 40.0
 _PACKAGE = "dataloader.app.features.demo"
 _VARIABLES = {
-    "DL_PIPELINES": f"{_PACKAGE}.company",
+    "DL_PIPELINES": "acme",
     "DL_SHUTDOWN_GRACE_SEC": "2",
-    "WORKERS_JSON": '[{"queue":"etl.default","concurrency":8},{"queue":"report.default","concurrency":3},'
+    "DL_STOP_STEP_SEC": "1",  # a cancel is looked at
+    "WORKERS_JSON": '[{"queue":"etl.default","concurrency":8},{"queue":"report.default","concurrency":6},'
     '{"queue":"export.default","concurrency":2}]',
     "TIMEZONE": "UTC",
     "ENVIRONMENT": "demo",
@@ -121,9 +123,10 @@ def _choose_port(port: int | None) -> int:
 @contextmanager
 def _service(folder: Path, port: int, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     argv = [sys.executable, "-m", f"{_PACKAGE}.service", str(folder), str(port)]
+    _copy_package(folder / "acme")
     with (folder / "service.log").open("wb") as log:
         service = subprocess.Popen(
-            argv, cwd=folder, env=_without_settings(environment), stdin=subprocess.PIPE, stdout=log, stderr=log,
+            argv, cwd=folder, env=_without_settings(environment, folder), stdin=subprocess.PIPE, stdout=log, stderr=log,
             start_new_session=True,  # Ctrl-C is for this process
         )  # fmt: skip
     try:
@@ -140,8 +143,15 @@ def _service(folder: Path, port: int, environment: Mapping[str, str]) -> Iterato
         _end_server(folder, environment)
 
 
-def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without the settings of another service, and with the path of this one's modules."""
+def _copy_package(folder: Path) -> None:
+    """A package of its own, as that of a user is: stacks show its lines as the task's."""
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    shutil.copy(company.__file__, folder / "loads.py")
+
+
+def _without_settings(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """This process's environment without the settings of another service, and with the paths of this one's modules."""
     ours = {info.variable for info in Settings().describe()}
     inherited = {
         name: value
@@ -149,7 +159,7 @@ def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
         if name not in ours and not name.startswith(("DL_", "PG", "WORKERS_JSON"))
     }
     root = str(Path(dataloader.__file__).parents[1])
-    paths = [root, *filter(None, [inherited.get("PYTHONPATH")])]
+    paths = [root, str(folder), *filter(None, [inherited.get("PYTHONPATH")])]
     return {**inherited, "PYTHONPATH": os.pathsep.join(paths), **environment}
 
 
