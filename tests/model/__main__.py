@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import Pool
 
-from tests.model.configurations import CONFIGURATIONS, LARGE, SMALL, without_rules
+from tests.model.configurations import CONFIGURATIONS, FORGETTING, LARGE, SMALL, without_rules
 from tests.model.explore import Result, explore
 from tests.model.mutants import CAMPAIGN_MUTANTS, MORE_MUTANTS, ModelMutant
 from tests.model.rules import rule_texts
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _explore(options: argparse.Namespace) -> bool:
     if options.only:
-        return _report_all(explore(CONFIGURATIONS[name], max_sec=options.seconds) for name in options.only)
+        return _report_all(_explore_for(CONFIGURATIONS[name], options.seconds) for name in options.only)
     if not options.large:
         return _report_all(explore(config) for config in SMALL)
     with Pool(2, maxtasksperchild=1) as pool:
@@ -71,8 +71,12 @@ def _explore_in_turn(task: tuple[Sequence[Configuration], float]) -> list[Result
     ends_at = time.monotonic() + seconds
     results = []
     for n, config in enumerate(configs):
-        results.append(explore(config, max_sec=(ends_at - time.monotonic()) / (len(configs) - n)))
+        results.append(_explore_for(config, (ends_at - time.monotonic()) / (len(configs) - n)))
     return results
+
+
+def _explore_for(config: Configuration, seconds: float) -> Result:
+    return explore(config, max_sec=seconds, forgets=config.name in FORGETTING)
 
 
 def _report_all(results: Iterable[Result]) -> bool:

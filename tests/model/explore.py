@@ -1,24 +1,24 @@
 """Explores all states breadth first, so that the first violation has the fewest steps.
 
-Processes have no names of their own, nor have jobs of the same kind or runs: of states that differ in names only one is
-kept. That is sound whatever `canonical` returns, as long as it only renames.
+Of states that differ in names only one is kept (symmetry.py).
 """
 
 from __future__ import annotations
 
+import gc
 import resource
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import permutations
 
 from dataloader.app.queue.job import TRANSITIONS, Status, Transition
 from tests.model import leases, surroundings
 from tests.model.actions import ACTIONS
-from tests.model.rows import Event, Row
-from tests.model.state import Configuration, Open, Process, Run, State, Step
+from tests.model.rows import FINAL, Event
+from tests.model.state import Configuration, State, Step
 from tests.model.stories import Story, first_line, step_line
+from tests.model.symmetry import Symmetry
 
 _CHECK_TIME_STATES = 256
 _REAPED = ("lease_expired", "process_died")
@@ -34,13 +34,14 @@ def steps(config: Configuration, state: State) -> Iterator[Step]:
     for action in ACTIONS.values():
         if action.group in config.groups or action.group == "core":
             for step in action.function(config, state):
-                yield step if step.state is state else step._replace(state=_forget_looks(config, step.state))
+                new = _forget_looks(config, step.state)
+                yield step if new is step.state else step._replace(state=new)
 
 
 def _forget_looks(config: Configuration, state: State) -> State:
     if not any(state.seen) or not config.rules.fresh_beat:
         return state
-    seen = tuple(n if leases.is_expired(config, row) else 0 for n, row in zip(state.seen, state.rows, strict=True))
+    seen = tuple([n if leases.is_expired(config, row) else 0 for n, row in zip(state.seen, state.rows, strict=True)])
     return state if seen == state.seen else state._replace(seen=seen)
 
 
@@ -63,6 +64,11 @@ def _unrecorded(before: State, step: Step) -> str:
     return ""
 
 
+def _ends(step: Step) -> bool:
+    """Whether a job ends with the step: later its row counts as any other that has ended."""
+    return any(step.state.rows[job].status in FINAL for job, _ in step.events)
+
+
 def is_transition(before: str, event: Event, after: str) -> bool:
     """Whether app/queue/job.py allows it."""
     if event.reason == "by_hand":
@@ -81,120 +87,6 @@ def is_transition(before: str, event: Event, after: str) -> bool:
     elif before == "queued":
         kind = Transition.CANCEL
     return Status(after) in TRANSITIONS.get((Status(before), kind), frozenset())
-
-
-# ── symmetry ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Symmetry:
-    """Renames processes, jobs and runs. The order of the runs of a job stays: fences compare them."""
-
-    def __init__(self, config: Configuration) -> None:
-        self._has_old = bool(config.old)
-        self._has_more = bool(
-            config.groups - {"crash", "freeze", "cancel", "lost_answers", "rows", "sessions", "release"}
-        )
-        has_order = self._has_more or config.edges or config.held is not None
-        self._orders = [tuple(range(len(config.jobs)))] if has_order else list(_job_orders(config))
-        self._parts: dict[object, object] = {}
-
-    def canonical(self, state: State) -> State:
-        """Equal parts are one object, which saves most of the memory."""
-        least = (
-            min(self._renamed(state, order) for order in self._orders)
-            if len(self._orders) > 1
-            else self._renamed(state, self._orders[0])
-        )
-        parts = self._parts
-        rows = tuple([parts.setdefault(row, row) for row in least.rows])
-        processes = tuple([parts.setdefault(process, process) for process in least.processes])
-        return least._replace(rows=parts.setdefault(rows, rows), processes=parts.setdefault(processes, processes))  # type: ignore[arg-type]
-
-    def _renamed(self, state: State, order: Sequence[int]) -> State:
-        number_of = {job: n for n, job in enumerate(order)}
-        run_of = self._run_names(state)
-        owned: list[list[int]] = [[] for _ in state.processes]
-        for job, row in enumerate(state.rows):
-            if row.owner >= 0:
-                owned[row.owner].append(number_of[job])
-        for job, row in enumerate(state.copy):
-            if row.owner >= 0:
-                owned[row.owner].append(job + 100)
-        for each in state.open:
-            owned[each.process].append(each.job + (200 if each.outcome else 300))
-        contents = []
-        for number, process in enumerate(state.processes):
-            named = process
-            if process.runs:
-                runs = [_named(run, number_of[run.job], run_of[run.job, run.id]) for run in process.runs]
-                if len(runs) > 1:
-                    runs.sort()
-                named = Process(process.is_up, tuple(runs))
-            contents.append((number if self._has_old else 0, named, sorted(owned[number]), number))
-        contents.sort()
-        name_of = {content[3]: n for n, content in enumerate(contents)}
-        rows = tuple([_named_row(state.rows[job], job, run_of, name_of) for job in order])
-        new = state._replace(
-            rows=rows,
-            processes=tuple([content[1] for content in contents]),
-            seen=tuple([state.seen[job] for job in order]),
-        )
-        return self._rename_rest(new, state, run_of, name_of) if self._has_more else new
-
-    def _run_names(self, state: State) -> dict[tuple[int, int], int]:
-        """Runs that something refers to besides the row of their job."""
-        known = {(run.job, run.id) for process in state.processes for run in process.runs}
-        if self._has_more:
-            known.update(state.statements)
-            known.update((0, run) for run in (state.target.run, state.target.writer, state.target.holder) if run)
-            known.update((job, saved[0]) for job, saved in enumerate(state.progress) if saved[0])
-            if state.copy:
-                known.update(
-                    (job, row.run) for rows in (state.copy, state.rows) for job, row in enumerate(rows) if row.run
-                )
-        names: dict[tuple[int, int], int] = {}
-        last, count = -1, 0
-        for job, run in sorted(known):
-            count = count + 1 if job == last else 1
-            last, names[job, run] = job, count
-        return names
-
-    def _rename_rest(
-        self, new: State, old: State, run_of: Mapping[tuple[int, int], int], name_of: Mapping[int, int]
-    ) -> State:
-        target = old.target._replace(**{  # type: ignore[arg-type]  # by name
-            name: run_of.get((0, getattr(old.target, name)), 0) for name in ("run", "writer", "holder")
-        })  # fmt: skip
-        return new._replace(
-            target=target,
-            open=tuple(sorted(Open(name_of[each.process], *each[1:]) for each in old.open)),
-            statements=tuple(sorted((job, run_of[job, run]) for job, run in old.statements)),
-            progress=tuple((run_of.get((job, each[0]), 0), *each[1:]) for job, each in enumerate(old.progress)),
-            copy=tuple(_named_row(row, job, run_of, name_of) for job, row in enumerate(old.copy)),
-        )
-
-
-def _named(run: Run, job: int, run_id: int) -> Run:
-    return run if run.job == job and run.id == run_id else run._replace(job=job, id=run_id)
-
-
-def _named_row(row: Row, job: int, run_of: Mapping[tuple[int, int], int], name_of: Mapping[int, int]) -> Row:
-    run, owner = run_of.get((job, row.run), 0), name_of.get(row.owner, row.owner)
-    return row if row.run == run and row.owner == owner else row._replace(run=run, owner=owner)
-
-
-def _job_orders(config: Configuration) -> Iterator[tuple[int, ...]]:
-    """The orders in which jobs of the same kind, and keys, change places."""
-    for order in permutations(range(len(config.jobs))):
-        jobs = [config.jobs[job] for job in order]
-        if [(job.max_attempts, job.is_limited, job.first) for job in jobs] == [
-            (job.max_attempts, job.is_limited, job.first) for job in config.jobs
-        ] and _pattern([job.key for job in jobs]) == _pattern([job.key for job in config.jobs]):
-            yield order
-
-
-def _pattern(keys: Sequence[int]) -> list[int]:
-    return [keys.index(key) for key in keys]
 
 
 # ── breadth first ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -219,10 +111,15 @@ class Result:
         )
 
 
-def explore(config: Configuration, *, max_sec: float = 600.0) -> Result:
+def explore(config: Configuration, *, max_sec: float = 600.0, forgets: bool = False) -> Result:
+    """`forgets`: states count as one that differ in what no later step reads; see symmetry.py."""
     began, result = time.monotonic(), Result(config=config)
-    search = Search(config)
-    problem = search.run(result, began + max_sec)
+    search = Search(config, forgets=forgets)
+    gc.disable()  # states are tuples of tuples, in which there is no cycle to be found
+    try:
+        problem = search.run(result, began + max_sec)
+    finally:
+        gc.enable()
     if not problem and result.is_whole and "progress" not in config.left_out:
         problem = search.find_stuck()
     if problem:
@@ -238,8 +135,8 @@ Problem = tuple[int, str, Step | None]  # a state, what is wrong, and the step f
 class Search:
     """One exploration. `states` are numbered in the order in which they were found."""
 
-    def __init__(self, config: Configuration) -> None:
-        self._config, self._symmetry = config, Symmetry(config)
+    def __init__(self, config: Configuration, *, forgets: bool = False) -> None:
+        self._config, self._symmetry = config, Symmetry(config, forgets=forgets)
         first = self._symmetry.canonical(config.initial())
         self.states, self._numbers = [first], {first: 0}
         self._parents = array("i", [-1])
@@ -258,11 +155,9 @@ class Search:
                     continue
                 new = canonical(step.state)
                 found = numbers.get(new)
-                if (
-                    problem := step.problem
-                    or _unrecorded(state, step)
-                    or ("" if found is not None else config.broken(new))
-                ):
+                is_checked = found is not None and not (self._symmetry.forgets and _ends(step))
+                problem = step.problem or _unrecorded(state, step) or ("" if is_checked else config.broken(step.state))
+                if problem:
                     result.states = len(states)
                     return number, problem, step
                 if found is None:

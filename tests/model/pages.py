@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from tests.model.actions import ACTIONS
 from tests.model.configurations import CONFIGURATIONS, LARGE, SMALL
-from tests.model.explore import Result, Search, Symmetry, steps
+from tests.model.explore import Result, Search, steps
 from tests.model.mutants import CAMPAIGN_MUTANTS, MORE_MUTANTS, TRACE_MUTANTS
 from tests.model.rows import Row
 from tests.model.rules import rule_texts
 from tests.model.state import INVARIANTS, Configuration, State
 from tests.model.statements import ACTION_OF, OUTSIDE
 from tests.model.stories import describe
+from tests.model.symmetry import Symmetry
 
 # Small ones, which have every move together.
 _DRAWN = ("cancels", "answers", "rows", "by hand", "retries", "pause", "join", "chain", "server", "locks")

@@ -9,10 +9,12 @@ import pytest
 from tests.chaos.mutants import MUTANTS
 from tests.model.__main__ import is_as_expected, main, search_mutant
 from tests.model.configurations import CONFIGURATIONS, SMALL, without_rules
-from tests.model.explore import explore
+from tests.model.explore import Result, Search, explore, steps
 from tests.model.mutants import CAMPAIGN_MUTANTS, MORE_MUTANTS, TRACE_MUTANTS
 from tests.model.rules import Rules
+from tests.model.state import Job, State
 from tests.model.stories import MAX_LINES
+from tests.model.symmetry import Symmetry, can_forget
 
 _SLOW = ("failover", "target", "target, failover")
 
@@ -77,3 +79,29 @@ def test_command_explores_and_tells_success(capsys):
     assert main(["explore", "--only", "retries"]) == 0
     assert main(["without", "cancel_wins", "--only", "cancels"]) == 1
     assert "rows are consistent" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("jobs", "processes"), [((Job(),), 3), ((Job(), Job()), 2)])
+def test_states_that_count_as_one_have_the_same_steps(jobs: tuple[Job, ...], processes: int):
+    """What is forgotten changes no step: it leads to the same states, but for those that count as the first itself."""
+    config = replace(CONFIGURATIONS["3 x 3 x 2"], jobs=jobs, processes=processes)
+    whole, symmetry = Search(config), Symmetry(config, forgets=True)
+    whole.run(Result(config=config), float("inf"))
+    steps_of: dict[State, set[tuple[State, bool]]] = {}
+    for state in whole.states:
+        name = symmetry.canonical(state)
+        following = {(symmetry.canonical(step.state), step.is_fair) for step in steps(config, state)}
+        following = {each for each in following if each[0] != name}
+        assert steps_of.setdefault(name, following) == following
+        assert config.is_end(state) == config.is_end(name)
+
+    few = explore(config, forgets=True)
+    assert few.states == len(steps_of) < len(whole.states)
+    assert few.is_whole
+    assert few.story is None
+
+
+def test_what_some_step_reads_is_not_forgotten():
+    assert can_forget(CONFIGURATIONS["3 x 3 x 2"])
+    assert not any(can_forget(CONFIGURATIONS[name]) for name in ("retries", "rows", "join", "old process", "held row"))
+    assert not can_forget(without_rules("keys", "fence"))
