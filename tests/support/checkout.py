@@ -66,7 +66,7 @@ class Checkout:
         curl = folder / "curl"  # where there is none: a few lines with the options of the texts
         curl.write_text(f"#!{sys.executable}\n{_CURL}", encoding="utf-8")
         curl.chmod(0o755)
-        self._user = _ordinary_user() if os.geteuid() == 0 else None
+        self._user = ordinary_user() if os.geteuid() == 0 else None
         if self._user is not None:
             for path in (folder, self.folder, *self.folder.rglob("*")):
                 os.chown(path, self._user, -1, follow_symlinks=False)
@@ -103,7 +103,7 @@ class Checkout:
         path.write_text(text, encoding="utf-8")
 
 
-def _ordinary_user() -> int | None:
+def ordinary_user() -> int | None:
     """The user for what root would run; None where that user cannot read this checkout, or the interpreter of root."""
     venv = ROOT / ".venv"
     folders = {venv, *venv.resolve().parents, *(venv / "bin/python").resolve().parents}

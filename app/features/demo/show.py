@@ -70,7 +70,7 @@ def show(*, minutes: float | None, port: int | None, opens_browser: bool, report
                 report("  Try: cancel a job that runs, ask why one waits, retry what failed")
                 report("Ctrl-C ends it, and removes all of it.")
                 if opens_browser:
-                    _open_browser(url, report)
+                    open_browser(url, report)
             code = _wait_for_end(service, stopping, None if minutes is None else 60 * minutes)
             if code is not None:
                 report(f"The service has ended by itself:\n{_last_lines(folder)}")
@@ -189,7 +189,7 @@ def _fill(settings: Settings, url: str) -> int:
     return jobs
 
 
-def _open_browser(url: str, report: Callable[[str], None]) -> None:
+def open_browser(url: str, report: Callable[[str], None]) -> None:
     """In a window of its own; a browser for terminals would take this one."""
     has_screen = sys.platform in ("darwin", "win32") or any(
         map(inherited_environment({}).get, ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -14,8 +16,11 @@ from click.testing import CliRunner
 
 from dataloader import Client
 from dataloader.app.cli.command import cli
+from dataloader.app.features.demo.show import open_browser
 from dataloader.app.queue.job import Status
 from tests.support import Process, eventually, free_port
+from tests.support.checkout import ordinary_user
+from tests.support.processes import ROOT, clean_environment
 
 
 @pytest.fixture
@@ -107,3 +112,28 @@ def test_folder_that_cannot_be_made_is_named(monkeypatch):
     assert done.exit_code != 0
     assert "no folder for the demo can be made" in done.output
     assert "TMPDIR" in done.output
+
+
+def test_browser_that_does_not_open_is_named(monkeypatch):
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("webbrowser.open", lambda _url: False)
+    lines: list[str] = []
+
+    open_browser("http://127.0.0.1:8081", lines.append)
+
+    assert lines == ["  (no browser was found here; open the address in yours)"]
+
+
+@pytest.mark.root
+def test_port_of_root_is_refused_for_an_ordinary_account():
+    user = ordinary_user()
+    if user is None:
+        pytest.skip("that account cannot read this checkout")
+    done = subprocess.run(
+        [sys.executable, "-m", "dataloader", "demo", "--no-browser", "--port", "80"],
+        cwd=ROOT, env={**clean_environment(), "HOME": "/nonexistent"}, user=user, extra_groups=[],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode != 0
+    assert done.stderr == "Error: port 80 cannot be used: Permission denied; leave out --port, or name another one\n"
