@@ -170,13 +170,13 @@ clean:
 
 # The stamps depend on the lock files and on the interpreter: a .venv whose Python is gone is built and filled again.
 $(VENV)/.installed: requirements.lock pyproject.toml $(BIN)/python
-	@echo 'Installing requirements.lock…'
+	@echo 'Installing requirements.lock: this takes a minute or two, once…'
 	@$(PIP) install --requirement requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.lock pyproject.toml $(BIN)/python
-	@echo 'Installing requirements-dev.lock…'
+	@echo 'Installing requirements-dev.lock: this takes a minute or two, once…'
 	@$(PIP) install --requirement requirements-dev.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $(VENV)/.installed $@

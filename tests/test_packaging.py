@@ -256,7 +256,7 @@ def test_make_hides_pip_warnings_when_install_succeeds(tmp_path):
     done = make_installed(tmp_path, "echo 'Collecting flask'; echo 'WARNING: Location is ignored' >&2")
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "Installing requirements.lock…\n"
+    assert done.stdout == "Installing requirements.lock: this takes a minute or two, once…\n"
     assert done.stderr == ""
 
 
