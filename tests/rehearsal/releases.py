@@ -23,7 +23,7 @@ _FIELD = """
     cost_center: Annotated[str | None, _field(
         Kind.TEXT, "Who pays for the job", "the default one", is_copied=True)]
 """
-_MIGRATION = """-- Jobs have a cost center.
+MIGRATION = """-- Jobs have a cost center.
 ALTER TABLE dl_jobs ADD COLUMN cost_center text;
 """
 
@@ -72,7 +72,7 @@ def _next(folder: Path) -> Path:
         "app/queue/schema.sql", "expires_at = CASE WHEN owned.final_status <> 'queued' THEN j.expires_at",
         "cost_center = coalesce(j.cost_center, 'none'), ",
     )  # fmt: skip
-    scratch.create(f"app/db/migrations/{SCHEMA_VERSION + 1:04}.sql", _MIGRATION)
+    scratch.create(f"app/db/migrations/{SCHEMA_VERSION + 1:04}.sql", MIGRATION)
     scratch.replace("app/db/schema.py", r"COMPATIBLE_FROM = \d+", f"COMPATIBLE_FROM = {SCHEMA_VERSION}", is_regex=True)
     scratch.python("-m", "dataloader.app.db.make_schema")
     scratch.python("-m", "dataloader.app.features.doctor")
