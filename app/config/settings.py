@@ -176,6 +176,9 @@ class Settings(BaseSettings):
         "DL_MEMORY_HIGH", 85.0, "Above how much used memory of its cgroup's limit, or of the machine, a worker takes "
         "no new job while one is running, in percent; 0: memory and its pressure are not watched.", 0, 100,
     )  # fmt: skip
+    release: values.Text | None = setting(
+        "DL_RELEASE", None, "Your code's release, in each attempt; else its git commit. `none`: none", "a short text"
+    )
     worker_name: values.Text | None = setting(
         "DL_WORKER_NAME", None, "A name that at most one worker process has at a time, such as a StatefulSet's pod: a "
         "process that starts takes over the jobs of a dead one of this name at once, on whatever host it ran. Never "

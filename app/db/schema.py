@@ -8,7 +8,7 @@ tables, types and rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from psycopg2.extensions import ISOLATION_LEVEL_READ_COMMITTED
 
 from dataloader.app.db.connection import READ_WRITE_SESSION, connect_any_host, translate_errors
 from dataloader.app.db.job_field_lists import enqueue_parameters
-from dataloader.app.db.schema_statements import quote_identifier, schema_statements
+from dataloader.app.db.schema_statements import SchemaStatement, quote_identifier, schema_statements
 from dataloader.app.db.statements import statements
 from dataloader.app.db.table_locks import TableLocks
 from dataloader.app.errors import RightsMissing, SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
@@ -154,27 +154,38 @@ def _add_wait_states(dsn: str, schema: str, connect_timeout_sec: float, lock_tim
 
 
 def _upgrade(cursor: Any, version: int, text: str) -> list[str]:
-    steps = []
-    if version < COMPATIBLE_FROM:
+    replaced = [s for s in schema_statements(text) if s.is_replaceable or s.object_name == f"type {_REQUEST_TYPE}"]
+    on_tables = [s for s in replaced if s.table or s.text.startswith("SELECT dl_create_partitions")]
+    elsewhere = [s for s in replaced if s not in on_tables]
+    is_online = version >= COMPATIBLE_FROM
+    if (
+        is_online
+    ):  # processes work meanwhile: what locks no table comes first, and is not checked against the new tables
+        cursor.execute("SET LOCAL check_function_bodies = off")
+        _replace_functions(cursor, elsewhere)
+    else:
         _require_no_processes(cursor)
+    steps = []
     for number, migration in migration_files(after=version):
         apply_statement(cursor, migration, f"apply migration {number}")
         steps.append(f"migrated to version {number}: {migration.splitlines()[0].removeprefix('-- ').rstrip('.')}")
-    grantees = _drop_former_fields(cursor)
-    replaced = [s for s in schema_statements(text) if s.is_replaceable or s.object_name == f"type {_REQUEST_TYPE}"]
-    on_tables = [s for s in replaced if s.table or s.text.startswith("SELECT dl_create_partitions")]
-    for statement in replaced:
-        if statement not in on_tables:
-            apply_statement(cursor, statement.text, f"replace {statement.object_name}")
-    for grantee in grantees:
-        cursor.execute(f"GRANT EXECUTE ON FUNCTION dl_enqueue TO {grantee}")
     # Workers lock this table before those of events and workers; the triggers of these come before its own in the file.
     apply_statement(cursor, "LOCK TABLE dl_jobs IN SHARE ROW EXCLUSIVE MODE", "lock dl_jobs")
+    if not is_online:
+        _replace_functions(cursor, elsewhere)
     for statement in on_tables:
         apply_statement(cursor, statement.text, f"replace {statement.object_name}")
     triggers = sum(statement.object_name.startswith("trigger ") for statement in replaced)
     functions = sum(statement.object_name.startswith("function ") for statement in replaced)
     return [*steps, f"replaced {functions} functions and {triggers} triggers"]
+
+
+def _replace_functions(cursor: Any, replacements: Iterable[SchemaStatement]) -> None:
+    grantees = _drop_former_fields(cursor)
+    for statement in replacements:
+        apply_statement(cursor, statement.text, f"replace {statement.object_name}")
+    for grantee in grantees:
+        cursor.execute(f"GRANT EXECUTE ON FUNCTION dl_enqueue TO {grantee}")
 
 
 def _drop_former_fields(cursor: Any) -> list[str]:

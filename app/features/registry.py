@@ -38,6 +38,7 @@ NAMES = (
     "horizon",
     "targets",
     "doctor",
+    "deploys",
     "demo",
 )
 FEATURES: tuple[Feature, ...] = tuple(import_module(f"{__package__}.{name}.feature").FEATURE for name in NAMES)

@@ -58,8 +58,9 @@ class JobLimits:
 class JobQueue(JobRecords, Upkeep):
     """The queue of one schema. Its base classes have the statements that no reader needs at first."""
 
-    def __init__(self, executor: Executor, *, limits: JobLimits | None = None) -> None:
-        self.executor = executor
+    def __init__(self, executor: Executor, *, limits: JobLimits | None = None, release: str | None = None) -> None:
+        """`release`: of the code that executes what is claimed here."""
+        self.executor, self._release = executor, release
         self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
         self._limits = limits or JobLimits()
 
@@ -156,6 +157,7 @@ class JobQueue(JobRecords, Upkeep):
                 "worker_id": None if worker_id is None else str(worker_id),
                 "takes_session_locks": lock_keys,
                 "min_lease_sec": self._limits.min_lease_sec,
+                "release": self._release,
             },
         )
         return [ClaimedJob(queue, *row[:-4]) for row in rows], ClaimHint(*last[-4:])

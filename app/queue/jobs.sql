@@ -54,7 +54,7 @@ WITH request AS MATERIALIZED (
 -- queued -> running: see dl_claim in schema.sql. The last row has no job: it is the hint for the next claim.
 SELECT * FROM dl_claim(%(queue)s::text, %(tasks)s::text[], %(wanted)s::int, %(scan_limit)s::int, %(after)s::text[], %(in_turn)s::bool,
                        %(promotes)s::bool, %(run_ids)s::uuid[], %(worker)s::text, %(worker_id)s::uuid,
-                       %(takes_session_locks)s::bool, %(min_lease_sec)s::int);
+                       %(takes_session_locks)s::bool, %(min_lease_sec)s::int, %(release)s::text);
 
 -- name: take_permit
 -- In front of a claim that prefetches, so that the claim's snapshot is taken after the wait.

@@ -499,6 +499,7 @@ CREATE TABLE dl_workers (
     superseded_by    uuid,                                -- the process that took over its name
     takeover_at      timestamptz,                         -- when a process last began to take over its jobs
     dead_at          timestamptz,                         -- when its death was proved
+    release          text,                                -- of the pipelines' code: DL_RELEASE, or a commit
     -- A row of another program must not break the pages that show all workers.
     CONSTRAINT dl_workers_chk_heartbeat CHECK (heartbeat_sec > 0 AND heartbeat_sec <= 86400),
     CONSTRAINT dl_workers_chk_json CHECK (jsonb_typeof(running_attempts) = 'array' AND jsonb_typeof(queue_threads) = 'object'
@@ -1051,7 +1052,7 @@ END $$;
 -- may begin; the keys whose jobs were blocked.
 CREATE OR REPLACE FUNCTION dl_claim(
     queue_name text, known_tasks text[], wanted int, scan_limit int, after text[], in_turn bool, promotes bool,
-    run_ids uuid[], worker_name text, own_id uuid, takes_session_locks bool, min_lease_sec int
+    run_ids uuid[], worker_name text, own_id uuid, takes_session_locks bool, min_lease_sec int, code_release text DEFAULT NULL
 ) RETURNS TABLE (
     job_id uuid, run_id uuid, task text, args text, lock_key text, key_hash bigint, priority int, attempt int, max_attempts int,
     lease_ttl_sec int, producer text, progress text, checkpoint text, time_limit_sec int, retry text, crashes int,
@@ -1177,7 +1178,10 @@ BEGIN
         ), events AS (
             INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
             SELECT c.job_id, queue_name, clock_timestamp(), 'picked',
-                   jsonb_build_object('status', 'running', 'attempt', c.attempt, 'run_id', c.run_id, 'worker', worker_name)
+                   CASE WHEN code_release IS NULL
+                        THEN jsonb_build_object('status', 'running', 'attempt', c.attempt, 'run_id', c.run_id, 'worker', worker_name)
+                        ELSE jsonb_build_object('status', 'running', 'attempt', c.attempt, 'run_id', c.run_id, 'worker', worker_name,
+                                                'release', code_release) END
               FROM claimed c
         )
         SELECT c.job_id, c.run_id, c.task, dl_json_text(c.args), c.lock_key, c.key_hash, c.priority, c.attempt, c.max_attempts,

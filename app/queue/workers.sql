@@ -7,12 +7,12 @@
 WITH self AS (
     INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec, queue_threads,
                             boot_id, pid_namespace, time_namespace, pid, start_time, lock_file, child_tasks, worker_name, schedules,
-                            labels, unserved_tasks, reaps, incarnation)
+                            labels, unserved_tasks, reaps, release, incarnation)
     VALUES (%(worker_id)s::uuid, %(name)s::text, %(version)s::text, %(queues)s::text[], %(tasks)s::text[],
             %(threads)s::int, %(heartbeat_sec)s::float8, %(queue_threads)s::jsonb, %(boot_id)s::text, %(pid_namespace)s::text,
             %(time_namespace)s::text, %(pid)s::int, %(start_time)s::bigint, %(lock_file)s::text,
             %(child_tasks)s::text[], %(worker_name)s::text, %(schedules)s::text[],
-            %(labels)s::jsonb, %(unserved_tasks)s::jsonb, %(reaps)s::bool,
+            %(labels)s::jsonb, %(unserved_tasks)s::jsonb, %(reaps)s::bool, %(release)s::text,
             CASE WHEN %(worker_name)s::text IS NOT NULL
                  THEN 1 + (SELECT coalesce(max(incarnation), 0) FROM dl_workers WHERE worker_name = %(worker_name)s::text) END)
         ON CONFLICT DO NOTHING

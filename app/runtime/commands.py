@@ -40,7 +40,7 @@ from dataloader.app.runtime.worker import run_worker
 from dataloader.workers.reports.secrets import SecretStore
 
 __all__ = [
-    "ApiKeys", "NewApiKey", "Scope", "audited_api_keys", "database_dsn", "find_installation", "migrate",
+    "ApiKeys", "NewApiKey", "Scope", "audited_api_keys", "database_dsn", "find_installation", "migrate", "os_user",
     "preview_held_retention", "prune", "psql_command", "remove_installation", "require_unused", "roles_sql",
     "run_doctor", "run_worker", "serve",
 ]  # fmt: skip
@@ -103,7 +103,7 @@ def drain_host(settings: Settings, *, wait: bool, timeout_sec: float | None = No
     """Have the worker processes of this host claim nothing more; with `wait` return when their jobs have ended."""
     set_up_logging(settings)
     host, deadline = socket.gethostname(), math.inf if timeout_sec is None else time.monotonic() + timeout_sec
-    context = AuditContext(action="drain_worker", actor=f"account {_os_user()}", via="command", address=host)
+    context = AuditContext(action="drain_worker", actor=f"account {os_user()}", via="command", address=host)
     with closing(Database(settings)) as database, database.pool("dataloader-drain") as pool, acting_as(context):
         queues = Queues(pool)
         ids = {worker.worker_id for worker in queues.workers() if worker.alive and worker.host == host}
@@ -121,7 +121,7 @@ def audited_api_keys(action: str) -> Iterator[tuple[ApiKeys, str]]:
     """Open the API keys of the settings' database, with the operating system's user as the actor."""
     settings = load_settings()
     set_up_logging(settings)
-    context = AuditContext(action=action, actor=f"account {_os_user()}", via="command", address=os.uname().nodename)
+    context = AuditContext(action=action, actor=f"account {os_user()}", via="command", address=os.uname().nodename)
     with (
         closing(Database(settings)) as database,
         database.pool("dataloader-keys") as pool,
@@ -130,7 +130,7 @@ def audited_api_keys(action: str) -> Iterator[tuple[ApiKeys, str]]:
         yield ApiKeys(pool), context.actor
 
 
-def _os_user() -> str:
+def os_user() -> str:
     """By the process's user id: variables of the environment can be set by the caller."""
     user_id = os.getuid()
     try:

@@ -11,6 +11,7 @@ from dataloader.app.config.values import ExponentialPoll, FixedPoll, LinearPoll,
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.retention_periods import DAY_SEC, RetentionPeriods
+from dataloader.app.runtime.code_release import find_release
 from dataloader.app.tracing import Tracer
 from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.retry import Exponential, Fixed, Linear, Policy, Table
@@ -54,6 +55,7 @@ def pool_options(
         stop_wait_sec=min(_MAX_STOP_SEC, max(2.0, settings.shutdown_grace_sec)),
         memory_high_percent=settings.memory_high,
         version=version(),
+        release=find_release(settings.release, settings.pipelines),
         worker_name=settings.worker_name,
         labels=settings.worker_labels,
         targets=targets,

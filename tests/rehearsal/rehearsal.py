@@ -26,6 +26,7 @@ from tests.support.processes import ROOT, clean_environment
 MAX_LOCK_WAIT_SEC = 1.0
 _MIGRATE_TIMEOUT_SEC = 300.0
 _STOP_TIMEOUT_SEC = 60.0
+_API_ERROR = '"event": "api.error"'
 _OUTDATED = 65  # the exit code of a process that needs a migration
 _REAPED = ("lease_expired", "process_died")
 
@@ -140,6 +141,9 @@ def rehearse(
         versions = rehearsal.live_versions()
         log(f"  live processes: {dict(versions)}")
         report = conclude(made, injected, seconds=seconds)
+        for service in made.services:
+            errors = [line for line in service.text().splitlines() if '"exception"' in line and _API_ERROR in line]
+            log("\n".join(f"  {service.name}: {line[-1500:]}" for line in errors[:3])) if errors else None
         ((reaped,),) = made.primary.query(
             "SELECT count(*) FROM dl_job_events WHERE payload ->> 'reason' = ANY (%s)", list(_REAPED)
         )

@@ -38,3 +38,8 @@ CREATE UNLOGGED TABLE dl_where (
 
 ALTER TABLE dl_webhooks
     ADD COLUMN format text NOT NULL DEFAULT 'json' CHECK (format IN ('json', 'slack', 'teams', 'google_chat', 'email'));
+
+-- Worker processes name the release of the code that they run.
+
+ALTER TABLE dl_workers ADD COLUMN release text;
+DROP FUNCTION IF EXISTS dl_claim(text, text[], int, int, text[], bool, bool, uuid[], text, uuid, bool, int);

@@ -37,6 +37,7 @@ class AttemptRecord:
     attempt: int
     run_id: UUID | None
     worker: str | None
+    release: str | None = None  # of the pipelines' code that the process had
     started_at: datetime
     finished_at: datetime | None
     outcome: str | None
@@ -229,6 +230,7 @@ def _attempt_from_events(started: JobEvent, ended: JobEvent | None) -> AttemptRe
         attempt=attempt if isinstance(attempt, int) else 0,
         run_id=_as_run_id(started.payload.get("run_id")),
         worker=_as_text(started.payload.get("worker")),
+        release=_as_text(started.payload.get("release")),
         started_at=started.ts,
         finished_at=None if ended is None else ended.ts,
         outcome=None if ended is None else ended.kind,

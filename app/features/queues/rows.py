@@ -67,7 +67,8 @@ class WorkerStatus:
     """A worker process as it registered itself. `alive`: its last heartbeat is less than three intervals old;
     `listener` says whether it receives notifications or polls; `queue_threads` has the threads of each queue;
     `stopping`: it is shutting down; `would_lose_sec`: how long the attempts of its jobs without a checkpoint have run;
-    `unserved_tasks`: the tasks that it knows and leaves to others, with the labels that they require."""
+    `unserved_tasks`: the tasks that it knows and leaves to others, with the labels that they require; `release`: of
+    the pipelines' code that it runs."""
 
     worker_id: UUID
     name: str
@@ -89,6 +90,7 @@ class WorkerStatus:
     would_lose_sec: float = 0.0
     labels: dict[str, bool | str] = field(default_factory=dict)
     unserved_tasks: dict[str, dict[str, bool | str]] = field(default_factory=dict)
+    release: str | None = None
 
     @property
     def host(self) -> str:

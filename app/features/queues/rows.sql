@@ -120,7 +120,7 @@ SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, cardinality
        coalesce(beat.seen_at, w.seen_at),
        coalesce(beat.seen_at, w.seen_at) > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND w.dead_at IS NULL AS alive,
        w.draining, w.listener, coalesce(beat.rss_bytes, w.rss_bytes), jobs.running, w.pid, w.queue_threads::text, w.stopping, jobs.would_lose_sec, w.labels::text,
-       w.unserved_tasks::text
+       w.unserved_tasks::text, w.release
   FROM dl_workers w
        LEFT JOIN LATERAL (SELECT h.seen_at, h.rss_bytes FROM dl_heartbeats h WHERE h.worker_id = w.worker_id
                            ORDER BY h.seen_at DESC LIMIT 1) beat ON true

@@ -11,7 +11,8 @@ from dataloader.app.cli.remote import RemoteService, remote_command
 
 _WORKERS = Table(
     "workers",
-    "worker=name!, id=worker_id!, state!, busy={busy}/{threads}!, memory=rss_bytes, version, listener, queues, labels",
+    "worker=name!, id=worker_id!, state!, busy={busy}/{threads}!, memory=rss_bytes, version, release, listener, queues,"
+    " labels",
     "No workers.",
     cells={"state": lambda worker: "gone" if not worker["alive"] else "draining" if worker["draining"] else "alive"},
 )

@@ -1,0 +1,1 @@
+"""Deploys of the code of pipelines."""

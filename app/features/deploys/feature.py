@@ -1,0 +1,3 @@
+from dataloader.app.acts.feature import Feature
+
+FEATURE = Feature(name="deploys", has_commands=True)
