@@ -177,7 +177,7 @@ class Settings(BaseSettings):
         "no new job while one is running, in percent; 0: memory and its pressure are not watched.", 0, 100,
     )  # fmt: skip
     release: values.Text | None = setting(
-        "DL_RELEASE", None, "Your code's release, in each attempt; else its git commit. `none`: none", "a short text"
+        "DL_RELEASE", None, "The release of your code, in each attempt; else its git commit, or `none`.", "a short text"
     )
     worker_name: values.Text | None = setting(
         "DL_WORKER_NAME", None, "A name that at most one worker process has at a time, such as a StatefulSet's pod: a "

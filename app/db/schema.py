@@ -8,7 +8,7 @@ tables, types and rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,9 +124,9 @@ def _migrate(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_sec
             _require_schema_rights(cursor, schema)
             apply_statement(cursor, text.replace("\nBEGIN;\n", "\n").replace("\nCOMMIT;\n", "\n"), "apply schema.sql")
             steps += [f"created {s.object_name}" for s in schema_statements(text) if s.object_name.startswith("table ")]
+            _record(cursor, target)
         else:
-            steps += _upgrade(cursor, version, text)
-        _record(cursor, target)
+            steps += _upgrade(cursor, version, text, target)
         return Migration(schema, version, SCHEMA_VERSION, tuple(steps))
 
 
@@ -153,31 +153,45 @@ def _add_wait_states(dsn: str, schema: str, connect_timeout_sec: float, lock_tim
                     )
 
 
-def _upgrade(cursor: Any, version: int, text: str) -> list[str]:
+def _upgrade(cursor: Any, version: int, text: str, target: SchemaVersion) -> list[str]:
     replaced = [s for s in schema_statements(text) if s.is_replaceable or s.object_name == f"type {_REQUEST_TYPE}"]
     on_tables = [s for s in replaced if s.table or s.text.startswith("SELECT dl_create_partitions")]
     elsewhere = [s for s in replaced if s not in on_tables]
-    is_online = version >= COMPATIBLE_FROM
-    if (
-        is_online
-    ):  # processes work meanwhile: what locks no table comes first, and is not checked against the new tables
-        cursor.execute("SET LOCAL check_function_bodies = off")
-        _replace_functions(cursor, elsewhere)
+    migrations = migration_files(after=version)
+    if version >= COMPATIBLE_FROM:
+        _upgrade_online(cursor, elsewhere, migrations, on_tables, target)
     else:
         _require_no_processes(cursor)
-    steps = []
-    for number, migration in migration_files(after=version):
-        apply_statement(cursor, migration, f"apply migration {number}")
-        steps.append(f"migrated to version {number}: {migration.splitlines()[0].removeprefix('-- ').rstrip('.')}")
-    # Workers lock this table before those of events and workers; the triggers of these come before its own in the file.
-    apply_statement(cursor, "LOCK TABLE dl_jobs IN SHARE ROW EXCLUSIVE MODE", "lock dl_jobs")
-    if not is_online:
+        for number, migration in migrations:
+            apply_statement(cursor, migration, f"apply migration {number}")
         _replace_functions(cursor, elsewhere)
-    for statement in on_tables:
-        apply_statement(cursor, statement.text, f"replace {statement.object_name}")
+        for statement in on_tables:
+            apply_statement(cursor, statement.text, f"replace {statement.object_name}")
+        _record(cursor, target)
     triggers = sum(statement.object_name.startswith("trigger ") for statement in replaced)
     functions = sum(statement.object_name.startswith("function ") for statement in replaced)
-    return [*steps, f"replaced {functions} functions and {triggers} triggers"]
+    return [
+        *(f"migrated to version {n}: {text.splitlines()[0].removeprefix('-- ').rstrip('.')}" for n, text in migrations),
+        f"replaced {functions} functions and {triggers} triggers",
+    ]
+
+
+def _upgrade_online(
+    cursor: Any,
+    elsewhere: Sequence[SchemaStatement],
+    migrations: Sequence[tuple[int, str]],
+    on_tables: Sequence[SchemaStatement],
+    target: SchemaVersion,
+) -> None:
+    """While processes work with the tables. What locks none comes first, so functions are not checked against the new
+    tables; the rest is one message, since all that need a table wait from its first statement to the commit."""
+    cursor.execute("SET LOCAL check_function_bodies = off")
+    _replace_functions(cursor, elsewhere)
+    _record(cursor, target)
+    # Workers lock dl_jobs before the tables of events and workers, whose triggers come before its own in the file.
+    lock = "LOCK TABLE dl_jobs IN SHARE ROW EXCLUSIVE MODE;"
+    texts = [*(text for _, text in migrations), lock, *(statement.text for statement in on_tables)]
+    apply_statement(cursor, "\n".join(texts), "change the tables")
 
 
 def _replace_functions(cursor: Any, replacements: Iterable[SchemaStatement]) -> None:

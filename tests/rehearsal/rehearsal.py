@@ -26,6 +26,7 @@ from tests.support.processes import ROOT, clean_environment
 MAX_LOCK_WAIT_SEC = 1.0
 _MIGRATE_TIMEOUT_SEC = 300.0
 _STOP_TIMEOUT_SEC = 60.0
+_START_TIMEOUT_SEC = 90.0
 _API_ERROR = '"event": "api.error"'
 _OUTDATED = 65  # the exit code of a process that needs a migration
 _REAPED = ("lease_expired", "process_died")
@@ -100,7 +101,16 @@ class Rehearsal:
         assert "dataloader migrate" in text, text[-500:]
         self._log(f"  a worker of {name} was refused")
 
-    def live_versions(self) -> Counter[str]:
+    def wait_for_versions(self, expected: set[str]) -> Counter[str]:
+        """Of the live processes, when all are there again that the last fault has killed."""
+        deadline = time.monotonic() + _START_TIMEOUT_SEC
+        while set(versions := self._live_versions()) != expected or versions.total() < len(self._environment.services):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+        return versions
+
+    def _live_versions(self) -> Counter[str]:
         return Counter(v for (v,) in self._environment.primary.query(
             "SELECT w.version FROM dl_workers w JOIN dl_live_workers() l USING (worker_id)"))  # fmt: skip
 
@@ -137,8 +147,8 @@ def rehearse(
         acts.join()
         time.sleep(max(0.0, began + seconds - time.monotonic()))
         made.heal()
-        time.sleep(5)  # for processes that the last fault has killed
-        versions = rehearsal.live_versions()
+        expected = {version_of(releases[release]) for release in order.ends_with}
+        versions = rehearsal.wait_for_versions(expected)
         log(f"  live processes: {dict(versions)}")
         report = conclude(made, injected, seconds=seconds)
         for service in made.services:
@@ -152,7 +162,6 @@ def rehearse(
         name, report, rehearsal.migrations, wait.seconds if wait else 0.0, wait.statement if wait else "",
         int(reaped), list(rehearsal.problems),
     )  # fmt: skip
-    expected = {version_of(releases[release]) for release in order.ends_with}
     if set(versions) != expected:
         result.problems.append(f"at the end processes of {sorted(versions)} were live, not of {sorted(expected)}")
     if result.longest_wait_sec > MAX_LOCK_WAIT_SEC:
