@@ -32,7 +32,7 @@ from dataloader.app.config.smtp import parse_smtp_url
 from dataloader.pipelines.zone_clock import find_zone
 
 MAX_CONCURRENCY = 1000
-MAX_QUEUE_GRACE_SEC = 86_400
+MAX_GRACE_SEC = 86_400
 FINAL_STATUSES = ("succeeded", "failed", "canceled", "lost")
 DEFAULT_JOB_RETENTION = {"succeeded": 14.0, "failed": 30.0, "canceled": 14.0, "lost": 30.0}  # days
 _DAY_SEC = 86_400
@@ -282,7 +282,7 @@ class QueueWorkers:
     queue: Text
     concurrency: Annotated[int, Field(strict=True, ge=1, le=MAX_CONCURRENCY)]
     poll: _Poll | None = None
-    shutdown_grace_sec: Annotated[float, Field(ge=0, le=MAX_QUEUE_GRACE_SEC)] | None = None  # None: as all others
+    shutdown_grace_sec: Annotated[float, Field(ge=0, le=MAX_GRACE_SEC)] | None = None  # None: as all others
     labels: Labels | None = None  # of the process, together with those of the other queues
 
     def to_dict(self) -> dict[str, Any]:
