@@ -169,7 +169,7 @@ class Settings(BaseSettings):
     shutdown_grace_sec: float = number_setting(
         "DL_SHUTDOWN_GRACE_SEC",
         30.0,
-        "How long jobs may continue after a stop signal, in seconds.",
+        "How long jobs continue after a stop signal, in seconds.",
         0,
         values.MAX_GRACE_SEC,
     )
