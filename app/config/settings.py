@@ -167,7 +167,7 @@ class Settings(BaseSettings):
         "workers poll every DL_CLAIM_BACKOFF_SEC.", "process or off",
     )  # fmt: skip
     shutdown_grace_sec: float = number_setting(
-        "DL_SHUTDOWN_GRACE_SEC", 30.0, "How long jobs continue after a stop signal, in seconds.", 0, values.MAX_GRACE_SEC
+        "DL_SHUTDOWN_GRACE_SEC", 30.0, "How long jobs may run after a stop signal, in seconds.", 0, values.MAX_GRACE_SEC
     )  # fmt: skip
     stop_step_sec: float = number_setting(
         "DL_STOP_STEP_SEC", 5.0, "How long a stop step has before the next, harder one, in seconds.", 0.05, 3600
