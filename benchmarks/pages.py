@@ -188,6 +188,8 @@ ADDRESSES = (
     "/tasks/task%203",
     "/slices/task%203",
     "/slices/task%205",
+    "/runs",
+    "/runs?days=31&until={first_day}",
     "/failures",
     "/failures?task=task+0",
     "/queues",

@@ -80,6 +80,7 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
     "horizon": {"doctor.findings"},
     "targets": {"doctor.findings"},
     "jobs": {"bulk.acts"},
+    "runs": {"schedules.reader"},
     "overview": {"doctor.findings", "doctor.queue", "schedules.calendar", "schedules.reader"},
     "tasks": {
         "backfills.reader",

@@ -13,6 +13,7 @@ NAMES = (
     "why",
     "where",
     "failures",
+    "runs",
     "graphs",
     "backfills",
     "tasks",
