@@ -14,6 +14,7 @@ PAGES = {
     "datasets": "/datasets",
     "dataset": "/datasets/warehouse.sales",
     "failures": "/failures",
+    "runs": "/runs",
     "graphs": "/graphs",
     "queues": "/queues",
     "queue": "/queues/q",

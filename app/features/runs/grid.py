@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import islice
 from zoneinfo import ZoneInfo
 
-from dataloader.app.features.runs.rows import DailyRuns, EndedJobs
+from dataloader.app.features.runs.rows import DailyRuns, EndedJobs, SkippedFiring
 from dataloader.app.features.schedules.reader import ScheduleReader
 from dataloader.app.features.schedules.rows import Schedule
 from dataloader.app.http.caches import RefreshingValue
@@ -19,9 +20,11 @@ from dataloader.pipelines.schedule_times import Timing
 
 MAX_DAYS = 31
 _GRACE = timedelta(minutes=2)  # a time that is younger may still be fired
+_SETTLING = timedelta(hours=1)  # after its end a day's statistics may still grow
 _MAX_TIMES = 1_000  # of one schedule that are counted as missed
 _MAX_GRIDS = 16  # kept: each is of a zone and some days
 _REFRESH_AFTER_SEC, _MAX_AGE_SEC, _TIMEOUT_SEC = 10.0, 300.0, 3.0
+_PAST_MAX_AGE_SEC = 60.0  # of days that are over, and of skipped times
 
 STATES = ("failed", "missed", "open", "canceled", "succeeded", "none")  # the worst first
 
@@ -84,6 +87,16 @@ class _Missed:
     schedules: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
+@dataclass(frozen=True)
+class _Past:
+    """What changes rarely of a grid: days that are over, and skipped times."""
+
+    until: datetime
+    read_at: float
+    ended: dict[tuple[str, date], EndedJobs]
+    skipped: list[SkippedFiring]
+
+
 class DayGrids:
     """Keeps the grids that were shown last; each is read in the background, once for all requests."""
 
@@ -96,8 +109,9 @@ class DayGrids:
         key = (zone, last_day, day_count)
         kept = self._kept.pop(key, None)
         if kept is None:
+            pasts: list[_Past] = []
             kept = RefreshingValue(
-                lambda: self.read(zone, last_day, day_count),
+                lambda: self._read(zone, last_day, day_count, pasts),
                 name="read-daily-runs",
                 timeout_sec=_TIMEOUT_SEC,
                 retry_sec=_TIMEOUT_SEC,
@@ -107,14 +121,19 @@ class DayGrids:
             self._kept.pop(old, None)
         return kept.get_recent(refresh_after_sec=_REFRESH_AFTER_SEC, max_age_sec=_MAX_AGE_SEC)
 
-    def read(self, zone: str, last_day: date, day_count: int) -> DayGrid:
+    def _read(self, zone: str, last_day: date, day_count: int, pasts: list[_Past]) -> DayGrid:
+        """`pasts`: the past that was read last, if any; only the thread that reads uses it."""
         days = [last_day - timedelta(days=n) for n in reversed(range(day_count))]
         first, last = _midnight(days[0], zone), _midnight(last_day + timedelta(days=1), zone)
         with allowing_standby():
             now = datetime.now(UTC)
-            ended = self._daily_runs.ended(first, last, zone)
+            today = _midnight((now - _SETTLING).astimezone(ZoneInfo(zone)).date(), zone)
+            past = self._read_past(first, max(first, min(today, last)), last, zone, pasts)
+            ended = dict(past.ended)
+            if past.until < last:
+                ended |= self._daily_runs.ended(past.until, last, zone)
             open_jobs = self._daily_runs.open(first, last, zone)
-            missed = self._missed(first, min(last, now - _GRACE), zone)
+            missed = self._missed(first, min(last, now - _GRACE), zone, past.skipped)
         names = {task for task, _ in (*ended, *open_jobs)} | missed.schedules.keys()
         tasks = [
             TaskRuns(
@@ -134,9 +153,17 @@ class DayGrids:
         ]
         return DayGrid(zone, days, sorted(tasks, key=lambda task: task.rank), now)
 
-    def _missed(self, first: datetime, last: datetime, zone: str) -> _Missed:
+    def _read_past(self, first: datetime, until: datetime, last: datetime, zone: str, pasts: list[_Past]) -> _Past:
+        if pasts and pasts[0].until == until and time.monotonic() - pasts[0].read_at < _PAST_MAX_AGE_SEC:
+            return pasts[0]
+        read_at = time.monotonic()
+        ended = self._daily_runs.ended(first, until, zone)
+        pasts[:] = [_Past(until, read_at, ended, self._daily_runs.skipped(first, last))]
+        return pasts[0]
+
+    def _missed(self, first: datetime, last: datetime, zone: str, firings: Sequence[SkippedFiring]) -> _Missed:
         skipped = defaultdict(list)
-        for firing in self._daily_runs.skipped(first, last):
+        for firing in firings:
             skipped[firing.schedule_id].append(firing)
         found = _Missed()
         for schedule in self._reader.schedules.list_by_name():
@@ -146,8 +173,8 @@ class DayGrids:
                 found.schedules[schedule.task].append(schedule.name)
                 ranges.append((max(schedule.last_at or schedule.created_at, first) + _MOMENT, last))
             for begin, end in ranges:
-                for time in _times_between(timing, max(begin, first), min(end, last)):
-                    found.counts[schedule.task, time.astimezone(ZoneInfo(zone)).date()] += 1
+                for at in _times_between(timing, max(begin, first), min(end, last)):
+                    found.counts[schedule.task, at.astimezone(ZoneInfo(zone)).date()] += 1
         return found
 
     def _timing(self, schedule: Schedule) -> Timing | None:
@@ -165,10 +192,10 @@ def _times_between(timing: Timing | None, first: datetime, last: datetime) -> It
     if first == last or timing is None:
         yield from (first,) if first <= last else ()
         return
-    for time in islice(timing.after(first - _MOMENT), _MAX_TIMES):
-        if time.at > last:
+    for nominal in islice(timing.after(first - _MOMENT), _MAX_TIMES):
+        if nominal.at > last:
             return
-        yield time.at
+        yield nominal.at
 
 
 def _midnight(day: date, zone: str) -> datetime:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import closing
 from html import unescape
 
+import psycopg2
 import pytest
 
 from dataloader.app.queue.job import Settlement, Status, new_run_ids
@@ -20,7 +23,7 @@ def failed_job(queue, trigger) -> str:
 def test_group_has_its_history_and_queues(client, failed_job):
     page = unescape(client.get("/failures").text)
 
-    assert "1 in the last 24 h, 1 in the last hour" in page
+    assert "1 in 24 hours, 1 in the last of them" in page
     assert '<span class="sub">etl</span>' in page
 
 
@@ -33,3 +36,24 @@ def test_redrive_of_a_group_shows_a_preview(client, failed_job):
 
     assert (preview.status_code, "Redrive 1 job" in preview.text) == (200, True)
     assert client.get(f"/api/v1/jobs/{failed_job}").json["status"] == "failed"
+
+
+def test_hours_are_links_to_their_failures(client, failed_job, dsn):
+    with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE dl_jobs SET finished_at = date_trunc('hour', now()) - interval '90 min',"
+                       " created_at = now() - interval '3 h' WHERE job_id = %s", (failed_job,))  # fmt: skip
+    page = unescape(client.get("/failures").text)
+    hours = re.findall(r'<a href="(/failures\?since=[^"]+)" class="failed">\s*<b>1</b>', page)
+    (bar,) = re.findall(r'<a class="failed" href="(/jobs\?[^"]+)" aria-label="1 job from', page)
+
+    assert len(hours) == 1
+    assert "KeyError a.py:b" in client.get(hours[0]).text
+    assert failed_job in client.get(bar).text
+    (other,) = re.findall(r'<a href="(/failures\?since=[^"]+)">\s*<b>0</b>', page)[-1:]
+    assert "KeyError a.py:b" not in client.get(other).text
+
+
+def test_time_that_is_none_is_marked(client, failed_job):
+    answer = client.get("/failures?since=yesterdayish")
+
+    assert (answer.status_code, 'role="alert"' in answer.text) == (200, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import pytest
@@ -75,3 +76,25 @@ def test_only_newest_jobs_are_read_and_the_cut_is_reported(queue_db, fail, monke
 
     assert {group.task for group in found.failures} == {"t2", "t3"}
     assert (found.scanned, found.scanned_to) == (2, queue_db.job(second).created_at)
+
+
+def test_time_selects_groups_by_the_end_of_their_jobs(queue_db, fail):
+    old, new = fail("old"), fail("new")
+    queue_db.sql(
+        "UPDATE dl_jobs SET created_at = now() - interval '3 d', finished_at = now() - interval '2 d'"
+        " WHERE job_id = %s",
+        str(old),
+    )
+    failures, ended_at = Failures(queue_db.session), queue_db.job(old).finished_at
+
+    def tasks(since: datetime | None = None, until: datetime | None = None) -> list[str]:
+        return [group.task for group in failures.groups(since=since, until=until).failures]
+
+    assert tasks(until=ended_at + timedelta(hours=1)) == ["old"]
+    assert tasks(since=ended_at + timedelta(hours=1)) == ["new"]
+    assert tasks(since=ended_at, until=ended_at) == []
+    assert sorted(tasks(since=ended_at)) == ["new", "old"]
+    in_its_hours = failures.groups(until=ended_at + timedelta(minutes=1))
+    assert sum(in_its_hours.failures[0].by_hour) == 1
+    assert in_its_hours.hours_from <= ended_at - timedelta(hours=22)
+    assert queue_db.job(new).finished_at > ended_at

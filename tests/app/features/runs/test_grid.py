@@ -113,9 +113,9 @@ def test_page_shows_the_worst_of_a_day_and_links_its_jobs(client, dsn, clean):
     page = unescape(client.get("/runs").text)
 
     assert "2 tasks with failed or missing runs" in page
-    assert 'class="day st failed" href="/jobs?task=load.a&status=failed%2Clost&finished_from=' in page
+    assert 'class="run-day st failed" href="/jobs?task=load.a&status=failed%2Clost&finished_from=' in page
     assert "5 succeeded, 2 failed" in page
-    assert 'class="day st missed" href="/schedules/nightly"' in page
+    assert 'class="run-day st missed" href="/schedules/nightly"' in page
     assert page.index("load.a") < page.index("load.b"), "what failed comes first"
     only = client.get("/runs?only=problems").text
     assert ("load.a" in only, "load.b" in only) == (True, False)
@@ -125,7 +125,7 @@ def test_page_shows_the_worst_of_a_day_and_links_its_jobs(client, dsn, clean):
 def test_link_of_a_day_filters_the_list_of_jobs(client, dsn, clean):
     end(dsn, "load.a", "succeeded", days_ago(1))
     page = unescape(client.get("/runs").text)
-    link = page.partition('class="day st succeeded" href="')[2].partition('"')[0]
+    link = page.partition('class="run-day st succeeded" href="')[2].partition('"')[0]
 
     jobs = client.get(link)
 
