@@ -124,7 +124,7 @@ def test_page_passes_axe_in_both_themes_after_refreshes(seen: OpenPage, size: st
 
 def test_grid_of_runs_works_without_scripts(seen: OpenPage):
     page = seen(scripts=False).go("/runs")
-    page.get_by_label("Task").fill("test.secret")
+    page.get_by_role("searchbox", name="Task").fill("test.secret")
     page.get_by_role("button", name="Apply").click()
 
     expect(page.locator("#runs-test\\.secret")).to_be_visible()
