@@ -134,3 +134,54 @@ def test_units_run_stop_and_restart(service: Service):
     lines = [json.loads(line) for line in machine.journal(worker).splitlines() if line.startswith("{")]
     assert lines
     assert not [line for line in lines if line.get("event") == "process_lock.missing"]
+
+
+def test_deploy_in_the_middle_of_a_long_job(service: Service):
+    """The recipe as docs/deploying.md prints it: the old process finishes its job, the new one has the rest."""
+    install(service)
+    machine, settings = service.machine, "/etc/dataloader/worker-2026.11.1"
+    service.query("UPDATE dl_workers SET draining = true")
+    machine.run("sed", "-i", "s/^DL_SHUTDOWN_GRACE_SEC=.*/DL_SHUTDOWN_GRACE_SEC=60/", "/etc/dataloader/environment")
+    machine.run("systemctl", "disable", "--now", "dataloader-worker@1", "dataloader-worker@2")
+    machine.run("sh", "-c", f"mkdir -p /opt/etl/2026.11.1 && mv {STATE}/acme.py /opt/etl/2026.11.1/acme.py")
+    machine.write(settings, "DL_RELEASE=2026.11.1\nPYTHONPATH=/opt/etl/2026.11.1\n")
+    machine.run("systemctl", "enable", "--now", "dataloader-worker@2026.11.1")
+    long_job = service.enqueue()
+    machine.write("/root/acme_etl/__init__.py", "")  # what the recipe copies
+    machine.write("/opt/etl/2026.11.2/acme.py", TASKS)
+    start, deploy, stop = deploy_recipe()
+
+    in_root = "cd /root && export PATH=/opt/dataloader/bin:$PATH && set -a && . /etc/dataloader/environment && "
+    machine.run("sh", "-euc", f"{in_root} {start}")
+    waiting = machine.run("sh", "-c", f"{in_root} {deploy} --timeout 20 2>&1; echo ended with $?")
+    new_job = service.enqueue()
+
+    assert "still running: 1 job of release 2026.11.1; the longest, acme.wait, since " in waiting
+    assert "ended with 1" in waiting
+    assert releases(service, long_job) == ["2026.11.1"]
+    assert releases(service, new_job) == ["2026.11.2"]
+
+    service.release()
+    machine.run("sh", "-euc", f"{in_root} {deploy}")
+    machine.run("sh", "-euc", stop)
+    service.wait_for(long_job, "succeeded", 1)
+    service.wait_for(new_job, "succeeded", 1)
+    assert machine.show("dataloader-worker@2026.11.1", "ActiveState") == "inactive"
+    assert machine.show("dataloader-worker@2026.11.2", "ActiveState") == "active"
+
+
+def releases(service: Service, job: str) -> list[str]:
+    """Of the attempts of a job."""
+    statement = (
+        "SELECT payload ->> 'release' FROM dl_job_events WHERE job_id = %s AND kind = 'picked' ORDER BY event_id"
+    )
+    return [release for (release,) in service.query(statement, job)]
+
+
+def deploy_recipe() -> tuple[str, str, str]:
+    """The commands before the deploy, the deploy, and those after it."""
+    page = (ROOT / "docs/deploying.md").read_text(encoding="utf-8")
+    block = page.partition("**systemd.**")[2].partition("```sh\n")[2].partition("```")[0]
+    start, _, rest = block.partition("dataloader deploy ")
+    release, _, stop = rest.partition("\n")
+    return start, f"dataloader deploy {release}", stop
