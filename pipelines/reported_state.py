@@ -25,6 +25,7 @@ class ReportedState:
     progress: dict[str, Any] | None = None  # written under the lock, read by the heartbeat
     checks: tuple[Mapping[str, Any], ...] = ()  # of this attempt; written under the lock, as the next one
     datasets: tuple[Mapping[str, Any], ...] = ()
+    moved = (0, 0)  # rows and bytes that the toolkit has copied; written under the lock
     checkpoint: Any = None  # where the next attempt resumes; the pipeline's thread alone, as the next two
     in_transaction = False
     _transaction_checkpoint: Any = None  # reported in the open transaction, and saved by its commit
@@ -74,6 +75,10 @@ class ReportedState:
             for name, number in numbers.items():
                 counts[name] = counts.get(name, 0) + number
             self.replace_progress({**(self.progress or {}), "counts": counts})
+
+    def count_moved(self, rows: int, size: int) -> None:
+        with self._lock:
+            self.moved = (self.moved[0] + rows, self.moved[1] + size)
 
     def record_checkpoint(self, checkpoint: Any) -> None:
         self.checkpoint = checkpoint

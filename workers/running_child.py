@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+_MAX_MOMENTS = 300  # that nothing has read
 
 
 class RunningChild:
@@ -19,6 +22,24 @@ class RunningChild:
         self._lock = threading.Condition()
         self._requests = self._sent = self._answered = 0  # under the lock, as the next
         self._threads: list[Any] = []
+        self._moments_interval_sec: float | None = None  # to be sent, under the lock
+        self.moments: deque[Any] = deque(maxlen=_MAX_MOMENTS)  # as the child describes them; any thread
+        self.usage: tuple[float, int] | None = None  # CPU time and peak memory in kB, once it has ended
+
+    def request_moments(self, interval_sec: float) -> None:
+        """Have the child describe what its task does, again and again."""
+        with self._lock:
+            self._moments_interval_sec = interval_sec
+        self._wake()
+
+    def next_message(self) -> dict[str, Any] | None:
+        """The message to send, if there is one."""
+        with self._lock:
+            interval_sec, self._moments_interval_sec = self._moments_interval_sec, None
+        if interval_sec is not None:
+            return {"moments": interval_sec}
+        number = self.next_request()
+        return None if number is None else {"stacks": number}
 
     def request_stacks(self) -> int:
         """Request the stacks; return the number of the request."""

@@ -31,7 +31,7 @@ def read_threads(
     frames = sys._current_frames()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = frames.get(task_thread)
-    package = None if own is None else _task_package(own)
+    package = None if own is None else task_package(own)
     threads = []
     if own is not None:
         awaiting = awaiting_frames(awaitable)
@@ -67,7 +67,7 @@ def _describe_thread(
     frames, total = read_frames(_walk(innermost, above), package, max_frames)
     if is_task:
         _mark_entry(frames)
-    cut_name = None if name is None else _cut(name, _MAX_NAME_LENGTH)
+    cut_name = None if name is None else cut_text(name, _MAX_NAME_LENGTH)
     return {"name": cut_name, "is_task": is_task, "frames": frames, "frame_count": total}
 
 
@@ -110,19 +110,19 @@ def read_frames(
 def _describe_frame(frame: FrameType, line: int | None, repeated: int, package: str | None) -> dict[str, Any]:
     code = frame.f_code
     return {
-        "file": _cut(code.co_filename, _MAX_FILE_LENGTH, keeps_end=True),
+        "file": cut_text(code.co_filename, _MAX_FILE_LENGTH, keeps_end=True),
         "line": line,
-        "function": _cut(_qualified_name(code), _MAX_NAME_LENGTH),
-        "kind": _kind(frame, package),
+        "function": cut_text(qualified_name(code), _MAX_NAME_LENGTH),
+        "kind": frame_kind(frame, package),
         "repeated": repeated,
     }
 
 
-def _qualified_name(code: CodeType) -> Any:
+def qualified_name(code: CodeType) -> Any:
     return getattr(code, "co_qualname", code.co_name)  # since Python 3.11
 
 
-def _kind(frame: FrameType, package: str | None) -> str:
+def frame_kind(frame: FrameType, package: str | None) -> str:
     """Whose code it is: `task`, `library`, `standard` or `dataloader`."""
     module, path = _module(frame), frame.f_code.co_filename
     if is_our_module(module):
@@ -144,7 +144,7 @@ def _module(frame: FrameType) -> str:
     return name if type(name) is str else ""
 
 
-def _task_package(innermost: FrameType) -> str | None:
+def task_package(innermost: FrameType) -> str | None:
     """The package of the task's function: of the first frame that is called by one of ours, seen from the outermost."""
     inner: str | None = None
     walked = 0
@@ -167,7 +167,7 @@ def _is_standard_module(package: str | None) -> bool:
     return not isinstance(path, str) or _is_standard(path)
 
 
-def _cut(text: Any, max_length: int, *, keeps_end: bool = False) -> str:
+def cut_text(text: Any, max_length: int, *, keeps_end: bool = False) -> str:
     """A text that is short enough. A name may be of a class of the program's own."""
     plain = text if type(text) is str else "?"
     if len(plain) <= max_length:

@@ -11,6 +11,7 @@ import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, connection, cursor
 
+from dataloader.pipelines.reported_state import ReportedState
 from dataloader.pipelines.toolkit.copytext import Column, CopyEncoder, Row
 from dataloader.pipelines.toolkit.errors import NoSuchTarget
 from dataloader.pipelines.toolkit.rejects import Rejects
@@ -152,6 +153,7 @@ class _CopyFile:
         self._copy_input = copy_input
         self._rows = iter(copy_input.rows)
         self._chunk_rows = _FIRST_CHUNK_ROWS
+        self._reported = getattr(copy_input.ctx, "reported", None)  # of an attempt
 
     def read(self, _size: int = -1) -> bytes:
         try:
@@ -170,6 +172,8 @@ class _CopyFile:
             if not rows:
                 return b""
             lines = self.encoder.encode(rows)
+            if isinstance(self._reported, ReportedState):
+                self._reported.count_moved(len(rows), len(lines))
             self._chunk_rows = min(_MAX_CHUNK_ROWS, max(1, len(rows) * _CHUNK_BYTES // max(1, len(lines))))
             if copy_input.on_batch is not None and self.encoder.row_count % copy_input.batch_rows == 0:
                 copy_input.on_batch(self.encoder.row_count)

@@ -198,8 +198,8 @@ class ChildProcess:
                     self._announce_stop()
                     for reply in self._database_calls.finished():
                         self.send({"reply": reply})
-                    if self._channel is not None and (number := self._running.next_request()) is not None:
-                        self.send({"stacks": number})
+                    while self._channel is not None and (message := self._running.next_message()) is not None:
+                        self.send(message)
                     self._flush()
                     self._read_output()
                     self._escalate()
@@ -284,8 +284,9 @@ class ChildProcess:
 
     def _on_watchdog_message(self, line: bytes) -> None:
         match line.split():
-            case [b"exit", code, peak_kb]:
+            case [b"exit", code, peak_kb, cpu_ms]:
                 self._exit = int(code), int(peak_kb)
+                self._running.usage = int(cpu_ms) / 1000, int(peak_kb)
             case [b"error", number]:
                 self._start_error = OSError(int(number), os.strerror(int(number)), self._process.program)
 
@@ -312,6 +313,8 @@ class ChildProcess:
                 self._database_calls.start(name, arguments)
             case {"stacks": int(number), "threads": [*threads]}:
                 self._running.receive_stacks(number, threads)
+            case {"moment": dict(moment)}:
+                self._running.moments.append(moment)
             case {"offloads": True}:
                 attempt.has_offloads = True
             case {"log": [str(level), str(stream), str(text)]}:

@@ -27,6 +27,7 @@ from dataloader.pipelines.retry import Fixed, Rules, decide
 from dataloader.pipelines.target_transactions import TargetTransactions
 from dataloader.workers.fingerprint import fingerprint
 from dataloader.workers.logs.records import level_of, record_fields, record_texts
+from dataloader.workers.moments import LateLooks, ThreadMoments, read_cpu_of_process, read_memory_mb
 from dataloader.workers.stacks import read_threads
 from dataloader.workers.stop_signal import StopSignal
 
@@ -140,6 +141,7 @@ class ChildProgram:
     rules = Rules()  # of the task, set when it is loaded, as the next two
     has_command_line = False
     task_module = ""
+    moments_interval_sec: float | None = None  # set when the worker asks for them
 
     def __init__(self, parent: ParentChannel, spec: dict[str, Any], context: ChildContext) -> None:
         self.parent, self.spec, self.context = parent, spec, context
@@ -207,6 +209,8 @@ class ChildProgram:
                 self.parent.replies.put(message["reply"])
             elif "stacks" in message:
                 self.send_stacks(message["stacks"])
+            elif "moments" in message:
+                self.moments_interval_sec = message["moments"]
             else:
                 self.cancel_query()
 
@@ -222,8 +226,16 @@ class ChildProgram:
     def report(self, done: threading.Event) -> None:
         """Send what the task reports, until it is done."""
         is_last, sent_reports, sent_offloads = False, self._reports(), False
+        moments: TaskMoments | None = None
         while not is_last:
-            is_last = done.wait(_REPORT_INTERVAL_SEC)
+            is_last = done.wait(_REPORT_INTERVAL_SEC if moments is None else moments.pause_sec(_REPORT_INTERVAL_SEC))
+            if self.moments_interval_sec is not None and not is_last:
+                moments = moments or TaskMoments(self.context, self.moments_interval_sec)
+                with suppress(Exception):  # it must not end what reports
+                    if (moment := moments.look()) is not None:
+                        self.parent.send({"moment": moment})
+            elif moments is not None:
+                self.parent.send({"moment": moments.last()})
             with suppress(MemoryError):  # the task's, which may recover
                 if self.context.has_offloads and not sent_offloads:
                     self.parent.send({"offloads": True})
@@ -241,6 +253,39 @@ class ChildProgram:
 
     def _reports(self) -> tuple[Any, Any]:
         return self.context.reported.checks, self.context.reported.datasets
+
+
+class TaskMoments:
+    """What the task's thread does, looked at again and again by the thread that reports."""
+
+    def __init__(self, context: ChildContext, interval_sec: float) -> None:
+        self._context, self._interval_sec = context, interval_sec
+        main, now = threading.main_thread(), clock()
+        self._moments = ThreadMoments(int(main.ident or 0), os.getpid(), now)  # its native id; a fork keeps the old one
+        self._late = LateLooks()
+        self._next_at = now + interval_sec
+        self._late.plan(self._next_at)
+
+    def pause_sec(self, max_sec: float) -> float:
+        return min(max_sec, max(0.0, self._next_at - clock()))
+
+    def look(self) -> dict[str, Any] | None:
+        """None: it is too early."""
+        now = clock()
+        if now < self._next_at:
+            return None
+        late_sec = self._late.late_sec(now)
+        moment = self._moments.look(now, sys._current_frames(), late_sec=late_sec, awaitable=self._context.awaitable)
+        self._next_at = now + self._interval_sec
+        self._late.plan(self._next_at)
+        return None if moment is None else {**moment, **self._figures()}
+
+    def last(self) -> dict[str, Any]:
+        """The figures at the end of the task."""
+        return {"sec": 0.0, "kind": None, **self._figures()}
+
+    def _figures(self) -> dict[str, Any]:
+        return {"memory_mb": read_memory_mb(), "cpu_sec": read_cpu_of_process(), "moved": self._context.reported.moved}
 
 
 def success_message(result: Any, max_bytes: int) -> dict[str, Any]:

@@ -5,8 +5,9 @@ Run by its path in a bare interpreter, so that it starts in milliseconds; it imp
 
     python -I -S watchdog.py DESCRIPTOR PROGRAM ARGUMENT…
 
-The descriptor is a socket to the worker. The watchdog writes `exit CODE PEAK_KB` or `error ERRNO` to it, and reads the
-end of the lease, a line for each renewal, in seconds of the worker's clock. When the socket closes, the worker is gone.
+The descriptor is a socket to the worker. The watchdog writes `exit CODE PEAK_KB CPU_MS` or `error ERRNO` to it, and
+reads the end of the lease, a line for each renewal, in seconds of the worker's clock. When the socket closes, the
+worker is gone.
 The program gets this process's environment, folder, standard streams and process group.
 
 A watchdog that `fork_server_main.py` has forked calls `watch` instead.
@@ -51,7 +52,8 @@ def watch(descriptor: int, start: Callable[[], int]) -> None:
         return
     _wait(descriptor, program)
     _, status, usage = os.wait4(program, 0)
-    os.write(descriptor, b"exit %d %d\n" % (os.waitstatus_to_exitcode(status), usage.ru_maxrss))
+    cpu_ms = 1000 * (usage.ru_utime + usage.ru_stime)
+    os.write(descriptor, b"exit %d %d %d\n" % (os.waitstatus_to_exitcode(status), usage.ru_maxrss, cpu_ms))
 
 
 def _wait(descriptor: int, pid: int) -> None:
