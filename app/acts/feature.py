@@ -40,6 +40,8 @@ class Feature:
     blueprints: tuple[str, ...] = ()  # functions of a Site: routes and pages
     navigation: tuple[NavLink, ...] = ()
     job_panels: tuple[JobPanel, ...] = ()
+    task_note: str | None = None  # a function of a Site: a function of a task's name, the note of its page or None
+    charts: str | None = None  # a function of a Site: a function of a task's name or None: LineCharts of a page
     page_values: str | None = None  # a function of a Site: what the frame of each page shows of it, by name
     collectors: tuple[str, ...] = ()  # functions of a Site: collectors of metrics
     metrics: str | None = None  # a function of an executor: families of metrics that are read from the database

@@ -55,6 +55,7 @@ class ReasonCode(StrEnum):
     STOP_NOT_OBEYED = "stop_not_obeyed"
     PROGRESS_OLD = "progress_old"
     SQL_BLOCKED = "sql_blocked"
+    SLOWER_THAN_USUAL = "slower_than_usual"
     RUNNING = "running"
     TARGET_NOT_FENCED = "target_not_fenced"
     SCHEDULE_PAUSED = "schedule_paused"
@@ -121,6 +122,10 @@ class Reasons:
 
     def of_running(self, job: Job) -> Iterable[ExplanationReason]:
         """What is wrong with a running job."""
+        return ()
+
+    def of_ended(self, job: Job) -> Iterable[ExplanationReason]:
+        """What is worth a word about a job that has ended."""
         return ()
 
     def of_task(self, task: str) -> Iterable[ExplanationReason]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import Field, JsonValue
+from pydantic.fields import FieldInfo
 
 
 def setting(variable: str, default: Any, meaning: str, accepts: str, *, hidden: bool = False, **limits: Any) -> Any:
@@ -19,3 +20,13 @@ def number_setting(variable: str, default: float, meaning: str, low: float, high
 
 def flag_setting(variable: str, default: bool, meaning: str) -> Any:
     return setting(variable, default, meaning, "true or false")
+
+
+def accepted_values(field: FieldInfo) -> str:
+    about = field.json_schema_extra
+    return str(about["accepts"]) if isinstance(about, dict) else ""
+
+
+def is_secret(field: FieldInfo) -> bool:
+    about = field.json_schema_extra
+    return "SecretStr" in str(field.annotation) or (isinstance(about, dict) and about["hidden"] is True)

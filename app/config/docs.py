@@ -9,7 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
 
-from dataloader.app.config.settings import SettingInfo, Settings, is_secret
+from dataloader.app.config.declaring import is_secret
+from dataloader.app.config.settings import SettingInfo, Settings
 from dataloader.app.errors import ConfigError
 
 _EXIT_CODE = ConfigError.exit_code

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from pydantic_settings import DotEnvSettingsSource
 
 from dataloader.app.config import checks
-from dataloader.app.config.settings import SECRET_PREFIX, Settings, accepted_values, is_secret
+from dataloader.app.config.declaring import accepted_values, is_secret
+from dataloader.app.config.settings import SECRET_PREFIX, Settings
 from dataloader.app.config.values import FINAL_STATUSES
 from dataloader.app.errors import ConfigError, SettingError
 

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dataloader.app.config import dsn, values
-from dataloader.app.config.declaring import flag_setting, number_setting, setting
+from dataloader.app.config.declaring import accepted_values, flag_setting, number_setting, setting
 from dataloader.app.config.smtp import parse_smtp_url
 from dataloader.app.config.tasks import Tasks, secret_values
 from dataloader.app.config.values import Password, QueueWorkers
@@ -179,6 +179,17 @@ class Settings(BaseSettings):
     release: values.Text | None = setting(
         "DL_RELEASE", None, "The release of your code, in each attempt; else its git commit, or `none`.", "a short text"
     )
+    sampler_interval_sec: float = number_setting(
+        "DL_SAMPLER_INTERVAL_SEC", 1.0, "How often a worker looks where its long attempts are, for the account of "
+        "their time, in seconds; 0: never.", 0, 60,
+    )  # fmt: skip
+    sampler_after_sec: float = number_setting(
+        "DL_SAMPLER_AFTER_SEC", 10.0, "The age in seconds from which on it looks at an attempt.", 0, 86_400
+    )
+    prices: values.Prices | None = setting(
+        "DL_PRICES", None, "What an hour of a CPU, of a gigabyte of memory and of an attempt costs.",
+        'a JSON object such as {"cpu_hour": 0.04, "memory_gb_hour": 0.005, "run_hour": 0.1, "currency": "EUR"}',
+    )  # fmt: skip
     worker_name: values.Text | None = setting(
         "DL_WORKER_NAME", None, "A name that at most one worker process has at a time, such as a StatefulSet's pod: a "
         "process that starts takes over the jobs of a dead one of this name at once, on whatever host it ran. Never "
@@ -438,13 +449,3 @@ class Settings(BaseSettings):
                 )
             )
         return tuple(infos)
-
-
-def accepted_values(field: FieldInfo) -> str:
-    about = field.json_schema_extra
-    return str(about["accepts"]) if isinstance(about, dict) else ""
-
-
-def is_secret(field: FieldInfo) -> bool:
-    about = field.json_schema_extra
-    return "SecretStr" in str(field.annotation) or (isinstance(about, dict) and about["hidden"] is True)

@@ -343,6 +343,13 @@ def _refuse_host_listener(mode: str) -> str:
     return mode
 
 
+def _check_prices(prices: Mapping[str, float | str]) -> Mapping[str, float | str]:
+    for name, value in prices.items():
+        if isinstance(value, str) != (name == "currency"):
+            raise ValueError(f"{name} is {'a text' if name == 'currency' else 'a number'}")
+    return prices
+
+
 _Json, _List = BeforeValidator(parse_json), BeforeValidator(_parse_list)
 _STATUS_LIST = ", ".join(FINAL_STATUSES)
 _PACKAGE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
@@ -371,6 +378,7 @@ Executors = Annotated[
     _Json,
     AfterValidator(_check_executors),
 ]
+Price = Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False)]
 Days = Annotated[float, Field(strict=True, gt=0, le=36_500, allow_inf_nan=False)]
 _StatusPeriods = Mapping[Annotated[str, matching("|".join(FINAL_STATUSES), f"expected one of {_STATUS_LIST}")], Days]
 JobRetention = Annotated[_StatusPeriods, AfterValidator(_complete_periods), BeforeValidator(_spread), _Json]
@@ -381,6 +389,11 @@ TaskRetention = Annotated[
 ]
 SecretName = Annotated[str, matching(r"\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", "it is no secret's name")]
 SecretTasks = Annotated[Mapping[SecretName, tuple[Text, ...]], _Json]
+Prices = Annotated[
+    Mapping[Literal["cpu_hour", "memory_gb_hour", "run_hour", "currency"], Price | Text],
+    _Json,
+    AfterValidator(_check_prices),
+]
 
 
 def format_value(value: Any) -> str:

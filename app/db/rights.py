@@ -39,6 +39,8 @@ SERVICE_RIGHTS: Mapping[str, str] = {
     "dl_task_targets": "SELECT, INSERT, UPDATE, DELETE",
     "dl_fence_history": "SELECT, INSERT, UPDATE",
     "dl_where": "SELECT, INSERT, UPDATE, DELETE",
+    "dl_accounts": "SELECT, INSERT, UPDATE, DELETE",
+    "dl_account_days": "SELECT, INSERT, UPDATE, DELETE",
     "dl_lineage_state": "SELECT, UPDATE",
     "dl_fair_weights": "SELECT, INSERT, UPDATE, DELETE",
     "dl_bulk": "SELECT, INSERT, UPDATE, DELETE",

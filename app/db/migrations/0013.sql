@@ -43,3 +43,37 @@ ALTER TABLE dl_webhooks
 
 ALTER TABLE dl_workers ADD COLUMN release text;
 DROP FUNCTION IF EXISTS dl_claim(text, text[], int, int, text[], bool, bool, uuid[], text, uuid, bool, int);
+
+-- For what the time of an attempt went, and totals by task and day.
+
+CREATE TABLE dl_accounts (
+    run_id         uuid        PRIMARY KEY,
+    job_id         uuid        NOT NULL,
+    task           text        NOT NULL,
+    attempt        int         NOT NULL,
+    written_at     timestamptz NOT NULL,
+    ended_at       timestamptz,
+    wall_sec       float8      NOT NULL,
+    cpu_sec        float8,
+    peak_memory_mb float8,
+    memory_gb_sec  float8,
+    rows           bigint      NOT NULL,
+    bytes          bigint      NOT NULL,
+    cost           float8,
+    account        text        NOT NULL CHECK (octet_length(account) <= 4096)
+);
+CREATE INDEX dl_accounts_idx_job ON dl_accounts (job_id);
+CREATE INDEX dl_accounts_idx_task ON dl_accounts (task, ended_at) WHERE ended_at IS NOT NULL;
+
+CREATE TABLE dl_account_days (
+    day           date   NOT NULL,
+    task          text   NOT NULL,
+    attempts      bigint NOT NULL,
+    wall_sec      float8 NOT NULL,
+    cpu_sec       float8 NOT NULL,
+    memory_gb_sec float8 NOT NULL,
+    rows          bigint NOT NULL,
+    bytes         bigint NOT NULL,
+    cost          float8 NOT NULL,
+    PRIMARY KEY (day, task)
+);

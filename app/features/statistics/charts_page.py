@@ -10,6 +10,7 @@ from typing import Literal
 from flask import Response
 from pydantic import Field
 
+from dataloader.app.acts.feature import load_all
 from dataloader.app.features.statistics.rows import Chart, PeriodStatistics, Statistics
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
@@ -44,6 +45,7 @@ def create_charts_page(site: Site) -> ApiBlueprint:
     source, options = site.executor, site.options
     pages = PageRenderer("charts_page", options)
     statistics = Statistics(source)
+    more_charts = [make(site) for make in load_all(site.features, "charts")]
 
     @pages.page("/charts", query=ChartsPageQuery)
     def show_charts(query: ChartsPageQuery) -> Response:
@@ -52,7 +54,7 @@ def create_charts_page(site: Site) -> ApiBlueprint:
         return pages.render(
             "charts.html",
             query=query,
-            charts=_line_charts(chart),
+            charts=[*_line_charts(chart), *(more for make in more_charts for more in make(query.task or None))],
             bucket=chart.bucket_sec,
             from_timestamp=lambda timestamp: datetime.fromtimestamp(timestamp, UTC),
         )

@@ -13,6 +13,7 @@ from uuid import UUID
 from flask import Response, g, request
 from pydantic import Field
 
+from dataloader.app.acts.feature import load_all
 from dataloader.app.acts.known_names import NameCheck
 from dataloader.app.acts.web import ActForms, Choice, refusing_form
 from dataloader.app.errors import BreakerNotFound
@@ -188,6 +189,7 @@ def create_tasks_page(site: Site) -> ApiBlueprint:
     queue, pipelines, options = site.queue, site.pipelines, site.options
     pages = PageRenderer("tasks_page", options)
     reader, forms = _TaskReader(queue, pipelines, options), StartForms(pipelines, options)
+    task_notes = [make(site) for make in load_all(site.features, "task_note")]
 
     @pages.page("/tasks", query=TasksQuery)
     def show_tasks(query: TasksQuery) -> Response:
@@ -215,6 +217,7 @@ def create_tasks_page(site: Site) -> ApiBlueprint:
             waiting=reader.waiting(),
             runs=last_runs,
             chart=make_run_chart(last_runs, time_limit_sec=info.options.time_limit_sec if info else None),
+            task_notes=[note for note_of in task_notes if (note := note_of(name)) is not None],
             failures=failures,
             failure_rows=[(group, _jobs_query(name, group)) for group in failures.groups],
             schedules=schedules,

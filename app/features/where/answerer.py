@@ -1,4 +1,5 @@
-"""Answers where the attempts of a worker process are, when a notification asks for one. Until then its thread waits."""
+"""Answers where the attempts of a worker process are, when a notification asks for one. Until then its thread waits.
+The heartbeat starts the sampler."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.features.where.accounts import Accounts
 from dataloader.app.features.where.process_tree import (
     MAX_PROCESSES,
     ProcessStat,
@@ -19,6 +21,8 @@ from dataloader.app.features.where.process_tree import (
     select_tree,
 )
 from dataloader.app.features.where.rows import MAX_ANSWER_BYTES, WhereRows
+from dataloader.app.features.where.sampler import Sampler
+from dataloader.app.features.where.sampler_options import WhereOptions
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.pipelines.json_values import sanitize_json
 from dataloader.pipelines.portable import clock
@@ -46,7 +50,9 @@ _FRAME_FIELDS: Mapping[str, type] = {"file": str, "function": str, "kind": str, 
 
 
 def create_where_thread(context: ThreadContext) -> WhereAnswerer:
-    return WhereAnswerer(WhereRows(context.executor), context.attempts, on_crash=context.on_crash)
+    options: WhereOptions = context.options.get("where") or WhereOptions()
+    sampler = Sampler(Accounts(context.executor), context.attempts, options.sampler)
+    return WhereAnswerer(WhereRows(context.executor), context.attempts, sampler, on_crash=context.on_crash)
 
 
 class WhereAnswerer:
@@ -54,8 +60,8 @@ class WhereAnswerer:
 
     control = "where"
 
-    def __init__(self, rows: WhereRows, attempts: RunningAttempts, *, on_crash: Any) -> None:
-        self._rows, self._attempts = rows, attempts
+    def __init__(self, rows: WhereRows, attempts: RunningAttempts, sampler: Sampler, *, on_crash: Any) -> None:
+        self._rows, self._attempts, self.sampler = rows, attempts, sampler
         self._lock = threading.Lock()
         self._pending: dict[str, Attempt] = {}  # by run; under the lock
         self._never = threading.Event()
@@ -72,10 +78,12 @@ class WhereAnswerer:
         self.thread.wake()
 
     def on_heartbeat(self, heartbeat: HeartbeatResult) -> None:
-        """Nothing: only a notification asks."""
+        """Start the sampler if an attempt has run for long. Questions come by notification alone."""
+        self.sampler.start_if_needed()
 
     def drain(self, timeout_sec: float) -> None:
-        """Nothing is left to wait for."""
+        """Write the accounts that are left."""
+        self.sampler.close()
 
     def run_once(self) -> float:
         with self._lock:

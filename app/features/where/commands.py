@@ -1,9 +1,10 @@
-"""Commands where and top: where one running job is, and all of them."""
+"""Commands where, top, account and costs: where running jobs are, for what their time went, and what it cost."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +13,7 @@ import click
 from dataloader.app.cli.output import Table, is_json
 from dataloader.app.cli.parsing import option
 from dataloader.app.cli.remote import RemoteService, remote_command
+from dataloader.app.features.where.account_lines import account_lines
 from dataloader.app.features.where.where_lines import where_lines
 
 _INTERVAL_SEC = 2.0
@@ -54,6 +56,10 @@ _RUNNING = Table(
 )
 
 
+def _hours(field: str) -> Callable[[Any], str]:
+    return lambda day: f"{day[field]:.2f} h"
+
+
 def _with_unit(value: float | None, unit: str) -> str | None:
     return None if value is None else f"{value:.0f} {unit}"
 
@@ -72,4 +78,29 @@ def show_top(service: RemoteService, **query: Any) -> None:
     run_top(service, query)
 
 
-COMMANDS = {"Jobs": (locate,), "Watch": (show_top,)}
+@remote_command("account", operation="show_account", only="", short_help="Show for what the time of a job went.")
+def show_account(service: RemoteService, *, job_id: UUID) -> None:
+    """Show for what the time of a job's attempts went: by kind, place and statement, next to the usual run of its task.
+
+    Attempts that ran for less than ten seconds have no account.
+    """
+    service.perform("show_account", account_lines, job_id=job_id)
+
+
+_TOTALS = Table(
+    "days",
+    "day!, task!, attempts, run=run_hours, cpu=cpu_hours, memory=memory_gb_hours, rows, cost",
+    "No attempt of this time has an account.",
+    cells={name: _hours(f"{name}_hours") for name in ("run", "cpu")} | {"memory": _hours("memory_gb_hours")},
+)
+
+
+@remote_command("costs", operation="list_account_totals", short_help="Show what tasks used, by day.")
+def show_costs(service: RemoteService, **query: Any) -> None:
+    """Show what the attempts of each task used on each day: hours of runs, of CPUs and of gigabytes of memory, rows,
+    and money if the settings have prices.
+    """
+    service.perform("list_account_totals", _TOTALS, **query)
+
+
+COMMANDS = {"Jobs": (locate, show_account), "Watch": (show_top, show_costs)}

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from dataloader.app.features.where.sampler_options import WhereOptions
 from dataloader.app.features.where.where import JobWhere, RunningJobs, WhereReader
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
@@ -24,7 +25,8 @@ class RunningQuery(QueryModel):
 
 def make_where_reader(site: Site) -> WhereReader:
     """For `Site.shared`: one for the route and the page."""
-    return WhereReader(site.queue, site.watcher, site.options.features.get("where"))
+    options: WhereOptions = site.options.features.get("where") or WhereOptions()
+    return WhereReader(site.queue, site.watcher, options.servers)
 
 
 def create_where_blueprint(site: Site) -> ApiBlueprint:

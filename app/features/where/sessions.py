@@ -24,7 +24,7 @@ MAX_TARGETS = 10  # that are asked for one job
 _CUT = "…"
 _NOT_VISIBLE = "the role may not see what these sessions do: their user is another one, and it lacks pg_read_all_stats"
 _PREFIX_PARTS = 3  # of dataloader:<job>:<run>
-_BOUNDS = f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_SEC}s'; SET LOCAL lock_timeout = '1s'"
+BOUNDS = f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_SEC}s'; SET LOCAL lock_timeout = '1s'"
 # What quotes may be in: comments, names, and constants of three forms. In that of E'…' a backslash escapes.
 _QUOTED = re.compile(
     r"""--[^\n]*|/\*.*?(?:\*/|\Z)|"(?:""|[^"])*(?:"|\Z)|\$(?P<tag>\w*)\$.*?(?:\$(?P=tag)\$|\Z)"""
@@ -74,6 +74,16 @@ class Blocker:
     job_id: UUID | None
 
     @property
+    def owner(self) -> str:
+        """Such as `psql (user ann)`: what is the same in each run."""
+        if self.pid == 0:
+            return "a prepared transaction"
+        if self.job_id is not None:
+            return f"job {self.job_id}"
+        name = self.application_name or self.kind or "a session"
+        return f"{name} (user {self.user})" if self.user else name
+
+    @property
     def description(self) -> str:
         """Such as `pid 77 (psql, user ann), idle in transaction, its transaction 12 min old`."""
         if self.pid == 0:
@@ -98,6 +108,14 @@ class ServerSessions:
     problem: str | None
     sessions: list[SqlSession] = field(default_factory=list)
     blockers: list[Blocker] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BlockedSession:
+    """For what a session waits: the table, and who holds it up at the root, without times."""
+
+    lock_on: str | None
+    holder: str | None
 
 
 @dataclass(frozen=True)
@@ -185,7 +203,7 @@ def _read_target(target: str, names: Sequence[str], connection: Any) -> _Reading
     named = statements("public")
     with connection, connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION READ ONLY")
-        cursor.execute(_BOUNDS)
+        cursor.execute(BOUNDS)
 
         def execute(statement: str, parameters: dict[str, Any]) -> list[Row]:
             cursor.execute(named[statement].text, parameters)
@@ -204,6 +222,22 @@ def _read(server: str, execute: Callable[[str, dict[str, Any]], Sequence[Row]], 
         blockers = [_blocker(row) for row in execute("where_blockers", {"pids": unquoted_array(waiting)})]
     started_at, database = rows[0][-2:] if rows else (None, None)
     return _Reading(server, None, sessions, blockers, started_at, database)
+
+
+def read_blocked(
+    server: str, execute: Callable[[str, dict[str, Any]], Sequence[Row]], names: Sequence[str]
+) -> dict[int, BlockedSession]:
+    """For what the sessions of these attempts wait that wait for a lock, by pid."""
+    reading = _read(server, execute, names)
+    blocked = {}
+    for _, session in reading.sessions:
+        if session.waits_for:
+            blockers = _blockers_of([session], reading.blockers)
+            roots = [blocker for blocker in blockers if blocker.root]
+            direct = [blocker for blocker in blockers if blocker.pid in session.waits_for]  # those of a deadlock
+            holder = next(iter([*roots, *direct]), None)
+            blocked[session.pid] = BlockedSession(session.lock_on, None if holder is None else holder.owner)
+    return blocked
 
 
 def _session(row: Row) -> SqlSession:

@@ -38,3 +38,14 @@ SELECT s.pid, a.application_name, a.usename, a.datname, a.backend_type, a.state,
        to_json(s.waits_for)
   FROM sessions s LEFT JOIN pg_stat_activity a ON a.pid = s.pid
  ORDER BY s.waits_for <> '{}', a.xact_start, s.pid;
+
+-- name: sample_sessions
+-- What the sessions of these attempts do, for the sampler: as JSON, and the seconds that the server took for it.
+SELECT coalesce((SELECT json_agg(json_build_array(
+                            left(a.application_name, 56), a.datname = current_database(), a.pid, a.state, a.wait_event_type, a.wait_event, left(a.query, 1000),
+                            extract(epoch FROM clock_timestamp() - a.query_start)::float8,
+                            extract(epoch FROM clock_timestamp() - a.state_change)::float8))
+                   FROM (SELECT * FROM pg_stat_activity
+                          WHERE left(application_name, 56) = ANY (%(names)s::text[]) AND pid <> pg_backend_pid()
+                          LIMIT 20 * cardinality(%(names)s::text[])) a), '[]'),
+       extract(epoch FROM clock_timestamp() - statement_timestamp())::float8;

@@ -116,8 +116,9 @@ class JobExplainer:
             reasons = list(running_reasons(from_row(RunningFacts, rows[0]), self._typical_duration(job)))
             reasons[-1:-1] = [reason for reasons in self._of_features for reason in reasons.of_running(job)]
             return JobExplanation(job.id, job.status, reasons, None, True, None)
-        ended = ended_reason(job, self._reader.attempts(job_id))
-        return JobExplanation(job.id, job.status, [ended], None, True, None)
+        reasons = [ended_reason(job, self._reader.attempts(job_id))]
+        reasons += [reason for feature in self._of_features for reason in feature.of_ended(job)]
+        return JobExplanation(job.id, job.status, reasons, None, True, None)
 
     def explain_task(self, task: str, *, queue: str | None, default_queue: str) -> TaskExplanation:
         """`queue` is that of the task's jobs unless a trigger names another; without it `default_queue` is."""
