@@ -23,8 +23,8 @@ from defusedxml import ElementTree as ET
 from dataloader.app.cli.command import cli
 from dataloader.app.cli.exit_codes import ExitCode
 from dataloader.app.config import Settings, load_settings
+from dataloader.app.config.declaring import is_secret
 from dataloader.app.config.loading import MERGED, REMOVED, RENAMED
-from dataloader.app.config.settings import is_secret
 from dataloader.app.db.schema import schema_text
 from dataloader.app.http.__main__ import described_app
 from dataloader.app.http.app import OPERATIONS as ROUTES

@@ -14,11 +14,13 @@ from dataloader.app.acts.reasons import ReasonCode
 from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.queues.rows import Queues
+from dataloader.app.features.where.accounts import Accounts
 from dataloader.app.queue.attempt_sessions import attempt_application_name
 from dataloader.app.queue.job import ClaimedJob, ReleaseReason, ReleaseRequest, Status
 from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from dataloader.pipelines.effects import STILL_OPEN
+from tests.support.accounts import make_account
 from tests.support.queue_fixture import BackgroundCall, QueueFixture
 from tests.support.waiting import eventually
 
@@ -270,6 +272,19 @@ def sql_blocked(queue_db: QueueFixture) -> UUID:
     return run.id
 
 
+def slower_than_usual(queue_db: QueueFixture) -> UUID:
+    """The account of the attempt has ten times the time of the task's usual run."""
+    worker(queue_db)
+    accounts = Accounts(queue_db.queue.executor)
+    for _ in range(3):
+        usual = queue_db.enqueue_and_claim()
+        accounts.write([make_account(usual, 60.0)])
+        queue_db.settle(usual)
+    run = queue_db.enqueue_and_claim()
+    accounts.write([make_account(run, 600.0, has_ended=False)])
+    return run.id
+
+
 CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
     (ReasonCode.QUEUE_PAUSED, closed(QueueState.PAUSED)),
     (ReasonCode.QUEUE_DRAINING, closed(QueueState.DRAINING)),
@@ -304,6 +319,7 @@ CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
     (ReasonCode.STOP_NOT_OBEYED, stopping),
     (ReasonCode.PROGRESS_OLD, old_progress),
     (ReasonCode.SQL_BLOCKED, sql_blocked),
+    (ReasonCode.SLOWER_THAN_USUAL, slower_than_usual),
     (ReasonCode.RUNNING, running),
     *((ReasonCode(status), ended(status)) for status in (Status.SUCCEEDED, Status.FAILED, Status.CANCELED)),
     (ReasonCode.LOST, lost),

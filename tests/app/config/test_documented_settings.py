@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dataloader.app.config import Settings, load_settings
-from dataloader.app.config.settings import accepted_values
+from dataloader.app.config.declaring import accepted_values
 from dataloader.pipelines.executors import Engines
 from tests.support.processes import ROOT
 

@@ -14,6 +14,7 @@ from flask.testing import FlaskClient
 
 from dataloader.app.db.pool import Pool
 from dataloader.app.features.targets.servers import TargetServers
+from dataloader.app.features.where.sampler_options import WhereOptions
 from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.job import Status
@@ -51,7 +52,7 @@ class WhereFixture:
     def client(self) -> FlaskClient:
         if self._client is None:
             servers = TargetServers(self.targets, queue_dsn=self.pools.dsn)
-            options = WebOptions(version="1", features={"where": servers})
+            options = WebOptions(version="1", features={"where": WhereOptions(servers)})
             self._client = create_app(
                 JobQueue(self.app_pool), self.pools.pipelines, options, pool=self.app_pool
             ).test_client()

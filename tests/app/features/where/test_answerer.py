@@ -16,6 +16,8 @@ from dataloader.app.features.where import answerer
 from dataloader.app.features.where.answerer import WhereAnswerer
 from dataloader.app.features.where.process_tree import read_process, read_processes, read_stat, select_tree
 from dataloader.app.features.where.rows import MAX_ANSWER_BYTES
+from dataloader.app.features.where.sampler import Sampler
+from dataloader.app.features.where.sampler_options import SamplerOptions
 from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.running_child import RunningChild
 from tests.support import eventually
@@ -39,6 +41,10 @@ class Rows:
         self.answers |= {run: json.loads(answer) for run, answer in answers.items()}
 
 
+def no_sampler(attempts: RunningAttempts) -> Sampler:
+    return Sampler(None, attempts, SamplerOptions(interval_sec=0))  # type: ignore[arg-type]  # it writes nothing
+
+
 def answer_of(child_threads: Any, rows: Rows | None = None) -> Any:
     """What is written of an attempt whose child sends this."""
     attempt, attempts, kept = attempt_with(None), RunningAttempts(), rows or Rows()
@@ -46,7 +52,7 @@ def answer_of(child_threads: Any, rows: Rows | None = None) -> Any:
     child = attempt.child = RunningChild(os.getpid(), lambda: None, has_channel=True)
     attempts.add([attempt])
     crashes: list[str] = []
-    where = WhereAnswerer(kept, attempts, on_crash=crashes.append)  # type: ignore[arg-type]
+    where = WhereAnswerer(kept, attempts, no_sampler(attempts), on_crash=crashes.append)  # type: ignore[arg-type]
     where.wake(attempt.job.run_text)
 
     def reply() -> None:
@@ -121,8 +127,8 @@ def test_outage_and_fault_crash_no_thread(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_run_of_another_process_is_ignored():
-    rows = Rows()
-    where = WhereAnswerer(rows, RunningAttempts(), on_crash=print)  # type: ignore[arg-type]
+    rows, attempts = Rows(), RunningAttempts()
+    where = WhereAnswerer(rows, attempts, no_sampler(attempts), on_crash=print)  # type: ignore[arg-type]
 
     where.wake("00000000-0000-0000-0000-000000000000")
     where.wake()

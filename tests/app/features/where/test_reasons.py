@@ -10,13 +10,14 @@ from dataloader.app.acts.reasons import ExplanationReason
 from dataloader.app.features.targets.servers import TargetServers
 from dataloader.app.features.where import reasons
 from dataloader.app.features.where.reasons import WhereReasons
+from dataloader.app.features.where.sampler_options import WhereOptions
 from tests.app.features.where.conftest import WhereFixture
 from tests.app.features.where.test_sessions import UPDATE, is_blocked, open_transaction
 
 
 def read(where: WhereFixture, job_id: UUID) -> list[ExplanationReason]:
     job = where.pools.queue_fixture.job(job_id)
-    return list(WhereReasons(where.app_pool, TargetServers(where.targets)).of_running(job))
+    return list(WhereReasons(where.app_pool, WhereOptions(TargetServers(where.targets))).of_running(job))
 
 
 def test_blocked_statement_in_a_named_target_is_a_reason(
