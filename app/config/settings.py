@@ -183,9 +183,7 @@ class Settings(BaseSettings):
         "DL_SAMPLER_INTERVAL_SEC", 1.0, "How often a worker looks where its long attempts are, for the account of "
         "their time, in seconds; 0: never.", 0, 60,
     )  # fmt: skip
-    sampler_after_sec: float = number_setting(
-        "DL_SAMPLER_AFTER_SEC", 10.0, "The age in seconds from which on it looks at an attempt.", 0, 86_400
-    )
+    sampler_after_sec: float = number_setting("DL_SAMPLER_AFTER_SEC", 10.0, "From which age on, in seconds.", 0, 86_400)
     prices: values.Prices | None = setting(
         "DL_PRICES", None, "What an hour of a CPU, of a gigabyte of memory and of an attempt costs.",
         'a JSON object such as {"cpu_hour": 0.04, "memory_gb_hour": 0.005, "run_hour": 0.1, "currency": "EUR"}',
