@@ -210,9 +210,18 @@ SELECT gen_random_uuid(), 'worker ' || n, '1', ARRAY(SELECT 'queue ' || q FROM g
        coalesce((SELECT jsonb_agg(jsonb_build_object('run_id', run_id, 'queue', queue, 'progress_age_sec', 30)) FROM dl_jobs
                   WHERE status = 'running' AND worker = 'worker ' || n), '[]'), 100000000, 'listening'
   FROM generate_series(0, 99) n;
+INSERT INTO dl_heartbeats (worker_id, seen_at, rss_bytes)
+SELECT worker_id, seen_at - n * interval '10 seconds', 100000000 FROM dl_workers CROSS JOIN generate_series(0, 5) n;
+INSERT INTO dl_progress (job_id, run_id, ts, progress)
+SELECT job_id, run_id, now() - n * interval '10 seconds', jsonb_build_object('done', 10 - n, 'total', 20)
+  FROM dl_jobs CROSS JOIN generate_series(0, 9) n WHERE status = 'running';
+INSERT INTO dl_task_targets (task, target) VALUES ('task 1', 'warehouse');
+INSERT INTO dl_job_targets (job_id, target, run_id, fence)
+SELECT job_id, 'warehouse', run_id, row_number() OVER () FROM dl_jobs WHERE status = 'running' AND task = 'task 1';
+INSERT INTO dl_fence_history (timeline, server, epoch) VALUES (1, 'server', 1);
 
 -- name: clear_current
-TRUNCATE dl_statistics, dl_queue_depths, dl_recent_runs, dl_workers;
+TRUNCATE dl_statistics, dl_queue_depths, dl_recent_runs, dl_workers, dl_heartbeats, dl_progress, dl_task_targets, dl_job_targets, dl_fence_history;
 
 -- name: renew_running
 UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + interval '1 d' WHERE status = 'running';

@@ -31,6 +31,7 @@ def test_addresses_cover_every_page(server_dsn):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(300)
 def test_every_page_answers_with_rows_in_every_table(server_dsn, monkeypatch, capsys):
     monkeypatch.setenv("DL_BENCH_DSN", server_dsn)
     monkeypatch.setattr(pages, "KEPT_SEC", 0.0)
@@ -45,7 +46,7 @@ def test_every_page_answers_with_rows_in_every_table(server_dsn, monkeypatch, ca
     assert len(lines) >= len(pages.ADDRESSES)
     assert empty <= {
         "dl_dataset_updates", "dl_failure_handlers", "dl_fair_weights", "dl_graph_work", "dl_limit_starts",
-        "dl_lineage_state", "dl_notify_state", "dl_signing_secrets", "dl_stalled_progress",
+        "dl_lineage_state", "dl_notify_state", "dl_signing_secrets", "dl_stalled_progress", "dl_where",
     }  # fmt: skip
 
 
