@@ -226,7 +226,7 @@ def migrate(*, roles: bool, uninstall: bool, yes: bool, force: bool, lock_wait: 
     """Create the tables, or bring those of an earlier version up to date, in one transaction and under a lock.
 
     Doing it twice does no harm. Tables of a newer version are left alone; unless they serve this version too, it fails.
-    While another session has locked a table it tries again for half a second at a time, so that jobs run meanwhile.
+    While another session has locked a table it tries again, a fifth of a second at a time, so that jobs run meanwhile.
 
     --uninstall removes the tables with all jobs, the functions and the types of the queue, in one transaction. The
     schema, roles, and whatever else is in the schema stay. It shows them first, and asks for confirmation.

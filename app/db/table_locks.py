@@ -14,8 +14,8 @@ from psycopg2.errors import LockNotAvailable
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.wording import format_duration
 
-TRY_SEC = 0.5
-_MAX_PAUSE_SEC = 5.0
+_TRY_SEC = 0.2
+_FIRST_PAUSE_SEC, _MAX_PAUSE_SEC = 0.5, 5.0
 _REPORT_INTERVAL_SEC = 15.0
 _DEADLOCK_TIMEOUT_MARGIN_SEC = 0.2
 _HOLDERS = """
@@ -44,12 +44,12 @@ class TableLocks:
         self, ask: Callable[[str], list[tuple[Any, ...]]], max_wait_sec: float, report: Callable[[str], None]
     ) -> None:
         self._ask, self._max_wait_sec, self._report = ask, max_wait_sec, report
-        self._try_sec = min(TRY_SEC, max_wait_sec)
+        self._try_sec = min(_TRY_SEC, max_wait_sec)
         self._reported_at = -_REPORT_INTERVAL_SEC
 
     def repeat(self, migrate: Callable[[float], Done]) -> Done:
         """`migrate` is given the seconds that a try may wait for one lock."""
-        ends_at, pause_sec = time.monotonic() + self._max_wait_sec, TRY_SEC
+        ends_at, pause_sec = time.monotonic() + self._max_wait_sec, _FIRST_PAUSE_SEC
         while True:
             try:
                 return migrate(self._try_sec)
@@ -75,7 +75,7 @@ class TableLocks:
 
     def _give_way_to_vacuum(self, holders: list[tuple[Any, ...]]) -> None:
         """PostgreSQL cancels a vacuum of its own for one who has waited for deadlock_timeout, and not sooner."""
-        self._try_sec = min(TRY_SEC, self._max_wait_sec)
+        self._try_sec = min(_TRY_SEC, self._max_wait_sec)
         if holders and all(kind == "autovacuum worker" for _, _, _, kind, _ in holders):
             ((deadlock_timeout_ms,),) = self._ask(
                 "SELECT setting::float8 FROM pg_settings WHERE name = 'deadlock_timeout'"
