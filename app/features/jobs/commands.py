@@ -38,12 +38,6 @@ _FAILURES = Table(
     "task, fingerprint!, jobs!, first=first_at, last=last_at!, job=job_id!, error",
     "No failed or lost jobs.",
 )
-_EVENTS = Table(
-    "events",
-    "time=ts!, event=kind!, details",
-    "No events yet.",
-    cells={"details": lambda event: event["payload"] or None},
-)
 _NOT_SHOWN = (
     *("attempts", "traceback", "checkpoint", "follow_up_jobs", "parent", "lock_holder", "version"),
     *("args", "progress", "result"),  # shown last
@@ -82,7 +76,25 @@ retry = RemoteCommand(
     "retry", operation="retry_job", prints="Job {job_id} is {status} again.",
     short_help="Queue a failed, canceled or lost job again.",
 )  # fmt: skip
-events = RemoteCommand("events", operation="list_job_events", prints=_EVENTS, only="")
+
+
+def _event_lines(payload: text.Payload) -> Iterator[str]:
+    """A line an event, and below it the text of an error: it has lines of its own."""
+    for event in payload["events"]:
+        values = dict(event["payload"] or {})
+        error, traceback = values.pop("error", None), values.pop("traceback", None)
+        details = " ".join(f"{name}={text.format_field(name, value)}" for name, value in values.items())
+        yield f"{text.format_time(event['ts'])}  {event['kind']:<16} {details}".rstrip()
+        for value in (error, traceback):
+            yield from (f"    {line}" for line in str(value or "").splitlines())
+    if not payload["events"]:
+        yield "No events yet."
+
+
+events = RemoteCommand(
+    "events", operation="list_job_events", prints=_event_lines, only="after limit",
+    help="List a job's events, oldest first, each with its error and traceback.",
+)  # fmt: skip
 edit = RemoteCommand(
     "edit", operation="edit_job", omit="retry partition_key",
     prints=lambda job: f"Job {job['job_id']} is changed: {', '.join(sorted(_changed_fields()))}.",
@@ -211,7 +223,8 @@ def _job_lines(job: text.Payload) -> Iterator[str]:
         outcome = "running" if attempt["outcome"] is None else f"{attempt['outcome']} at {ended}"
         worker = text.format_value(attempt["worker"])
         number = format_attempt(attempt["attempt"], attempt.get("run", 1))
-        yield f"attempt {number:<10} from {started} on {worker}: {outcome}"
+        release = f", release {attempt['release']}" if attempt.get("release") else ""
+        yield f"attempt {number:<10} from {started} on {worker}{release}: {outcome}"
         yield from [f"  {attempt['error']}"] if attempt["error"] else []
         yield from (f"    {line}" for line in (attempt.get("traceback") or "").splitlines())
 
