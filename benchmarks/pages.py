@@ -180,6 +180,7 @@ ADDRESSES = (
     "/jobs/{failed}/clone",
     "/jobs/{running}/log",
     "/jobs/{queued}/where",
+    "/jobs/{succeeded}/account",
     "/jobs/{running}/log?search=page+100000",
     "/bulk/{bulk}",
     "/tasks",

@@ -72,6 +72,7 @@ class Environment:
         self.seed, self.size, self.log = seed, size, log
         self.folder = Path(tempfile.mkdtemp(prefix="dl-chaos-"))
         self.folder.chmod(0o755)  # as root the servers have another account, which must get there
+        self.client_log = ClientLog(self.folder / "told.jsonl")
         self._servers: list[Server] = []
         self.services: list[ManagedService] = []
         self.proxies: list[FaultProxy] = []  # of the queue's server
@@ -104,7 +105,6 @@ class Environment:
         self.address, *self.slots = (self._make_proxy(self.primary) for _ in range(3))
         self.slots[1].refuse()
         self.proxies = [self.address, *self.slots]
-        self.client_log = ClientLog(self.folder / "told.jsonl")
         self.monitor = RowMonitor(lambda: self.primary.connect(timeout_sec=3, name="chaos-monitor"))
         self.operator = LimitOperator(self.seed, lambda: self.address_dsn)
         if self.size.mix.has_limits:
@@ -255,6 +255,7 @@ class Environment:
             proxy.close()
         for server in self._servers:
             server.remove()
+        self.client_log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # ── servers ─────────────────────────────────────────────────────────────────────────────────────────────────

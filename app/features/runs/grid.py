@@ -15,7 +15,7 @@ from dataloader.app.features.schedules.reader import ScheduleReader
 from dataloader.app.features.schedules.rows import Schedule
 from dataloader.app.http.caches import RefreshingValue
 from dataloader.app.http.problems import InvalidRequest
-from dataloader.app.http.standby_reads import allowing_standby
+from dataloader.app.http.standby_reads import allowing_standby, record_data_age
 from dataloader.pipelines.schedule_times import Timing
 
 MAX_DAYS = 31
@@ -79,6 +79,7 @@ class DayGrid:
     days: list[date]
     tasks: list[TaskRuns]
     counted_at: datetime
+    data_age_sec: float | None = None  # of what a standby has answered
 
 
 @dataclass
@@ -119,13 +120,16 @@ class DayGrids:
         self._kept[key] = kept  # the last one: dicts keep their order
         for old in list(self._kept)[:-_MAX_GRIDS]:
             self._kept.pop(old, None)
-        return kept.get_recent(refresh_after_sec=_REFRESH_AFTER_SEC, max_age_sec=_MAX_AGE_SEC)
+        grid = kept.get_recent(refresh_after_sec=_REFRESH_AFTER_SEC, max_age_sec=_MAX_AGE_SEC)
+        if grid is not None and grid.data_age_sec is not None:
+            record_data_age(grid.data_age_sec + (datetime.now(UTC) - grid.counted_at).total_seconds())
+        return grid
 
     def _read(self, zone: str, last_day: date, day_count: int, pasts: list[_Past]) -> DayGrid:
         """`pasts`: the past that was read last, if any; only the thread that reads uses it."""
         days = [last_day - timedelta(days=n) for n in reversed(range(day_count))]
         first, last = _midnight(days[0], zone), _midnight(last_day + timedelta(days=1), zone)
-        with allowing_standby():
+        with allowing_standby() as reads:
             now = datetime.now(UTC)
             today = _midnight((now - _SETTLING).astimezone(ZoneInfo(zone)).date(), zone)
             past = self._read_past(first, max(first, min(today, last)), last, zone, pasts)
@@ -151,7 +155,7 @@ class DayGrids:
             )
             for name in names
         ]
-        return DayGrid(zone, days, sorted(tasks, key=lambda task: task.rank), now)
+        return DayGrid(zone, days, sorted(tasks, key=lambda task: task.rank), now, reads.age_sec)
 
     def _read_past(self, first: datetime, until: datetime, last: datetime, zone: str, pasts: list[_Past]) -> _Past:
         if pasts and pasts[0].until == until and time.monotonic() - pasts[0].read_at < _PAST_MAX_AGE_SEC:

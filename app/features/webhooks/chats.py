@@ -9,6 +9,7 @@ from typing import Any
 
 from dataloader.app.features.webhooks.messages import Group, Item, Message, Tone
 from dataloader.app.features.webhooks.receivers import Format
+from dataloader.app.wording import format_count
 
 _COLORS = {Tone.BAD: "#c62828", Tone.GOOD: "#2e7d32", Tone.NEUTRAL: "#546e7a"}
 _CARD_COLORS = {Tone.BAD: "Attention", Tone.GOOD: "Good", Tone.NEUTRAL: "Default"}
@@ -35,7 +36,7 @@ def full_title(message: Message) -> str:
 def group_lines(group: Group, format_item: Callable[[Item], str]) -> Iterator[str]:
     yield from map(format_item, group.items)
     if group.more:
-        yield f"and {group.more:,} more" if group.items else f"{group.more:,} alerts"
+        yield f"and {group.more:,} more" if group.items else format_count(group.more, "alert")
 
 
 # ── Slack ───────────────────────────────────────────────────────────────────────────────────────────────────────────

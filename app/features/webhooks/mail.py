@@ -102,7 +102,7 @@ def send_mail(
     except ssl.SSLError as error:
         raise MailNotSent(f"TLS: {error.reason or error}") from None
     except (OSError, smtplib.SMTPException) as error:
-        if is_late.is_set() or isinstance(error, TimeoutError):
+        if is_late.is_set() or isinstance(error, TimeoutError) or isinstance(error.__context__, TimeoutError):
             raise MailNotSent(f"no answer within {timeout_sec:g} s") from None
         raise MailNotSent(getattr(error, "strerror", None) or str(error) or type(error).__name__) from None
     finally:

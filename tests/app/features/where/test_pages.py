@@ -65,7 +65,7 @@ def test_page_of_a_running_job_has_the_panel(where: WhereFixture):
     assert panel is not None
     assert f'data-panel="/jobs/{job_id}/where"' in panel[0]
     assert f'<a href="/jobs/{job_id}/where">' in panel[0]
-    assert "data-panel" not in ended
+    assert f'data-panel="/jobs/{job_id}/where"' not in ended
     assert where.pools.queue_fixture.fetch_row("SELECT count(*) FROM dl_where") == 0  # a closed panel asks nothing
 
 
