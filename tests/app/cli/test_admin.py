@@ -119,13 +119,16 @@ def test_times_of_all_commands_show_this_machines_zone(run, queue_db, five_hours
 
 def test_events_show_a_traceback_in_its_own_lines(run, queue_db):
     job = queue_db.enqueue_and_claim("k", max_attempts=1)
-    queue_db.settle(job, Status.FAILED, error="ValueError: disk full", traceback="Traceback:\n  File a.py\nValueError")
+    queue_db.settle(
+        job, Status.FAILED, error="ValueError: disk \x1b[31mfull", traceback="Traceback:\n  File a.py\nValueError"
+    )
 
     lines = run("events", job.id).stdout.splitlines()
 
     (failed,) = [n for n, line in enumerate(lines) if "  failed " in line]
     assert "attempt=1" in lines[failed]
-    assert lines[failed + 1] == "    ValueError: disk full"
+    assert lines[failed + 1].startswith("    ValueError: disk ")
+    assert "\x1b" not in lines[failed + 1]
     assert lines[failed + 2 : failed + 5] == ["    Traceback:", "      File a.py", "    ValueError"]
     assert run("events", job.id, "--limit", 1).stdout.count("\n") == 1
 
