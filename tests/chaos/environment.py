@@ -72,7 +72,7 @@ class Environment:
         self.seed, self.size, self.log = seed, size, log
         self.folder = Path(tempfile.mkdtemp(prefix="dl-chaos-"))
         self.folder.chmod(0o755)  # as root the servers have another account, which must get there
-        self.client_log = ClientLog(self.folder / "told.jsonl")
+        self.client_log = ClientLog(self.folder / "responses.jsonl")
         self._servers: list[Server] = []
         self.services: list[ManagedService] = []
         self.proxies: list[FaultProxy] = []  # of the queue's server

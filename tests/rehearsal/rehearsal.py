@@ -17,7 +17,7 @@ from tests.chaos.environment import CampaignSize, Environment, make_environment
 from tests.chaos.fault_runner import FaultRunner, InjectedFault
 from tests.chaos.report import Report
 from tests.chaos.schedule import plan_faults
-from tests.chaos.services import service_environment
+from tests.chaos.services import ManagedService, service_environment
 from tests.rehearsal.lock_waits import LockWaits
 from tests.rehearsal.orders import ORDERS, Order
 from tests.rehearsal.releases import Release, version_of
@@ -114,11 +114,11 @@ class Rehearsal:
         return Counter(v for (v,) in self._environment.primary.query(
             "SELECT w.version FROM dl_workers w JOIN dl_live_workers() l USING (worker_id)"))  # fmt: skip
 
-    def _set_release(self, service: object, name: str) -> None:
+    def _set_release(self, service: ManagedService, name: str) -> None:
         release = self._releases[name]
-        service.code = release.folder  # type: ignore[attr-defined]
-        if service.argv[0] == "gunicorn":  # type: ignore[attr-defined]
-            service.argv = release.gunicorn  # type: ignore[attr-defined]
+        service.code = release.folder
+        if service.argv[0] == "gunicorn":
+            service.argv = release.gunicorn
 
     def _run_command(self, name: str, command: str) -> subprocess.CompletedProcess[str]:
         folder = self._releases[name].folder
