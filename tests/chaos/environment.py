@@ -26,7 +26,7 @@ from tests.chaos.proxy import FaultProxy
 from tests.chaos.row_monitor import RowMonitor
 from tests.chaos.schedule_changes import ScheduleOperator
 from tests.chaos.servers import Server
-from tests.chaos.services import ManagedService, can_have_namespaces, service_environment
+from tests.chaos.services import THREADS, ManagedService, can_have_namespaces, service_environment
 from tests.model import record
 from tests.support.fake_engine import install_entry_points
 from tests.support.processes import ROOT, free_port
@@ -35,6 +35,7 @@ from tests.target_proof.site import prepare_target
 
 DISK_MB = 640
 _PAST_JOB_BYTES = 4000
+_LOG_INTERVAL_SEC = 15.0  # while it waits for the end of all jobs
 # Past all triggers, which would take minutes.
 _PAST = """
 SET session_replication_role = replica;
@@ -58,7 +59,7 @@ class CampaignSize:
     api: bool = True
     per_sec: float = 20.0
     mix: Mix = field(default_factory=Mix)
-    threads: int = 4
+    threads: int = THREADS  # so many that the load fits: a job of it takes 1.5 s of a thread on average
     namespaces: bool = True  # the last worker has a namespace of pids of its own, where that is allowed
     binaries: Choice = "auto"
     mutant: str = ""
@@ -214,10 +215,15 @@ class Environment:
         self.operator.stop()
         self.schedules.stop()
         self.load.join()
+        said_at = began - _LOG_INTERVAL_SEC
         while time.monotonic() - began < timeout:
             with suppress(psycopg2.Error):
-                if self.unfinished() <= except_jobs:
+                left = self.unfinished()
+                if left <= except_jobs:
                     return time.monotonic() - began
+                if time.monotonic() - said_at >= _LOG_INTERVAL_SEC:
+                    said_at = time.monotonic()
+                    self.log(f"{said_at - began:6.1f} s  {left} jobs, backfills, updates and offloads are left")
             time.sleep(0.2)
         return -1.0
 

@@ -21,7 +21,7 @@ from tests.support.processes import ROOT, Process
 
 HEARTBEAT_SEC = 0.5
 REAPER_INTERVAL_SEC = 0.5
-THREADS, OTHER_THREADS = 4, 2
+THREADS, OTHER_THREADS = 8, 2
 
 
 # What is killed when it ends is killed with it, as the processes of a container are.
