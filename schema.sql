@@ -242,7 +242,17 @@ CREATE OR REPLACE FUNCTION dl_job_matches(j dl_jobs, filter jsonb) RETURNS bool
        AND (filter ->> 'finished_from' IS NULL OR j.finished_at >= (filter ->> 'finished_from')::timestamptz)
        AND (filter ->> 'finished_to' IS NULL OR j.finished_at < (filter ->> 'finished_to')::timestamptz)
        AND (filter ->> 'text' IS NULL OR strpos(lower(j.args::text), lower(filter ->> 'text')) > 0
-            OR strpos(lower(coalesce(j.error, '')), lower(filter ->> 'text')) > 0);
+            OR strpos(lower(coalesce(j.error, '')), lower(filter ->> 'text')) > 0)
+       AND (filter ->> 'args' IS NULL OR (split_part(filter ->> 'args', E'\n', 1) = '' OR j.args #>> string_to_array(split_part(split_part(filter ->> 'args', E'\n', 1), ':', 1), '.')
+             = substr(split_part(filter ->> 'args', E'\n', 1), strpos(split_part(filter ->> 'args', E'\n', 1), ':') + 1))
+            AND (split_part(filter ->> 'args', E'\n', 2) = '' OR j.args #>> string_to_array(split_part(split_part(filter ->> 'args', E'\n', 2), ':', 1), '.')
+             = substr(split_part(filter ->> 'args', E'\n', 2), strpos(split_part(filter ->> 'args', E'\n', 2), ':') + 1))
+            AND (split_part(filter ->> 'args', E'\n', 3) = '' OR j.args #>> string_to_array(split_part(split_part(filter ->> 'args', E'\n', 3), ':', 1), '.')
+             = substr(split_part(filter ->> 'args', E'\n', 3), strpos(split_part(filter ->> 'args', E'\n', 3), ':') + 1))
+            AND (split_part(filter ->> 'args', E'\n', 4) = '' OR j.args #>> string_to_array(split_part(split_part(filter ->> 'args', E'\n', 4), ':', 1), '.')
+             = substr(split_part(filter ->> 'args', E'\n', 4), strpos(split_part(filter ->> 'args', E'\n', 4), ':') + 1)))
+       AND (filter ->> 'error' IS NULL OR strpos(lower(coalesce(j.error, '')), lower(filter ->> 'error')) > 0)
+       AND (filter ->> 'worker' IS NULL OR starts_with(j.worker, filter ->> 'worker'));
 
 -- jsonb as text, or {"$dropped": reason} where the text is larger than `max_bytes` or cannot be made: a few bytes such as
 -- 1e131071 are 128 KB of text, and a failing cast would fail the statement around it, such as every claim of a queue.

@@ -14,6 +14,7 @@ from uuid import UUID
 
 MAX_JOB_IDS = 500  # in a filter
 MAX_SEARCH_LENGTH = 200
+MAX_ARGS = 4  # in a filter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class FilterField:
     condition: str  # on the row `j` of dl_jobs; {value} is the text of the field's value
     choices: tuple[str, ...] = ()
     max_length: int | None = None
+    pattern: str | None = None
     name: str = ""  # that of its annotation
     type: Any = str
 
@@ -36,6 +38,17 @@ class FilterField:
 
 def _field(text: str, label: str, condition: str, **more: Any) -> FilterField:
     return FilterField(text=text, label=label, condition=condition, **more)
+
+
+def _args_condition() -> str:
+    """The condition of each pair `key:value`. Without a subquery: the planner inlines dl_job_matches."""
+    pairs = [f"split_part({{value}}, E'\\n', {n})" for n in range(1, MAX_ARGS + 1)]
+    conditions = [
+        f"({pair} = '' OR j.args #>> string_to_array(split_part({pair}, ':', 1), '.')\n"
+        f"             = substr({pair}, strpos({pair}, ':') + 1))"
+        for pair in pairs
+    ]
+    return "\n            AND ".join(conditions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +100,16 @@ class JobFilterFields:
         "strpos(lower(j.args::text), lower({value})) > 0\n"
         "            OR strpos(lower(coalesce(j.error, '')), lower({value})) > 0",
         max_length=MAX_SEARCH_LENGTH)] = None
+    args: Annotated[str | None, _field(
+        "Only jobs with this value in their args, `key:value`; a dot goes into an object, and further pairs, up to "
+        f"{MAX_ARGS}, are on lines of their own.", "Args", _args_condition(), max_length=1000,
+        pattern=rf"^[^:\n]+:[^\n]*(\n[^:\n]+:[^\n]*){{0,{MAX_ARGS - 1}}}$")] = None
+    error: Annotated[str | None, _field(
+        "Only jobs with this text in their error.", "Error",
+        "strpos(lower(coalesce(j.error, '')), lower({value})) > 0", max_length=MAX_SEARCH_LENGTH)] = None
+    worker: Annotated[str | None, _field(
+        "Only jobs whose last attempt a worker had whose name starts like this.", "Worker",
+        "starts_with(j.worker, {value})", max_length=MAX_SEARCH_LENGTH)] = None
     # fmt: on
 
 

@@ -102,26 +102,31 @@ class ObservedPage:
 
 
 @pytest.fixture(scope="session")
-def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """One with jobs in every status; two go on until the end."""
-    folder = tmp_path_factory.mktemp("service")
+def service_dsn(databases: Databases) -> Iterator[str]:
     with databases.fresh() as dsn:
         migrate(dsn)
-        started: list[Process] = []
+        yield dsn
 
-        def start(*args: str, env: Any = None) -> Process:
-            started.append(Process.dataloader(*args, output=folder / "service.log", env=env))
-            return started[-1]
 
-        try:
-            running = ServiceStarter(start, dsn)(
-                "serve", DL_PIPELINES="dataloader.pipelines,tests.support.etl"
-            ).wait_until_ready()
-            fill(running, ServiceJobs(dsn, folder))
-            yield running
-        finally:
-            for process in started:
-                process.kill()
+@pytest.fixture(scope="session")
+def service(service_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """One with jobs in every status; two go on until the end."""
+    folder = tmp_path_factory.mktemp("service")
+    started: list[Process] = []
+
+    def start(*args: str, env: Any = None) -> Process:
+        started.append(Process.dataloader(*args, output=folder / "service.log", env=env))
+        return started[-1]
+
+    try:
+        running = ServiceStarter(start, service_dsn)(
+            "serve", DL_PIPELINES="dataloader.pipelines,tests.support.etl"
+        ).wait_until_ready()
+        fill(running, ServiceJobs(service_dsn, folder))
+        yield running
+    finally:
+        for process in started:
+            process.kill()
 
 
 def fill(running: RunningService, jobs: ServiceJobs) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from playwright.sync_api import expect
@@ -12,6 +12,7 @@ from dataloader import Client
 from dataloader.app.queue.job import Status
 from tests.browser.conftest import ObservedPage
 from tests.support import eventually
+from tests.support.databases import execute_sql
 from tests.support.real_service import RunningService
 
 pytestmark = pytest.mark.browser
@@ -106,7 +107,7 @@ def test_views_are_saved_by_name_and_deleted(seen: OpenPage):
     page.goto(page.url.partition("?")[0])
     page.get_by_text("Views").click()
     page.get_by_role("link", name="My canceled").click()
-    expect(page.get_by_label("Task", exact=True)).to_have_value("noop")
+    expect(page.get_by_role("list", name="Filter").get_by_role("link", name="task noop")).to_be_visible()
 
     page.get_by_text("Views").click()
     page.get_by_role("button", name="Delete the view My canceled").click()
@@ -117,3 +118,57 @@ def test_views_are_saved_by_name_and_deleted(seen: OpenPage):
     page.reload()
     page.get_by_text("Views").click()
     expect(page.get_by_role("link", name="My canceled")).to_have_count(0)
+
+
+OLD_JOBS = """
+INSERT INTO dl_jobs (queue, task, lock_key, producer, status, attempt, run_id, created_at, started_at, finished_at,
+                     error)
+SELECT 'old', 'noop', 'old ' || n, 'old', 'succeeded', 1, gen_random_uuid(), at, at, at,
+       CASE n WHEN 39999 THEN 'the needle' END
+  FROM generate_series(1, 40000) n CROSS JOIN LATERAL (SELECT now() - interval '1 day' - n * interval '1 s' AS at) times
+"""
+
+
+@pytest.fixture
+def old_jobs(service_dsn: str) -> Iterator[None]:
+    """Jobs of yesterday, of which the last but one has an error with `needle`."""
+    execute_sql(service_dsn, OLD_JOBS)
+    yield
+    execute_sql(service_dsn, "DELETE FROM dl_jobs WHERE producer = 'old'")
+
+
+@pytest.mark.usefixtures("old_jobs")
+def test_search_goes_further_back_by_itself(seen: OpenPage):
+    page = seen().go("/jobs")
+    page.get_by_label("Search", exact=True).fill("needle")
+    page.keyboard.press("Enter")
+
+    expect(page.locator("#matching-jobs tbody tr")).to_have_count(1)
+    expect(page.locator("#scanned")).to_contain_text(re.compile(r"Searched all: 1 found in \d+.\d{3} jobs"))
+    expect(page.get_by_role("link", name="Search further back")).to_have_count(0)
+
+
+@pytest.mark.usefixtures("old_jobs")
+def test_search_goes_further_back_by_a_link_without_scripts(seen: OpenPage):
+    page = seen(scripts=False).go("/jobs?text=needle&created_from=2020-01-01")
+
+    expect(page.locator("#scanned")).to_contain_text("Searched back to")
+    link = page.get_by_role("link", name="Search further back")
+    for _ in range(100):  # each reads a window of thousands of jobs at least
+        if link.count() == 0:
+            break
+        link.click()
+    expect(page.locator("#matching-jobs tbody tr")).to_have_count(1)
+
+
+def test_args_are_found_by_key_and_value_and_removed_by_their_chip(seen: OpenPage, client: Client):
+    for customer in (4711, 4712):
+        client.trigger("noop", {"customer": customer}, queue="nobody", lock_key=f"c{customer}", producer="args")
+    page = seen().go("/jobs?producer=args")
+    page.get_by_label("Search", exact=True).fill("args.customer:4711")
+    page.keyboard.press("Enter")
+
+    expect(page.locator("#matching-jobs tbody tr")).to_have_count(1)
+    page.get_by_role("list", name="Filter").get_by_role("link", name="args.customer 4711").click()
+    expect(page.locator("#matching-jobs tbody tr")).to_have_count(2)
+    expect(page).to_have_url(re.compile(r"/jobs\?producer=args$"))

@@ -97,14 +97,14 @@ def test_job_filters_are_kept_in_the_url(seen: OpenPage):
     page = seen().go("/jobs")
 
     page.get_by_role("navigation", name="State").get_by_role("link", name="failed").click()
-    page.get_by_label("Task", exact=True).fill("test.secret")
+    page.get_by_label("Search", exact=True).fill("task:test.secret")
     page.get_by_role("button", name="Apply").click()
 
     expect(page).to_have_url(re.compile(r"status=failed.*task=test\.secret"))
     expect(page.get_by_role("table", name="Jobs").get_by_role("row")).to_have_count(3)
     expect(page.get_by_text("2 matching jobs")).to_be_visible()
     page.reload()
-    expect(page.get_by_label("Task", exact=True)).to_have_value("test.secret")
+    expect(page.get_by_role("list", name="Filter").get_by_role("link", name="task test.secret")).to_be_visible()
 
 
 def test_slash_key_focuses_search(seen: OpenPage):

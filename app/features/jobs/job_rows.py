@@ -78,7 +78,7 @@ class JobRows:
         return {state: MatchCount(states[state], True, page.scanned) for state in STATES}
 
     def _count_active(self, job_filter: Filter) -> dict[str, MatchCount | None]:
-        max_jobs = MAX_ACTIVE if job_filter.text is None else MAX_ACTIVE_SEARCHED
+        max_jobs = MAX_ACTIVE_SEARCHED if job_filter.reads_texts else MAX_ACTIVE
         rows = self._execute("active_state_counts", {"filter": job_filter.to_json(), "max_jobs": max_jobs})
         counts: Mapping[str | None, int] = dict(rows)
         if None in counts:
@@ -111,7 +111,7 @@ class JobRows:
 
     def _count_small(self, job_filter: Filter) -> dict[Status, int]:
         """The unsuccessful states that have few jobs."""
-        max_jobs = _MAX_COUNTED if job_filter.text is None else _MAX_COUNTED_SEARCHED
+        max_jobs = _MAX_COUNTED_SEARCHED if job_filter.reads_texts else _MAX_COUNTED
         rows = self._execute("small_state_counts", {"filter": job_filter.to_json(), "max_jobs": max_jobs})
         return {Status(state): count for state, count in rows}
 

@@ -50,6 +50,11 @@ class Filter(JobFilterFields):
         keys = (self.job_id, self.idempotency_key, self.lock_key, self.tag)
         return any(value is not None for value in keys)
 
+    @property
+    def reads_texts(self) -> bool:
+        """Whether args or errors are searched, which takes several times as long."""
+        return any(value is not None for value in (self.text, self.args, self.error))
+
     def to_dict(self) -> dict[str, Any]:
         """The fields that are set, with statuses and ids in order."""
         return {
@@ -220,7 +225,7 @@ class JobSearch:
             "running": Status.RUNNING in status,
             "queued": Status.QUEUED in status,
             "queue": job_filter.queue,
-            "max_active": MAX_ACTIVE if job_filter.text is None else MAX_ACTIVE_SEARCHED,
+            "max_active": MAX_ACTIVE_SEARCHED if job_filter.reads_texts else MAX_ACTIVE,
             "filter": replace(job_filter, status=None).to_json(),
             "sort": sort.removeprefix("-"),
             "reverse": sort.startswith("-"),
@@ -254,7 +259,7 @@ class JobSearch:
     def window_sizes(self, job_filter: Filter, first_rows: int, time_budget_sec: float) -> Iterator[int]:
         """Yield the size of each window until the time is spent, from the pace of the windows so far: rows may have to
         be read from disk, and filters differ."""
-        first_rows = first_rows if job_filter.text is None else _FIRST_TEXT_WINDOW_ROWS
+        first_rows = _FIRST_TEXT_WINDOW_ROWS if job_filter.reads_texts else first_rows
         started_at, scanned, window_rows = self._clock(), 0, first_rows
         while window_rows > 0:
             yield window_rows

@@ -27,7 +27,8 @@ from dataloader.app.features.jobs.job_search import (
     Sort,
 )
 from dataloader.app.features.jobs.list_routes import JobFilter, decode_cursor, encode_cursor
-from dataloader.app.features.jobs.state_counts import StateCounter
+from dataloader.app.features.jobs.search_words import SPANS, WORDS, Chip, chips, join_fields, parse_words
+from dataloader.app.features.jobs.state_counts import StateCounter, StateCounts
 from dataloader.app.features.queues.rows import Queues
 from dataloader.app.http.jobs.acts import cancel_job, retry_job
 from dataloader.app.http.problems import ProblemCode
@@ -48,6 +49,7 @@ from dataloader.app.ui.forms import parse_number
 
 PAGE_SIZE = 50
 _SEARCH_BUDGET_SEC = 0.02  # of a page, which also counts
+_CONTINUED_BUDGET_SEC = 0.4  # of a page that continues a search, and does not count
 _SORT_LABELS: dict[Sort, str] = {
     "-created_at": "newest first",
     "created_at": "oldest first",
@@ -62,11 +64,13 @@ _UNSORTABLE = (
     "or by a key."
 )
 _DEFAULT_SORT = "-created_at"
-_SHOWN_FILTERS = ("status", "wait_state", "text", "task", "queue", "lock_key")  # the others are folded
+_NOT_OF_FILTER = {"after", "q", "continued"}  # fields of the address that select no jobs
 _FormIds = Annotated[str, Field(max_length=37 * MAX_JOB_IDS)]
 
 
 class _ListQuery(FormModel):
+    q: FormText = Field("", description="Words of the search: fields such as `task:load.invoices`, and text.")
+    continued: FormText = Field("", description="on: search further back, without counting.")
     sort: FormText = Field(_DEFAULT_SORT, description="The order; only queued and running jobs have the others.")
     after: FormText = Field("", description="The cursor of the next page, from the link of the page before.")
 
@@ -113,12 +117,17 @@ def create_jobs_page(site: Site) -> ApiBlueprint:
     search, rows, bulk, queues = JobSearch(source), JobRows(source), BulkOperations(source), Queues(source)
     counter = StateCounter(rows)
 
-    @pages.page("/jobs", query=JobsPageQuery)
+    @pages.page(
+        "/jobs", query=JobsPageQuery, html_responses={303: "To the address that has the words of `q` as fields."}
+    )
     def show_jobs(query: JobsPageQuery) -> Response:
         """Show jobs that match the filter in the address."""
         values: dict[str, Any] = {"error": None}
+        zone = pages.formatter.zone
         try:
-            values |= _job_list(search, rows, counter, query, pages.formatter.zone)
+            if query.q.strip():
+                return redirect_to(_search_address(query, zone, pages.formatter.now()))
+            values |= _job_list(search, rows, counter, query, zone)
         except InvalidForm as error:
             values["error"] = str(error)
         except NotSortable:
@@ -130,9 +139,10 @@ def create_jobs_page(site: Site) -> ApiBlueprint:
             task_names=pipelines.names,
             queue_names=queues.names(),
             today=f"{pages.formatter.now():%Y-%m-%d}",
-            filter_fields=FILTER_FIELDS,
-            shown_filters=_SHOWN_FILTERS,
-            more_filters=[name for name in FILTER_FIELDS if name not in _SHOWN_FILTERS and getattr(query, name)],
+            fields=filter_fields(query),
+            chips=_chips(query, zone),
+            words=WORDS,
+            spans=SPANS,
             **values,
         )
 
@@ -205,8 +215,10 @@ def _job_list(
         after = decode_cursor(query.after, sort) if query.after else None
     except ValueError:
         raise InvalidForm("The position in the list is invalid; start with its first page.") from None
-    page = search.page(job_filter, sort=sort, limit=PAGE_SIZE, after=after, time_budget_sec=_SEARCH_BUDGET_SEC)
-    counts = counter.count(job_filter)
+    is_continued = after is not None and query.continued == "on"
+    budget_sec = _CONTINUED_BUDGET_SEC if is_continued else _SEARCH_BUDGET_SEC
+    page = search.page(job_filter, sort=sort, limit=PAGE_SIZE, after=after, time_budget_sec=budget_sec)
+    counts = StateCounts(dict.fromkeys(STATES), 0.0) if is_continued else counter.count(job_filter)
     states = counts.by_state
     details = rows.details(page.jobs)
     return {
@@ -224,6 +236,25 @@ def _job_list(
         "filter": query_string(query),
         "next": None if page.next is None else query_string(query, after=encode_cursor(page.next, sort)),
     }
+
+
+def _chips(query: JobsPageQuery, zone: str) -> list[tuple[Chip, str]]:
+    """The words of the filter, each with the address of the page without it."""
+    found = chips(filter_fields(query), zone)
+    return [(chip, query_string(query.model_copy(update=chip.without))) for chip in found]
+
+
+def _search_address(query: JobsPageQuery, zone: str, now: datetime) -> str:
+    """The page of the filter that the words of the search narrow. Raises InvalidForm."""
+    fields = join_fields(filter_fields(query), parse_words(query.q, zone, now))
+    narrowed = query.model_copy(update=fields)
+    parse_filter(narrowed, zone)
+    return f"/jobs?{query_string(narrowed)}"
+
+
+def filter_fields(query: JobsPageQuery) -> dict[str, str]:
+    """The fields of the filter as the address has them; an empty one matches all."""
+    return {name: getattr(query, name) for name in FILTER_FIELDS}
 
 
 def _with_state(query: JobsPageQuery, state: str) -> JobsPageQuery:
@@ -298,7 +329,7 @@ def _parse_job_ids(raw: str) -> frozenset[UUID] | None:
 
 def query_string(query: JobsPageQuery, **more: str) -> str:
     """The filter as in an address, without empty and default fields."""
-    fields = {name: value for name, value in query.model_dump(exclude={"after"}).items() if value}
+    fields = {name: value for name, value in query.model_dump(exclude=_NOT_OF_FILTER).items() if value}
     if fields.get("sort") == _DEFAULT_SORT:
         del fields["sort"]
     return urlencode(fields | more)
@@ -359,7 +390,7 @@ def _undo_filter(operation: BulkOperation) -> str | None:
 
 
 def _shown_fields(query: JobsPageQuery) -> dict[str, str]:
-    fields = query.model_dump(exclude={"after", "sort", "job_id"})
+    fields = query.model_dump(exclude={*_NOT_OF_FILTER, "sort", "job_id"})
     return {name.replace("_", " ").capitalize(): value for name, value in fields.items() if value}
 
 

@@ -72,6 +72,7 @@ def _parameter(field: FilterField) -> tuple[Any, Any]:
         ],
     }
     size: dict[str, Any] = {} if field.max_length is None else {"min_length": 1, "max_length": field.max_length}
+    size |= {} if field.pattern is None else {"pattern": field.pattern}
     of_type = types[field.type]
     annotation = of_type if field.type is datetime else of_type | None
     return Annotated[annotation, Field(description=field.text, **size)], None

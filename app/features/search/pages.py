@@ -101,7 +101,7 @@ def create_search_page(site: Site) -> ApiBlueprint:
         text = query.q.strip()
         if not text:
             return redirect_to("/jobs")
-        matches, text_path = find(text), "/jobs?" + urlencode({"text": text})
+        matches, text_path = find(text), "/jobs?" + urlencode({"q": text})
         if not matches:
             return redirect_to(text_path)
         if len(matches) == 1 and matches[0].is_exact:

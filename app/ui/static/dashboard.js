@@ -48,7 +48,7 @@
     if (ctx.sourceElement !== live) return;
     if (paused || document.hidden || isInUse()) {
       event.preventDefault();
-      if (!paused && !document.hidden) showStatus("Paused while you edit");
+      if (!paused && !document.hidden) showStatus(document.body.dataset.searching ? "Paused: a search is shown" : "Paused while you edit");
       return;
     }
     ctx.request.headers["X-Seen"] = version;
@@ -106,49 +106,63 @@
   }, 1000);
 })();
 
-// Continues a search that reached its time limit, request by request, until a page is full.
-document.addEventListener("click", async (event) => {
-  const link = event.target.closest("a[data-continue]");
-  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
-  event.preventDefault();
-  const table = document.getElementById("matching-jobs");
-  const status = document.getElementById("scanned");
-  if (document.body.dataset.searching === "now") {
-    document.body.dataset.searching = "stopped";
-    return;
-  }
-  document.body.dataset.searching = "now";
-  link.textContent = "Stop";
-  link.setAttribute("role", "button");
-  let href = link.href;
-  let scanned = Number(table.dataset.scanned);
-  let rows = table.querySelectorAll("tbody tr").length;
-  const target = rows + Number(table.dataset.limit);
-  while (href && rows < target && document.body.dataset.searching === "now") {
-    const response = await fetch(href, { headers: { "HX-Request": "true" } }).catch(() => null);
-    if (!response || !response.ok) {
-      status.textContent = "Search interrupted; continue to resume.";
-      break;
+// Continues a search that ended before a page was full, request by request, and says how far back it is. It begins by
+// itself, waits while the tab is hidden, and its link stops it.
+(() => {
+  const searching = document.body.dataset;
+  const whenVisible = () =>
+    document.hidden && new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+
+  const continueSearch = async (link) => {
+    const table = document.getElementById("matching-jobs");
+    const status = document.getElementById("scanned");
+    searching.searching = "now";
+    link.textContent = "Stop";
+    link.setAttribute("role", "button");
+    let href = link.href;
+    let scanned = Number(table.dataset.scanned);
+    let rows = table.querySelectorAll("tbody tr").length;
+    const limit = Number(table.dataset.limit);
+    const target = rows < limit ? limit : rows + limit;
+    while (href && rows < target && searching.searching === "now") {
+      await whenVisible();
+      const response = await fetch(href, { headers: { "HX-Request": "true" } }).catch(() => null);
+      if (!response || !response.ok) {
+        status.textContent = "Search interrupted.";
+        break;
+      }
+      const fragment = new DOMParser().parseFromString(await response.text(), "text/html");
+      const more = fragment.getElementById("matching-jobs");
+      scanned += Number(more.dataset.scanned);
+      table.querySelector("tbody").append(...more.querySelectorAll("tbody tr"));
+      rows = table.querySelectorAll("tbody tr").length;
+      table.hidden = rows === 0;
+      const next = fragment.querySelector("a[rel=next]");
+      href = next ? new URL(next.getAttribute("href"), location.href).href : "";
+      const count = scanned.toLocaleString("en").replaceAll(",", "\u202f");
+      const end = more.dataset.to ? `Searched back to ${more.dataset.to}` : "Searched all";
+      status.textContent = `${end}: ${rows} found in ${count} ${scanned === 1 ? "job" : "jobs"}.`;
     }
-    const fragment = new DOMParser().parseFromString(await response.text(), "text/html");
-    const more = fragment.getElementById("matching-jobs");
-    scanned += Number(more.dataset.scanned);
-    table.querySelector("tbody").append(...more.querySelectorAll("tbody tr"));
-    rows = table.querySelectorAll("tbody tr").length;
-    table.hidden = rows === 0;
-    const next = fragment.querySelector("a[rel=next]");
-    href = next ? new URL(next.getAttribute("href"), location.href).href : "";
-    const count = scanned.toLocaleString("en").replaceAll(",", "\u202f");
-    const end = more.dataset.to ? `, back to ${more.dataset.to}` : " (complete)";
-    status.textContent = `${count} ${scanned === 1 ? "job" : "jobs"} scanned${end}; ${rows} found.`;
-  }
-  document.body.dataset.searching = "over";
-  if (href) {
-    link.href = href;
-    link.textContent = "Continue search";
-    link.removeAttribute("role");
-  } else link.remove();
-});
+    searching.searching = "over";
+    if (href) {
+      const address = new URL(href);
+      address.searchParams.set("continued", "on");
+      link.href = address.href;
+      link.textContent = "Search further back";
+      link.removeAttribute("role");
+    } else link.remove();
+  };
+
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[data-continue]");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    if (searching.searching === "now") searching.searching = "stopped";
+    else continueSearch(link);
+  });
+  const link = document.querySelector("a[data-continue]");
+  if (link) continueSearch(link);
+})();
 
 // Keeps the input of a form that could not be submitted: the session had expired, the database was unavailable, or a
 // value was rejected. The input is kept in this tab only, until another page of the dashboard is opened.

@@ -7,7 +7,7 @@ from html import unescape
 
 import pytest
 
-from dataloader.app.features.jobs import state_counts
+from dataloader.app.features.jobs import jobs_page, state_counts
 from dataloader.app.features.jobs.jobs_page import PAGE_SIZE
 from dataloader.app.ui import base
 from tests.support import eventually
@@ -94,3 +94,43 @@ def test_refresh_sends_ages_again_after_a_period(client, trigger, monkeypatch):
 
 def _ages(text: str) -> list[str]:
     return re.findall(r"(?:<time [^>]*>|<span data-counting>)([^<]*)", text)
+
+
+def test_words_of_the_search_become_fields_of_the_address(client, trigger):
+    trigger(args={"customer": {"id": 4711}}, lock_key="a")
+    trigger(args={"customer": {"id": "4711"}}, lock_key="b")
+    trigger(args={"customer": {"id": 4712}}, lock_key="c")
+
+    response = client.get("/jobs?task=noop&q=args.customer.id%3A4711+status%3Aready")
+    address = response.headers["Location"]
+    page = unescape(client.get(address).text)
+
+    assert (response.status_code, address) == (
+        303, "/jobs?status=queued&wait_state=ready&task=noop&args=customer.id%3A4711",
+    )  # fmt: skip
+    assert len(re.findall(r'<tr id="job-', page)) == 2
+    assert 'href="/jobs?status=queued&wait_state=ready&task=noop"' in page  # without the args
+    assert '<input type="hidden" name="args" value="customer.id:4711">' in page
+
+
+def test_word_with_an_unknown_status_is_reported(client):
+    page = client.get("/jobs?q=status%3Abroken").text
+
+    assert "Unknown status" in page
+    assert 'value="status:broken"' in page
+
+
+def test_search_continues_from_where_the_first_page_ended(client, dsn, monkeypatch):
+    """A page is not full, says how far back it is, and the link reaches the only match without counting again."""
+    monkeypatch.setattr(jobs_page, "_SEARCH_BUDGET_SEC", 0.0)
+    execute_sql(dsn, INSERT.format(last=2_000))
+    execute_sql(dsn, "UPDATE dl_jobs SET error = 'the needle' WHERE lock_key = 'key 1999'")
+
+    first = unescape(client.get("/jobs?text=needle").text)
+    (link,) = re.findall(r'<a href="([^"]*)" rel="next" data-continue>Search further back</a>', first)
+    second = client.get(link).text
+
+    assert re.search(r"Searched back to [^:]*\d\d:\d\d[^<]*: no match in 200 jobs", first)
+    assert (first.count('<tr id="job-'), second.count('<tr id="job-')) == (0, 1)
+    assert "…" in second
+    assert "continued" not in re.findall(r'name="filter" value="([^"]*)"', second)[0]

@@ -36,8 +36,8 @@ def test_idempotency_key_opens_its_job(client, trigger):
     [
         ("noop", "/tasks/noop"),
         ("warehouse", "/jobs?lock_key=warehouse"),
-        ("no such thing", "/jobs?text=no+such+thing"),
-        ("deadbeefdeadbeef", "/jobs?text=deadbeefdeadbeef"),
+        ("no such thing", "/jobs?q=no+such+thing"),
+        ("deadbeefdeadbeef", "/jobs?q=deadbeefdeadbeef"),
         ("", "/jobs"),
     ],
 )
@@ -55,7 +55,7 @@ def test_several_matches_are_listed(client, trigger):
     assert page.status_code == 200
     assert 'href="/tasks/noop"' in page.text
     assert 'href="/queues/noop"' in page.text
-    assert 'href="/jobs?text=noop"' in page.text
+    assert 'href="/jobs?q=noop"' in page.text
 
 
 def test_part_of_a_name_lists_the_names(client):
