@@ -24,7 +24,6 @@ from dataloader.app.queue.job import SUCCEEDED, Settlement, Status
 from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.partitions import Daily
 from tests.support.queue_fixture import QueueFixture
-from tests.support.waiting import eventually
 
 FAILED = Settlement(Status.FAILED, error="it broke")
 
@@ -227,7 +226,7 @@ def test_the_limit_follows_a_backfill_that_two_change_at_once(fixture):
         cursor.execute(changes, (str(backfill.backfill_id),))
         pausing = threads.submit(fixture.backfills.change, backfill.backfill_id, state=BackfillState.PAUSED)
         watcher = QueueFixture(fixture.queue.dsn)
-        eventually(lambda: watcher.fetch_row("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
+        watcher.wait_for_lock_waiters()
         cursor.execute("SELECT dl_set_backfill_limit(%s)", (str(backfill.backfill_id),))
         other.commit()
         assert pausing.result(30).concurrency == 7

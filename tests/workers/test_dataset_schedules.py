@@ -108,7 +108,7 @@ def test_a_settlement_and_a_firing_do_not_wait_for_one_another(schedule_db):
         cursor = settling.cursor()
         cursor.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (str(run.id),))
         fired = threads.submit(Schedules(QueueFixture(schedule_db.queue.dsn).session).fire, [firing])
-        eventually(lambda: schedule_db.queue.fetch_row("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
+        schedule_db.queue.wait_for_lock_waiters()
         cursor.execute(
             "SELECT dl_record_reports(jsonb_build_array(%s::jsonb || jsonb_build_object('run_id', %s)),"
             " ARRAY[%s]::uuid[])",
