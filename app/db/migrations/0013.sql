@@ -64,6 +64,7 @@ CREATE TABLE dl_accounts (
 );
 CREATE INDEX dl_accounts_idx_job ON dl_accounts (job_id);
 CREATE INDEX dl_accounts_idx_task ON dl_accounts (task, ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX dl_accounts_idx_open ON dl_accounts (run_id) WHERE ended_at IS NULL;
 
 CREATE TABLE dl_account_days (
     day           date   NOT NULL,

@@ -89,6 +89,11 @@ class Accounts:
         rows = self._execute("usual_accounts", {"task": task, "job_id": job_id, "limit": MAX_USUAL_RUNS})
         return [from_row(StoredAccount, row) for row in rows]
 
+    def lost(self, *, limit: int) -> list[StoredAccount]:
+        """Of attempts that have ended with their worker processes. Their times are those until the loss was found."""
+        rows = self._execute("lost_accounts", {"limit": limit})
+        return [from_row(StoredAccount, row) for row in rows]
+
     def days(self, *, days: int, task: str | None = None, limit: int) -> list[DayTotals]:
         """Totals of the last days, the newest first."""
         rows = self._execute("account_days", {"days": days, "task": task, "limit": limit})

@@ -53,6 +53,23 @@ SELECT a.run_id, a.job_id, a.task, a.attempt, a.ended_at, a.wall_sec, a.cpu_sec,
  ORDER BY a.ended_at DESC
  LIMIT %(limit)s::int;
 
+-- name: lost_accounts
+-- The accounts of attempts that have ended without an end of their account, since their worker processes have died. A process that lives writes
+-- the account of an attempt each minute, or when it has become a tenth older. The time of the attempt includes that until its loss was found.
+SELECT a.run_id, a.job_id, a.task, a.attempt, a.ended_at,
+       a.wall_sec + greatest(0, extract(epoch FROM ended.at - a.written_at))::float8 AS wall_sec,
+       a.cpu_sec, a.peak_memory_mb, a.memory_gb_sec, a.rows, a.bytes, a.cost, a.account
+  FROM dl_accounts a
+       LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[a.job_id])
+       LEFT JOIN LATERAL (SELECT max(e.ts) AS at
+                            FROM dl_job_events e
+                           WHERE e.job_id = a.job_id AND e.payload ->> 'run_id' = a.run_id::text
+                             AND e.kind IN ('done', 'failed', 'canceled', 'lost', 'requeue')) ended ON true
+ WHERE a.ended_at IS NULL AND a.written_at < clock_timestamp() - make_interval(secs => greatest(300, a.wall_sec / 5))
+   AND NOT coalesce(j.status = 'running' AND j.run_id = a.run_id, false)
+ ORDER BY a.run_id
+ LIMIT %(limit)s::int;
+
 -- name: account_days
 -- Totals by task and day, the newest first.
 SELECT day, task, attempts, wall_sec, cpu_sec, memory_gb_sec, rows, bytes, cost

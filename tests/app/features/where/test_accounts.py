@@ -11,7 +11,8 @@ from dataloader.app.features.where.account import MAX_ACCOUNT_BYTES, Account, Ca
 from dataloader.app.features.where.account_pages import day_charts
 from dataloader.app.features.where.account_reader import AccountReader
 from dataloader.app.features.where.accounts import Accounts
-from dataloader.app.features.where.duty import AccountsDuty
+from dataloader.app.features.where.duty import AccountsDuty, LostAccountsDuty
+from dataloader.app.features.where.sampler_options import Prices
 from dataloader.app.features.where.server_looks import SessionLook, shorten_statement
 from dataloader.app.queue.job import Status
 from tests.app.features.where.conftest import WhereFixture
@@ -19,7 +20,7 @@ from tests.support.accounts import LOAD, LOCKED, make_account
 
 MOMENT: dict[str, Any] = {
     "sec": 1.0, "kind": "network", "detail": None, "place": "load in a/b.py:1", "calls": None, "handles": None,
-    "driver": False, "interpreter_sec": 0.0,
+    "driver": False, "interpreter_sec": 0.0, "queued_sec": 0.0,
 }  # fmt: skip
 
 
@@ -51,12 +52,14 @@ def test_cause_joins_program_and_server(moment: dict[str, Any], sessions: list[S
     assert find_cause(MOMENT | moment, sessions).kind == kind
 
 
-def test_wait_for_the_interpreter_is_apart():
+def test_waits_for_interpreter_and_cpu_are_apart():
     account = Account()
 
-    account.add_moment(MOMENT | {"kind": "python", "interpreter_sec": 0.75}, [])
+    account.add_moment(MOMENT | {"kind": "python", "interpreter_sec": 0.5, "queued_sec": 0.25}, [])
 
-    assert {cause.kind: sec for cause, sec in account.seconds.items()} == {"python": 0.25, "interpreter": 0.75}
+    assert {cause.kind: sec for cause, sec in account.seconds.items()} == {
+        "python": 0.25, "interpreter": 0.5, "queued": 0.25,
+    }  # fmt: skip
 
 
 def test_account_is_short_however_long_its_texts_are():
@@ -126,6 +129,29 @@ def test_totals_count_each_attempt_once(where: WhereFixture):
     assert (day.memory_gb_hours, day.rows, day.bytes, day.cost) == (0.2, 1000, 20_000, 0.5)
     charts = {chart.unit: [line[-1] for line in chart.values] for chart in day_charts(totals)}
     assert charts == {"CPU hours": [1.0], "GB hours": [0.2], "rows": [1000], "money, EUR": [0.5]}
+
+
+def test_lost_attempt_is_in_the_totals_once(where: WhereFixture):
+    queue_db, prices = where.pools.queue_fixture, Prices(run_hour=3600.0)
+    accounts = Accounts(where.app_pool)
+    lost, running, recent = (queue_db.enqueue_and_claim(key, max_attempts=1) for key in "abc")
+    accounts.write([make_account(run, 3600.0, has_ended=False) for run in (lost, running)])
+    queue_db.sql("UPDATE dl_accounts SET written_at = written_at - interval '1 hour'")
+    accounts.write([make_account(recent, 600.0, has_ended=False)])
+    for run in (lost, recent):  # of the second one the process may live, and write its account
+        queue_db.lose_attempt(run)
+
+    for _ in range(2):
+        assert LostAccountsDuty(accounts, prices).run() is None
+
+    (day,) = accounts.days(days=2, limit=10)
+    assert (day.attempts, day.cpu_sec, day.rows) == (1, 1800.0, 1000)
+    assert day.wall_sec == pytest.approx(7200, abs=60)  # until its loss was found
+    assert day.cost == pytest.approx(day.wall_sec)
+    (account,) = accounts.of_job(lost.id)
+    assert (account.ended_at is not None, account.account["kinds"]) == (True, {"python": 3600.0})
+    assert [found.ended_at for found in accounts.of_job(running.id)] == [None]
+    assert accounts.usual(lost.task) == []
 
 
 def test_accounts_of_deleted_jobs_are_deleted(where: WhereFixture):
