@@ -129,7 +129,8 @@ class Attempt(JobContext):
     in_thread = True  # False: the worker's thread watches an isolated process and stops it
     started_at: float | None = None
     ended_at: float | None = None  # set when the pipeline has ended
-    thread_cpu_sec: float | None = None  # of the thread that ran it, once it has ended
+    cpu_sec_before: float = 0.0  # of the thread that runs it, when it began
+    thread_cpu_sec: float | None = None  # of that thread, once it has ended
     is_failure_reported = False  # to Sentry, with its exception
     is_stopping_offloads = False  # the pipeline has ended; no stop step helps
     child: RunningChild | None = None  # the isolated process, once it was started
@@ -198,7 +199,7 @@ class Attempt(JobContext):
         has_own_program = task.kind is TaskKind.COMMAND or task.options.python is not None
         is_isolated = self.settings.isolation_enabled or has_own_program
         self.in_thread = not (may_have_child(task) and is_isolated)
-        self.started_at, cpu_sec = now, time.thread_time()
+        self.started_at, self.cpu_sec_before = now, time.thread_time()
         try:
             try:
                 outcome = self._load_and_execute(task)
@@ -206,7 +207,7 @@ class Attempt(JobContext):
                 if self.has_offloads:
                     self.settings.keep_log_positions(self.job_id, self.attempt)
             finally:
-                self.thread_cpu_sec = time.thread_time() - cpu_sec
+                self.thread_cpu_sec = time.thread_time() - self.cpu_sec_before
                 self.ended_at = clock()
                 if self.connections is not None:
                     self.record_ended_sessions(self.connections.close())  # before the job is settled

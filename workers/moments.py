@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import sys
 import threading
 import time
@@ -24,10 +25,11 @@ _MAX_PLACE_LENGTH = 120
 _MAX_KNOWN_CODES = 2000
 _FILE_PARTS = 2
 _LATE_SEC = 0.1  # a look that is later, and has not waited for a CPU, has waited for the interpreter
+_OTHER_WAKEUPS = 3  # of a look that waits for no interpreter
 _STOPPED_SEC = 2.0  # so much later, and no thread has computed meanwhile
 _STOPPED_SHARE = 0.95  # of that time
 _COMPUTES_SHARE = 0.5
-_MIN_WAIT_SHARE = 0.2  # for the interpreter; less is the switch between threads
+_MIN_WAIT_SHARE = 0.2  # for the interpreter, or for a CPU
 _MAX_HELPERS = 30
 _PAGES_PER_SEC = 50  # that were not in memory: more is a wait for them
 # Kinds of system calls that say all.
@@ -61,6 +63,7 @@ class ThreadMoments:
         self._package: str | None = None
         self._files = syscalls.ThreadFiles(native_id)
         self._cpu_sec = self._first_cpu_sec = self._files.read_cpu_sec()
+        self._queued_sec, _ = self._files.read_queue()
         self._process_sec = time.process_time()
         self._faults = self._files.read_major_faults()
 
@@ -68,6 +71,11 @@ class ThreadMoments:
     def cpu_sec(self) -> float | None:
         """That the thread has spent until the last look, since it began to be looked at."""
         return None if self._cpu_sec is None or self._first_cpu_sec is None else self._cpu_sec - self._first_cpu_sec
+
+    @property
+    def total_cpu_sec(self) -> float | None:
+        """That the thread had spent at the last look, since it began."""
+        return self._cpu_sec
 
     def look(self, now: float, frames: Mapping[int, FrameType], *, late_sec: float, awaitable: Any = None) -> Any:
         """Describe the time since the last look as JSON; None: the thread has ended. `late_sec`: how much later than
@@ -78,7 +86,7 @@ class ThreadMoments:
         if innermost is None:
             return None
         span = max(0.001, now - self._looked_at)
-        cpu, process = self._spent_cpu()
+        cpu, process, queued = self._spent_cpu()
         faults, self._faults = self._faults, self._files.read_major_faults()
         self._looked_at = now
         if not self._knows_package:
@@ -91,33 +99,36 @@ class ThreadMoments:
             kind, detail = "memory", None
         late_sec += clock() - before  # each read of a file lets another thread take the interpreter
         is_late = late_sec >= _LATE_SEC
-        if is_late and late_sec > _STOPPED_SEC and process < span - _STOPPED_SHARE * late_sec:
+        if is_late and late_sec > _STOPPED_SEC and process + queued < span - _STOPPED_SHARE * late_sec:
             kind, detail = "stopped", None
-        elif is_late and kind == "python" and cpu >= _COMPUTES_SHARE * late_sec:
+        elif is_late and kind == "python" and cpu + queued >= _COMPUTES_SHARE * late_sec:
             kind = "native"
-        waits_sec = 0.0
+        waits_sec = queued_sec = 0.0
+        if kind in ("python", "native"):
+            queued_sec = _if_long(min(queued, span - cpu), span)
         if kind == "python":
-            waits_sec = min(span - cpu, process - cpu)
-            waits_sec = waits_sec if waits_sec > _MIN_WAIT_SHARE * span else 0.0
-            if cpu + waits_sec < _COMPUTES_SHARE * span and (called := find_called(innermost)) is not None:
+            waits_sec = _if_long(min(span - cpu - queued_sec, process - cpu), span)
+            if cpu + waits_sec + queued_sec < _COMPUTES_SHARE * span and (called := find_called(innermost)) is not None:
                 waits_sec = 0.0  # it was seen between two of many short waits
                 kind, detail = ("sleep", None) if stack.is_sleep else called
         return {
             "sec": round(span, 4), "kind": kind, "detail": detail, "place": stack.place, "calls": stack.calls,
             "handles": _handled(self.ident), "driver": stack.is_driver, "interpreter_sec": round(waits_sec, 4),
+            "queued_sec": round(queued_sec, 4),
         }  # fmt: skip
 
     def close(self) -> None:
         self._files.close()
 
-    def _spent_cpu(self) -> tuple[float, float]:
-        """CPU time since the last look, of the thread and of its process."""
-        before, before_process = self._cpu_sec, self._process_sec
+    def _spent_cpu(self) -> tuple[float, float, float]:
+        """CPU time since the last look, of the thread and of its process, and how long the thread waited for a CPU."""
+        before, before_process, before_queued = self._cpu_sec, self._process_sec, self._queued_sec
         self._cpu_sec, self._process_sec = self._files.read_cpu_sec(), time.process_time()
-        process = self._process_sec - before_process
+        self._queued_sec, _ = self._files.read_queue()
+        process, queued = self._process_sec - before_process, max(0.0, self._queued_sec - before_queued)
         if self._cpu_sec is None or before is None:
-            return process, process  # not known: as if it had computed alone
-        return max(0.0, self._cpu_sec - before), process
+            return process, process, queued  # not known: as if it had computed alone
+        return max(0.0, self._cpu_sec - before), process, queued
 
     def _classify(self, wait: str, argument: int, stack: _Stack) -> tuple[str, str | None]:
         if stack.is_awaiting and wait in ("poll", "sleep", "futex", "unknown"):
@@ -181,6 +192,11 @@ class ThreadMoments:
         return found
 
 
+def _if_long(waits_sec: float, span: float) -> float:
+    """Shorter waits are the switches between threads."""
+    return waits_sec if waits_sec > _MIN_WAIT_SHARE * span else 0.0
+
+
 class _Stack:
     """What the frames of a thread say, from the innermost to the first of the task's own."""
 
@@ -188,7 +204,7 @@ class _Stack:
         self.is_awaiting, self.awaits_sleep = bool(awaiting), False
         self.is_driver = self.is_sleep = self.is_lookup = self.has_ours = False
         self.place, self.calls, self.library_wait = None, None, None
-        outermost = innermost
+        outermost, innermost_place = innermost, None
         for number, frame in enumerate(_walk(innermost, awaiting)):
             outermost = frame
             kind, module = _known_kind(frame, package), _module(frame)
@@ -197,7 +213,8 @@ class _Stack:
                 self.place = describe_place(frame)
                 break
             if number == 0:
-                self.calls = describe_place(frame)
+                innermost_place = describe_place(frame)
+            self.calls = describe_called(frame, module)  # the last one is what the task's own code has called
             self.awaits_sleep = self.awaits_sleep or (
                 self.is_awaiting and module == "asyncio.tasks" and name == "sleep"
             )
@@ -207,7 +224,7 @@ class _Stack:
             self.has_ours = self.has_ours or kind == "dataloader"
             self.library_wait = self.library_wait or _WAITS_OF_MODULES.get(module)
         if self.place is None:
-            self.place, self.calls = self.calls, None
+            self.place, self.calls = innermost_place, None
         rest: FrameType | None = outermost.f_back
         for _ in range(_MAX_FRAMES):
             if rest is None or self.has_ours:
@@ -250,6 +267,13 @@ def describe_place(frame: FrameType) -> str:
     parts = cut_text(code.co_filename, _MAX_PLACE_LENGTH, keeps_end=True).replace("\\", "/").split("/")
     line = "" if frame.f_lineno is None else f":{frame.f_lineno}"
     return "{} in {}{}".format(cut_text(qualified_name(code), _MAX_PLACE_LENGTH), "/".join(parts[-_FILE_PARTS:]), line)
+
+
+def describe_called(frame: FrameType, module: str) -> str:
+    """A function of a package, or of Python's library: such as `DataFrame.iterrows in pandas`."""
+    package = module.partition(".")[0]
+    name = cut_text(qualified_name(frame.f_code), _MAX_PLACE_LENGTH)
+    return f"{name} in {cut_text(package, _MAX_PLACE_LENGTH)}" if package else describe_place(frame)
 
 
 _called_names: dict[tuple[CodeType, int], tuple[str, str | None] | None] = {}
@@ -304,15 +328,21 @@ def _is_interpreter(address: int) -> bool:
 
 
 class LateLooks:
-    """How late the looks of a thread are, without its waits for a CPU. That thread uses it."""
+    """How long the looks of a thread have waited for the interpreter. That thread uses it.
+
+    A look that is late has waited for a CPU or for the interpreter. The kernel counts the time of the first, but on a
+    busy machine the second has such times too: a thread that waits for the interpreter wakes up again and again, and
+    waits for a CPU each time. So many wake-ups are themselves such a wait.
+    """
 
     def __init__(self) -> None:
         self._files = syscalls.ThreadFiles(threading.get_native_id())
         self._planned_at: float | None = None
-        self._queued_sec = 0.0
+        self._queued_sec, self._wakeups = 0.0, 0
 
     def plan(self, at: float) -> None:
-        self._planned_at, self._queued_sec = at, self._files.read_queued_sec()
+        self._planned_at = at
+        self._queued_sec, self._wakeups = self._files.read_queue()
 
     def close(self) -> None:
         self._files.close()
@@ -320,7 +350,10 @@ class LateLooks:
     def late_sec(self, now: float) -> float:
         if self._planned_at is None:
             return 0.0
-        return max(0.0, now - self._planned_at - (self._files.read_queued_sec() - self._queued_sec))
+        late_sec = now - self._planned_at
+        queued_sec, wakeups = self._files.read_queue()
+        waited_sec = (wakeups - self._wakeups - _OTHER_WAKEUPS) * sys.getswitchinterval()
+        return max(0.0, late_sec - (queued_sec - self._queued_sec), min(late_sec, waited_sec))
 
 
 def read_memory_mb() -> tuple[float, float]:
@@ -329,8 +362,7 @@ def read_memory_mb() -> tuple[float, float]:
     try:
         pages = int(syscalls.read_file("/proc/self/statm").split()[1])
         resident = pages * os.sysconf("SC_PAGE_SIZE") / 1_048_576
-        status = syscalls.read_file("/proc/self/status")
-        peak = int(status.partition(b"VmHWM:")[2].split(maxsplit=1)[0]) / 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     except (OSError, ValueError, IndexError):
         pass
     return round(resident, 1), round(max(peak, resident), 1)

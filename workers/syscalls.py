@@ -46,10 +46,10 @@ class ThreadFiles:
         fields = self._read("schedstat").split()
         return int(fields[0]) / 1e9 if fields else None
 
-    def read_queued_sec(self) -> float:
-        """How long it was ready to run and had no CPU."""
-        fields = self._read("schedstat").split()
-        return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+    def read_queue(self) -> tuple[float, int]:
+        """How long it was ready to run and had no CPU, and how often it got one."""
+        fields = self._read("schedstat").split()[1:]
+        return (int(fields[0]) / 1e9, int(fields[1])) if fields else (0.0, 0)
 
     def read_major_faults(self) -> int:
         """For how many pages of memory it had to wait."""

@@ -59,7 +59,7 @@ def query_each_row(args: dict[str, Any], ctx: Context) -> None:
 def hold_interpreter(args: dict[str, Any]) -> None:
     left = is_time_left(args)
     while left():
-        max(itertools.repeat(0, 12_000_000))
+        max(itertools.repeat(0, 30_000_000))
 
 
 def read_slow_peer(args: dict[str, Any]) -> None:

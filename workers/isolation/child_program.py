@@ -225,12 +225,12 @@ class ChildProgram:
 
     def report(self, done: threading.Event) -> None:
         """Send what the task reports, until it is done."""
-        is_last, sent_reports, sent_offloads = False, self._reports(), False
+        is_last, sent_reports, sent_offloads, began_at = False, self._reports(), False, clock()
         moments: TaskMoments | None = None
         while not is_last:
             is_last = done.wait(_REPORT_INTERVAL_SEC if moments is None else moments.pause_sec(_REPORT_INTERVAL_SEC))
             if self.moments_interval_sec is not None and not is_last:
-                moments = moments or TaskMoments(self.context, self.moments_interval_sec)
+                moments = moments or TaskMoments(self.context, self.moments_interval_sec, began_at)
                 with suppress(Exception):  # it must not end what reports
                     if (moment := moments.look()) is not None:
                         self.parent.send({"moment": moment})
@@ -258,16 +258,22 @@ class ChildProgram:
 class TaskMoments:
     """What the task's thread does, looked at again and again by the thread that reports."""
 
-    def __init__(self, context: ChildContext, interval_sec: float) -> None:
-        self._context, self._interval_sec = context, interval_sec
+    def __init__(self, context: ChildContext, interval_sec: float, began_at: float) -> None:
+        self._context, self._interval_sec, self._began_at = context, interval_sec, began_at
         main, now = threading.main_thread(), clock()
         self._moments = ThreadMoments(int(main.ident or 0), os.getpid(), now)  # its native id; a fork keeps the old one
         self._late = LateLooks()
         self._next_at = now + interval_sec
-        self._late.plan(self._next_at)
 
     def pause_sec(self, max_sec: float) -> float:
-        return min(max_sec, max(0.0, self._next_at - clock()))
+        """Until the next report, or look. A look that is near the time of a report needs no wake-up of its own."""
+        now = clock()
+        until_look = max(0.0, self._next_at - now)
+        pause_sec = max_sec if max_sec / 2 < until_look < 1.5 * max_sec else min(max_sec, until_look)
+        if until_look < 1.5 * max_sec:
+            self._next_at = now + pause_sec
+            self._late.plan(self._next_at)
+        return pause_sec
 
     def look(self) -> dict[str, Any] | None:
         """None: it is too early."""
@@ -277,8 +283,7 @@ class TaskMoments:
         late_sec = self._late.late_sec(now)
         moment = self._moments.look(now, sys._current_frames(), late_sec=late_sec, awaitable=self._context.awaitable)
         self._next_at = now + self._interval_sec
-        self._late.plan(self._next_at)
-        return None if moment is None else {**moment, **self._figures()}
+        return None if moment is None else {**moment, **self._figures(), "up_sec": now - self._began_at}
 
     def last(self) -> dict[str, Any]:
         """The figures at the end of the task."""

@@ -31,6 +31,7 @@ KINDS = {
     "python": "computes",
     "native": "native code that holds the interpreter",
     "interpreter": "waits for the interpreter lock",
+    "queued": "waits for a CPU",
     "sql": "SQL",
     "sql_lock": "SQL that waits for a lock",
     "sql_short": "many short statements",
@@ -149,10 +150,13 @@ class Account:
     def add_moment(self, moment: Mapping[str, Any], sessions: Sequence[SessionLook]) -> Cause:
         """Add the time since the last moment; return what it went for."""
         cause = find_cause(moment, sessions)
-        waited = moment["interpreter_sec"] if cause.kind == "python" else 0.0
-        if waited > 0:
-            self.add(Cause("interpreter", cause.place), waited)
-        self.add(cause, moment["sec"] - waited)
+        sec = moment["sec"]
+        if cause.kind in ("python", "native"):
+            for kind in ("interpreter", "queued"):
+                if (waited := moment[f"{kind}_sec"]) > 0:
+                    self.add(Cause(kind, cause.place), waited)
+                    sec -= waited
+        self.add(cause, sec)
         self.looks += 1
         return cause
 

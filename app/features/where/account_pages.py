@@ -23,6 +23,7 @@ _COLOURS = {
     "python": "running", "native": "running", "program": "running", "sql": "succeeded", "sql_short": "succeeded",
     "sql_client": "succeeded", "sql_lock": "failed", "network": "scheduled", "dns": "scheduled", "file": "blocked",
     "memory": "blocked", "interpreter": "failed",
+    "queued": "failed",
 }  # fmt: skip
 
 

@@ -48,7 +48,7 @@ class ProgramMoments:
         place = f"{shown.name} (a program)"
         return {
             "sec": span, "kind": kind, "detail": detail, "place": place, "calls": None, "handles": None,
-            "driver": kind in ("network", "other"), "interpreter_sec": 0.0,
+            "driver": kind in ("network", "other"), "interpreter_sec": 0.0, "queued_sec": 0.0,
         }  # fmt: skip
 
 

@@ -1,13 +1,14 @@
 """The sampler of a worker process: looks at attempts that have run for long, once a second, and writes their accounts.
 
-Its thread exists only while there is such an attempt. The heartbeat starts it.
+Its thread exists only while there is such an attempt, or will be before the next heartbeat. The heartbeat starts it.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -27,6 +28,7 @@ from dataloader.workers.running_attempts import RunningAttempts
 
 _log = log.get(__name__)
 MAX_SERVERS = 10
+_HEARTBEATS = 1.5  # the interval until the next one, at least
 _WRITE_SHARE = 0.1  # of the attempt's age, between two writes of an account that grows
 _MAX_UNWRITTEN = 200  # while the database is unavailable; more are dropped, oldest first
 _CLOSE_SEC = 5.0
@@ -40,16 +42,21 @@ class Sampler:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None  # under the lock
         self._is_closed = threading.Event()
+        self._heartbeat_at: float | None = None
+        self._due_before = 0.0  # attempts that will be old enough by then are waited for
 
     @property
     def is_running(self) -> bool:
         return self._thread is not None
 
     def start_if_needed(self) -> None:
-        """Start the thread if an attempt is old enough. Called with each heartbeat."""
+        """Start the thread if an attempt will be old enough before the next heartbeat. Called with each of them."""
+        now, last_at = clock(), self._heartbeat_at
+        self._heartbeat_at = now
+        self._due_before = now if last_at is None else now + _HEARTBEATS * (now - last_at)
         if self._options.interval_sec <= 0 or self._thread is not None or self._is_closed.is_set():
             return
-        if not _old_attempts(self._attempts, self._options.after_sec):
+        if next_due_at(self._attempts, self._options.after_sec) > self._due_before:
             return
         with self._lock:
             if self._thread is None:
@@ -66,7 +73,7 @@ class Sampler:
     def _run(self) -> None:
         looks = _Looks(self._accounts, self._attempts, self._options)
         try:
-            while looks.run_once() and not self._is_closed.wait(looks.pause_sec()):
+            while looks.run_once(self._due_before) and not self._is_closed.wait(looks.pause_sec()):
                 pass
             looks.write(is_last=True)
         except Exception:  # an account is worth no job
@@ -77,13 +84,16 @@ class Sampler:
                 self._thread = None
 
 
-def _old_attempts(attempts: RunningAttempts, after_sec: float) -> list[Attempt]:
-    now = clock()
-    return [
-        attempt
-        for attempt in attempts.all()
-        if attempt.started_at is not None and attempt.ended_at is None and now - attempt.started_at >= after_sec
-    ]
+def _running(attempts: RunningAttempts) -> Iterator[tuple[Attempt, float]]:
+    """Each with the time of its start."""
+    for attempt in attempts.all():
+        if attempt.started_at is not None and attempt.ended_at is None:
+            yield attempt, attempt.started_at
+
+
+def next_due_at(attempts: RunningAttempts, after_sec: float) -> float:
+    """When the first of the attempts is old enough, or was."""
+    return min((started_at for _, started_at in _running(attempts)), default=math.inf) + after_sec
 
 
 @dataclass
@@ -99,13 +109,13 @@ class _Looks:
     late: LateLooks = field(default_factory=LateLooks)
     next_at: float = 0.0
 
-    def run_once(self) -> bool:
-        """Look at all; return whether there is something to look at any more."""
+    def run_once(self, due_before: float) -> bool:
+        """Look at all; return whether there is something to look at any more, or will be before then."""
         now = clock()
         late_sec = self.late.late_sec(now)
-        for attempt in _old_attempts(self.attempts, self.options.after_sec):
+        for attempt, started_at in _running(self.attempts):
             run = attempt.job.run_text
-            if run not in self.watched:
+            if run not in self.watched and now - started_at >= self.options.after_sec:
                 self.watched[run] = WatchedAttempt(attempt, now, self.options.interval_sec)
         frames: Mapping[int, FrameType] = sys._current_frames()
         for run, watched in list(self.watched.items()):
@@ -122,7 +132,10 @@ class _Looks:
         self.write()
         self._request_sessions()
         self.next_at = max(now + self.options.interval_sec, clock())
-        return bool(self.watched or self.unwritten)
+        if self.watched or self.unwritten:
+            return True
+        self.next_at = next_due_at(self.attempts, self.options.after_sec)
+        return self.next_at <= due_before
 
     def pause_sec(self) -> float:
         self.late.plan(self.next_at)

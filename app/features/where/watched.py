@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, TypeGuard
 
-from dataloader.app.features.where.account import KINDS, Account, Cause
+from dataloader.app.features.where.account import KINDS, Account, Cause, find_cause
 from dataloader.app.features.where.accounts import NewAccount
 from dataloader.app.features.where.program_moments import ProgramMoments, read_child_state
 from dataloader.app.features.where.sampler_options import Prices
@@ -29,7 +29,8 @@ class WatchedAttempt:
     def __init__(self, attempt: Attempt, now: float, interval_sec: float) -> None:
         self.attempt, self.account, self._interval_sec = attempt, Account(), interval_sec
         self.session_name = attempt_application_name(attempt.job_id, attempt.job.run_id)
-        self.began_at = self.written_at = self._moment_at = now
+        self.began_at = self._moment_at = now
+        self.written_at: float | None = None
         self._last: Cause | None = None
         self._thread: ThreadMoments | None = None
         self._program: ProgramMoments | None = None
@@ -38,6 +39,7 @@ class WatchedAttempt:
         self._moment_cpu_sec = 0.0
         self._memory_mb_sec, self._peak_mb = 0.0, 0.0
         self._moved = (0, 0)
+        self._late_sec = 0.0  # of the last look
 
     @property
     def has_ended(self) -> bool:
@@ -53,12 +55,14 @@ class WatchedAttempt:
 
     def is_write_due(self, now: float, interval_sec: float, share: float) -> bool:
         age_sec = now - (self.attempt.started_at or now)
-        return now - self.written_at >= max(interval_sec, share * age_sec)
+        if self.written_at is None and self.account.looks > 0:
+            return True  # early, so that an attempt that is lost has an account
+        return now - (self.written_at or self.began_at) >= max(interval_sec, share * age_sec)
 
     def look(
         self, now: float, frames: Mapping[int, FrameType], late_sec: float, sessions: Sequence[SessionLook]
     ) -> None:
-        attempt = self.attempt
+        attempt, self._late_sec = self.attempt, late_sec
         if attempt.in_thread:
             self._look_at_thread(now, frames, late_sec, sessions)
         elif attempt.child is not None and attempt.child.has_channel:
@@ -80,14 +84,31 @@ class WatchedAttempt:
             return
         if self._thread is None:
             native_id = next((t.native_id for t in threading.enumerate() if t.ident == ident), None)
-            if native_id is not None:
-                self._thread = ThreadMoments(ident, native_id, now)
-                self._moment_at = now
+            if native_id is None:
+                return
+            self._thread = ThreadMoments(ident, native_id, now)
+            moment = self._thread.look(now, frames, late_sec=0.0, awaitable=self.attempt.awaitable)
+            if moment is not None:
+                self._begin(now, find_cause(moment, sessions), late_sec)
             return
         moment = self._thread.look(now, frames, late_sec=late_sec, awaitable=self.attempt.awaitable)
         if moment is not None and self.attempt.thread_ident == ident:
             self._last = self.account.add_moment(moment, sessions)
             self._moment_at = now
+
+    def _begin(self, now: float, cause: Cause, late_sec: float) -> None:
+        """The first look says what the thread does, and not for how long, but that a look was late that it computed."""
+        self._last, self._moment_at = cause, now
+        held_sec = min(late_sec, now - (self.attempt.started_at or now))
+        is_held = cause.kind == "python" and held_sec >= _SILENT_INTERVALS * self._interval_sec
+        if is_held and self._thread_cpu_sec >= _COMPUTES_SHARE * held_sec:
+            self.account.add(Cause("native", cause.place), held_sec)
+
+    @property
+    def _thread_cpu_sec(self) -> float:
+        """That the attempt had spent at the last moment."""
+        seen = None if self._thread is None else self._thread.total_cpu_sec
+        return 0.0 if seen is None else seen - self.attempt.cpu_sec_before
 
     def _look_at_child(self, now: float, sessions: Sequence[SessionLook]) -> None:
         """Read the moments that the child has sent. It may send anything."""
@@ -95,18 +116,40 @@ class WatchedAttempt:
         assert child is not None  # noqa: S101 - its caller has seen it
         if not self._asked_child:
             self._asked_child, self._moment_at = True, now
+            stat = read_child_state(child.pid)
+            self._moment_cpu_sec = 0.0 if stat is None else stat.cpu_sec
             child.request_moments(self._interval_sec)
         while child.moments:
             moment = child.moments.popleft()
             self._read_figures(moment)
-            if (valid := _valid_moment(moment, max_sec=now - self._moment_at + self._interval_sec)) is not None:
-                started_at = now - valid["sec"]
-                if self._last is None and started_at > self._moment_at:
-                    self.account.add(Cause("start"), started_at - self._moment_at)
-                    self._moment_at = started_at
+            if (valid := _valid_moment(moment, max_sec=now - self._moment_at)) is not None:
+                if self._last is None:
+                    self._add_before(now, moment.get("up_sec"), valid)
                 self._last = self.account.add_moment(valid, sessions)
-                self._moment_at = min(now, self._moment_at + valid["sec"])
+                self._moment_at += valid["sec"]
                 self._moment_cpu_sec = self._cpu_sec or 0.0
+        if now - self._moment_at > _SILENT_INTERVALS * self._interval_sec and self._is_stopped():
+            self.account.add(Cause("stopped", None if self._last is None else self._last.place), now - self._moment_at)
+            self._moment_at = now
+
+    def _is_stopped(self) -> bool:
+        """Whether the process of the task is stopped, so that it describes nothing."""
+        child = self.attempt.child
+        stat = None if child is None or self.has_ended else read_child_state(child.pid)
+        return stat is not None and stat.state in ("stopped", "traced")
+
+    def _add_before(self, now: float, up_sec: Any, moment: Mapping[str, Any]) -> None:
+        """The time before the first moment: its process started, or native code held its interpreter since before."""
+        until = now - moment["sec"]
+        began_at = min(until, now - up_sec) if _is_number(up_sec) else until
+        if began_at > self._moment_at:
+            self.account.add(Cause("start"), began_at - self._moment_at)
+            self._moment_at, self._moment_cpu_sec = began_at, 0.0
+        sec = until - self._moment_at
+        if sec > _SILENT_INTERVALS * self._interval_sec:
+            computed = (self._cpu_sec or 0.0) - self._moment_cpu_sec >= _COMPUTES_SHARE * sec
+            self.account.add(Cause("native" if computed else "other", moment["place"]), sec)
+            self._moment_at = until
 
     def _read_figures(self, moment: Mapping[str, Any]) -> None:
         sec, cpu_sec = moment.get("sec"), moment.get("cpu_sec")
@@ -152,12 +195,15 @@ class WatchedAttempt:
             return last, sec
         if not self.attempt.in_thread and self.attempt.child is not None:
             usage, stat = self.attempt.child.usage, read_child_state(self.attempt.child.pid)
-            if stat is not None and stat.state in ("stopped", "traced"):
-                return Cause("stopped", last.place), sec
             cpu_sec = usage[0] if usage is not None else (stat.cpu_sec if stat is not None else None)
             if cpu_sec is not None:
                 computes = cpu_sec - self._moment_cpu_sec >= _COMPUTES_SHARE * sec
                 return Cause("native" if computes else "other", last.place), sec
+        cpu_sec = self.attempt.thread_cpu_sec  # known once it has ended
+        if cpu_sec is not None and self._thread is not None:
+            computes = cpu_sec - self._thread_cpu_sec >= _COMPUTES_SHARE * sec
+            holds = last.kind in ("python", "native") and self._late_sec >= _COMPUTES_SHARE * sec  # on a busy machine
+            return Cause("native" if computes or holds else "other", last.place), sec
         return Cause("other", last.place), sec
 
     def encode(self, now: float, prices: Prices | None, *, has_ended: bool = False) -> NewAccount:
@@ -204,8 +250,9 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 def _valid_moment(moment: Mapping[str, Any], *, max_sec: float) -> dict[str, Any] | None:
     """A moment as a child describes it, if it is one. It has at most the seconds that have passed."""
-    kind, sec, waited = moment.get("kind"), moment.get("sec"), moment.get("interpreter_sec")
-    if kind not in KINDS or not _is_number(sec) or not _is_number(waited):
+    kind, sec = moment.get("kind"), moment.get("sec")
+    waited, queued = moment.get("interpreter_sec"), moment.get("queued_sec", 0.0)
+    if kind not in KINDS or not (_is_number(sec) and _is_number(waited) and _is_number(queued)):
         return None
     sec = min(float(sec), max(0.0, max_sec))
     texts = {name: _text(moment.get(name)) for name in ("place", "detail", "calls", "handles")}
@@ -213,6 +260,7 @@ def _valid_moment(moment: Mapping[str, Any], *, max_sec: float) -> dict[str, Any
         "kind": kind,
         "sec": sec,
         "interpreter_sec": min(waited, sec),
+        "queued_sec": max(0.0, min(queued, sec - waited)),
         "driver": moment.get("driver") is True,
         **texts,
     }

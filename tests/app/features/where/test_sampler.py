@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from pathlib import Path
@@ -9,14 +10,21 @@ from typing import Any
 
 import pytest
 
+from dataloader.app.features.where import sampler as sampler_module
 from dataloader.app.features.where.accounts import Accounts, StoredAccount
+from dataloader.app.features.where.sampler import Sampler
 from dataloader.app.features.where.sampler_options import Prices, SamplerOptions, WhereOptions
 from dataloader.app.queue.job import Status
 from dataloader.pipelines.contract import Context, Pipelines, load_tasks
+from dataloader.pipelines.portable import clock
 from dataloader.workers.duties import MaintenanceOptions
+from dataloader.workers.reports.secrets import SecretStore
+from dataloader.workers.running_attempts import RunningAttempts
 from tests.app.features.where.conftest import WhereFixture
+from tests.support.claimed_jobs import attempt_with
 from tests.support.waiting import eventually
 
+SECRET = "swordfish_2f1d"
 QUICK = SamplerOptions(
     after_sec=0.1, interval_sec=0.05, write_interval_sec=0.1, prices=Prices(run_hour=3600.0, currency="EUR")
 )
@@ -32,17 +40,24 @@ def fail_after_file(args: dict[str, Any], ctx: Context) -> None:
     raise ValueError("no good")
 
 
+def hold_after_file(args: dict[str, Any], ctx: Context) -> None:
+    """Native code that holds the interpreter, up to the end of the attempt."""
+    wait_for_file(args, ctx)
+    max(itertools.repeat(0, 60_000_000))
+
+
 def tasks() -> Pipelines:
     made = Pipelines()
     made.register("waits")(wait_for_file)
     made.register("fails")(fail_after_file)
+    made.register("holds")(hold_after_file)
     return made
 
 
-def start_pool(where: WhereFixture, options: SamplerOptions, pipelines: Pipelines | None = None) -> None:
+def start_pool(where: WhereFixture, options: SamplerOptions, pipelines: Pipelines | None = None, **more: Any) -> None:
     features = {"where": WhereOptions(sampler=options)}
     where.pools.listening_pool(
-        pipelines=pipelines or tasks(), maintenance=MaintenanceOptions(features=features), heartbeat_sec=0.05
+        pipelines=pipelines or tasks(), maintenance=MaintenanceOptions(features=features), heartbeat_sec=0.05, **more
     )
 
 
@@ -99,6 +114,55 @@ def test_canceled_attempt_has_an_account(where: WhereFixture):
     assert account_of(where, job_id).account["kinds"]
 
 
+def test_timed_out_attempt_is_in_the_totals(where: WhereFixture):
+    start_pool(where, QUICK)
+    args = {"file": str(where.release_file)}
+    job_id = where.pools.add_job("waits", args=args, max_attempts=1, time_limit_sec=1)
+    where.pools.wait_for_status(job_id, Status.FAILED)
+
+    account = account_of(where, job_id)
+
+    assert where.pools.queue_fixture.job(job_id).error_fingerprint == "TimeoutError"
+    assert account.wall_sec >= 1
+    (day,) = Accounts(where.pools.queue_fixture.queue.executor).days(days=2, limit=10)
+    assert (day.task, day.attempts, day.wall_sec) == ("waits", 1, account.wall_sec)
+
+
+def test_native_code_until_the_end_is_named(where: WhereFixture):
+    start_pool(where, QUICK)
+    job_id = where.start("holds")
+    wait_until_looked_at(where, job_id)
+    where.release()
+
+    account = account_of(where, job_id)
+
+    kinds = account.account["kinds"]
+    assert kinds["native"] + kinds.get("queued", 0) > 0.2
+    assert account.account["watched_sec"] <= account.wall_sec
+
+
+def test_secret_in_code_and_statement_is_masked(where: WhereFixture):
+    made, names = Pipelines(), {"wait": wait_for_file}
+    exec(f"def {SECRET}(args, ctx):\n    wait(args, ctx)\n", names)  # noqa: S102 - as programs do that write code
+
+    @made.register("reveals")
+    def reveal(args: dict[str, Any], ctx: Context) -> None:
+        with ctx.connect("default") as connection, connection.cursor() as cursor:
+            cursor.execute(f"SELECT pg_sleep(1) AS {args['word']}, %s", [args["word"]])
+        names[SECRET](args, ctx)
+
+    start_pool(where, QUICK, made, secret_store=SecretStore({"DL_SECRET_WORD": SECRET}))
+    job_id = where.start("reveals", word={"$secret": "word"})
+    stack = where.locate_at(job_id, "***")
+    where.release()
+    account = account_of(where, job_id)
+
+    assert SECRET not in str(stack)
+    entries = account.account["entries"]
+    assert {"SELECT pg_sleep(…) AS ***, '…'"} == {entry["statement"] for entry in entries} - {None}
+    assert SECRET not in str(where.pools.queue_fixture.sql("SELECT account FROM dl_accounts"))
+
+
 @pytest.mark.parametrize("options", [SamplerOptions(), SamplerOptions(after_sec=0.0, interval_sec=0.0)])
 def test_nothing_runs_for_young_attempts_or_when_off(where: WhereFixture, options: SamplerOptions):
     start_pool(where, options)
@@ -129,3 +193,22 @@ def test_program_has_an_account(where: WhereFixture, tmp_path: Path):
     assert account.account["entries"][0]["place"] in ("sleep (a program)", "sh (a program)")
     assert account.peak_memory_mb is not None
     assert account.cpu_sec is not None
+
+
+def test_thread_waits_for_an_attempt_that_will_be_old(monkeypatch: pytest.MonkeyPatch):
+    offset_sec = [0.0]
+    monkeypatch.setattr(sampler_module, "clock", lambda: clock() + offset_sec[0])
+    attempts, attempt = RunningAttempts(), attempt_with(None)
+    attempts.add([attempt])
+    attempt.started_at = clock()
+    sampler = Sampler(None, attempts, SamplerOptions(after_sec=60.0))  # type: ignore[arg-type]  # it writes nothing
+
+    running = []
+    for sec in (0.0, 30.0):
+        offset_sec[0] = sec
+        sampler.start_if_needed()
+        running.append(sampler.is_running)
+    sampler.close()
+
+    assert running == [False, True]  # at 30 s the next heartbeat is expected in 30 to 45 s, at 0 s it is not known when
+    assert not sampler.is_running

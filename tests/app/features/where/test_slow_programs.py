@@ -50,17 +50,17 @@ CAUSES: dict[str, tuple[tuple[str, ...], str]] = {
     "throttled API": (("sleep",), "after HTTPError"),
     "swap-like memory": (("memory",), "memory from disk"),
     "full disk that retries": (("sleep",), "after OSError ENOSPC"),
-    "regex that explodes": (COMPUTES, "match in re/__init__.py"),
+    "regex that explodes": (COMPUTES, "(match in re)"),
     "sleep loop": (("sleep",), "sleep"),
     "queue of its own threads": (("threads",), "sleep: serve_own_queue in"),
     "deadlock retried": (("sql_lock",), "a lock on crossed held by slow-partner"),
     "COPY to a slow server": (("sql", "sql_client"), "`COPY slow (id, amount) FROM STDIN`"),
     "DNS that times out": (("network", "dns"), ""),
-    "huge JSON": (COMPUTES, "in json/"),
-    "pandas row loop": (COMPUTES, "in core/"),
+    "huge JSON": (COMPUTES, " in json)"),
+    "pandas row loop": (COMPUTES, "(DataFrame.iterrows in pandas)"),
     "cursor that fetches one row": (("sql_short",), "`FETCH FORWARD"),
     "fsync per line": (("file",), "fsync"),
-    "compression": (COMPUTES, "compress in"),
+    "compression": (COMPUTES, "(compress in lzma)"),
     "child that waits for input": (("input",), "cat waits for input"),
 }
 
@@ -234,9 +234,9 @@ def accounts(
 
 
 def named(name: str, account: StoredAccount) -> tuple[bool, bool, Cause | None]:
-    """Whether the heaviest entry names the cause, and the place, next to the start of the process."""
+    """Whether the heaviest entry names the cause, and the place, but for what a busy machine adds to each program."""
     found = decode_entries(account.account["entries"])
-    entries = [entry for entry in found if entry[0].kind != "start"]  # of a process, on a machine that is busy
+    entries = [entry for entry in found if entry[0].kind not in ("start", "queued")]
     if not entries:
         return False, False, None
     cause = entries[0][0]
