@@ -15,7 +15,7 @@ from dataloader._job_filter import FILTER_FIELDS
 _PLACEHOLDER = re.compile(r"^( *)-- fields of a job: (\w+)(,?)$", re.MULTILINE)
 _CONDITIONS = "-- fields of a filter"
 _MAX_WIDTH = 119
-_IS_BLANK = r"btrim($, E' \t\n\r\f\v') = ''"
+_IS_BLANK = r"btrim($, E' \t\n\r\f\x0b') = ''"  # \v is the letter v before PostgreSQL 16
 _NAME_PROBLEM = "must be a text that is not empty, of at most {} bytes in UTF-8"
 _TEXT_CHECK = ("octet_length($) > 2000", "must be a text of at most 2000 bytes in UTF-8")
 _COUNT_CHECK = ("$ < 1", "must be 1 or more")

@@ -80,6 +80,12 @@ def test_request_whose_keys_are_null_takes_one_insert(queue_db, call):
     connection.rollback()
 
 
+def test_names_of_one_letter_are_not_blank(queue_db):
+    with queue_db.connect() as connection, connection.cursor() as cursor:
+        for letter in "tnrfv":
+            cursor.execute("SELECT dl_enqueue(%(letter)s, %(letter)s, %(letter)s)", {"letter": letter})
+
+
 def test_what_is_enqueued_commits_or_not_with_its_caller(queue_db):
     connection, listener = queue_db.connect(), queue_db.listener()
     connection.cursor().execute("SELECT dl_enqueue('q', 't', 'k')")
@@ -96,6 +102,7 @@ def test_what_is_enqueued_commits_or_not_with_its_caller(queue_db):
     ("wrong", "output"),
     [
         ({"queue": " "}, "queue must be a text that is not empty"),
+        ({"lock_key": " \t\n\r\f\v"}, "lock_key must be a text that is not empty"),
         ({"task": None}, "task is required"),
         ({"queue": "q" * 1001}, "queue must be a text that is not empty, of at most 1000 bytes"),
         ({"task": "é" * 501}, "task must be a text that is not empty, of at most 1000 bytes"),
