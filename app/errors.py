@@ -40,6 +40,7 @@ DataloaderError
 ├── BackfillNotFound          no backfill has this id
 ├── BackfillEnded             it is done or canceled
 ├── WorkerNotFound            no worker process has this id
+├── HostNotFound              no live worker process runs on this host
 ├── NameNotFound              no queue or task has this name
 ├── BulkNotFound              no bulk operation has this id
 ├── BulkMismatch              far more jobs match than the caller expects
@@ -49,7 +50,7 @@ DataloaderError
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
@@ -321,6 +322,13 @@ class WorkerNotFound(DataloaderError):
     def __init__(self, worker_id: UUID) -> None:
         super().__init__(f"there is no worker process {worker_id}; one that ended is forgotten")
         self.worker_id = worker_id
+
+
+class HostNotFound(DataloaderError):
+    def __init__(self, host: str, hosts: Iterable[str]) -> None:
+        known = ", ".join(sorted(hosts)) or "none"
+        super().__init__(f"no live worker process runs on the host {host!r}; hosts with one: {known}")
+        self.host = host
 
 
 class BulkNotFound(DataloaderError):

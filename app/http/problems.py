@@ -91,6 +91,7 @@ class ProblemCode(Enum):
     BACKFILL_NOT_FOUND = (404, "The backfill does not exist", "No backfill has this id.")
     BACKFILL_ENDED = (409, "The backfill has ended", "`retry` loads again what ended badly.")
     NAME_NOT_FOUND = (404, "No queue or task has this name", "`detail` has known names, and a similar one.")
+    KEY_NOT_FOUND = (404, "The API key does not exist", "No key has this id, and no valid one the name.")
     WORKER_NOT_FOUND = (
         404,
         "The worker does not exist",
@@ -243,6 +244,8 @@ BY_EXCEPTION: Mapping[type[BaseException], ProblemCode] = {
     errors.LimitInUse: ProblemCode.LIMIT_IN_USE,
     errors.NameNotFound: ProblemCode.NAME_NOT_FOUND,
     errors.WorkerNotFound: ProblemCode.WORKER_NOT_FOUND,
+    errors.HostNotFound: ProblemCode.WORKER_NOT_FOUND,
+    errors.ApiKeyNotFound: ProblemCode.KEY_NOT_FOUND,
     errors.BulkNotFound: ProblemCode.BULK_NOT_FOUND,
     errors.BulkMismatch: ProblemCode.BULK_MISMATCH,
     errors.DatabaseUnavailable: ProblemCode.DATABASE_UNAVAILABLE,

@@ -1,4 +1,4 @@
-"""Commands keys: create, list and revoke API keys in the database of the settings, with no service running."""
+"""Commands keys: create, list, rotate and revoke API keys in the database of the settings, with no service running."""
 # ruff: noqa: PLC0415 - the driver is not for commands that send requests
 
 from __future__ import annotations
@@ -111,6 +111,26 @@ def list_() -> None:
     with commands.audited_api_keys("keys list") as (api_keys, _):
         items = [_to_dict(key) for key in api_keys.all()]
     _KEYS.print({"keys": items})
+
+
+@keys.command(short_help="Replace a key by a new one.")
+@click.argument("key")
+@option("--overlap", "overlap_sec", type=DURATION, default="1d", show_default=True,
+        help="How long the old key stays valid; 0: it is revoked at once.")  # fmt: skip
+@json_option
+def rotate(*, key: str, overlap_sec: float) -> None:
+    """Replace KEY, by its id or its name, by a key with the same name, scopes and limits, and show it only now.
+
+    The old key stays valid for --overlap, so that its callers can change to the new one.
+    """
+    from dataloader.app.runtime import commands
+
+    with commands.audited_api_keys("keys rotate") as (api_keys, actor):
+        new, token, old_expires_at = api_keys.rotate(key, created_by=actor, overlap_sec=overlap_sec)
+    if not is_json():
+        until = text.format_time(old_expires_at)
+        click.echo(f"Created the key {new.id} for {text.one_line(new.name)}; the old one ends {until}.", err=True)
+    print_payload({"key": token, **_to_dict(new), "old_expires_at": old_expires_at.isoformat()}, token)
 
 
 @keys.command(short_help="Revoke a key.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Response
 
 from dataloader.app.acts.web import ActForms, Choice
-from dataloader.app.features.keys.acts import CreatedKey, create_key, revoke_key
+from dataloader.app.features.keys.acts import CreatedKey, RotatedKey, create_key, revoke_key, rotate_key
 from dataloader.app.http.auth.api_keys import ApiKeys, Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.routing import ApiBlueprint
@@ -49,7 +49,19 @@ def create_keys_page(site: Site) -> ApiBlueprint:
             next_url="/keys",
         )
 
+    def show_rotated(rotated: RotatedKey) -> Response:
+        end = pages.formatter.time(rotated.old_expires_at)
+        return pages.render(
+            "secret.html",
+            what="API key",
+            name=f"{rotated.key.name}, {', '.join(rotated.key.scopes)}",
+            secret=rotated.token,
+            use=f"Callers send it as Authorization: Bearer KEY. The key before it, {rotated.old_key_id}, ends {end}.",
+            next_url="/keys",
+        )
+
     forms = ActForms(pages=pages, runner=site.runner, page=show_keys, page_url="/keys")
     forms.add("/keys", "submit_key", Choice(act=create_key, boxes=("scopes",), respond=show_token))
+    forms.add("/keys/rotate", "submit_key_rotation", Choice(act=rotate_key, respond=show_rotated))
     forms.add("/keys/revoke", "submit_key_revocation", Choice(act=revoke_key))
     return pages.blueprint

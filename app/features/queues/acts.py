@@ -97,3 +97,26 @@ def drain_worker(call: Call, worker_id: UUID) -> WorkerStatus:
 def undrain_worker(call: Call, worker_id: UUID) -> WorkerStatus:
     """Let a drained worker process claim jobs again."""
     return Queues(call.executor).drain_worker(worker_id, draining=False)
+
+
+@dataclass(frozen=True)
+class HostWorkers:
+    """The live worker processes of a host."""
+
+    host: str
+    workers: list[WorkerStatus]
+
+
+@act("host.draining", "POST", "/hosts/<path:host>/drain", problems=(ProblemCode.WORKER_NOT_FOUND,))
+def drain_host(call: Call, host: str) -> HostWorkers:
+    """Stop all worker processes of a host from claiming jobs.
+
+    Their running jobs continue. A process that starts there later claims.
+    """
+    return HostWorkers(host, Queues(call.executor).drain_host(host, draining=True))
+
+
+@act("host.resumed", "POST", "/hosts/<path:host>/undrain", problems=(ProblemCode.WORKER_NOT_FOUND,))
+def undrain_host(call: Call, host: str) -> HostWorkers:
+    """Let the drained worker processes of a host claim jobs again."""
+    return HostWorkers(host, Queues(call.executor).drain_host(host, draining=False))

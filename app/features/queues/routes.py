@@ -8,7 +8,13 @@ from typing import Annotated
 from pydantic import Field
 
 from dataloader.app.acts.web import add_routes
-from dataloader.app.features.queues.acts import change_queue_settings, drain_worker, undrain_worker
+from dataloader.app.features.queues.acts import (
+    change_queue_settings,
+    drain_host,
+    drain_worker,
+    undrain_host,
+    undrain_worker,
+)
 from dataloader.app.features.queues.rows import Queues, QueueStatus, WorkerStatus
 from dataloader.app.features.statistics.rows import Chart, Period, Statistics
 from dataloader.app.http.auth.api_keys import Scope
@@ -64,5 +70,6 @@ def create_queues_blueprint(site: Site) -> ApiBlueprint:
         """Get statistics of an hour, a day or a week: job counts, wait times, run times, failures and queue depths."""
         return statistics.chart(query.period, queue=query.queue, task=query.task)
 
-    add_routes(blueprint, (change_queue_settings, drain_worker, undrain_worker), site.runner)
+    acts = (change_queue_settings, drain_worker, undrain_worker, drain_host, undrain_host)
+    add_routes(blueprint, acts, site.runner)
     return blueprint

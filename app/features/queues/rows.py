@@ -12,7 +12,7 @@ from uuid import UUID
 
 from dataloader.app.db.encoding import array, from_row, validate_json, validate_texts
 from dataloader.app.db.statements import Executor
-from dataloader.app.errors import WorkerNotFound
+from dataloader.app.errors import HostNotFound, WorkerNotFound
 from dataloader.app.features.statistics.rows import JobCounts, PeriodStatistics, Statistics
 from dataloader.app.queue.queues import MAX_QUEUES, QueueControl, QueueSettings, QueueState
 
@@ -196,6 +196,18 @@ class Queues(QueueControl):
             if worker.worker_id == worker_id:
                 return worker
         raise WorkerNotFound(worker_id)
+
+    def drain_host(self, host: str, *, draining: bool) -> list[WorkerStatus]:
+        """Make the live worker processes of a host stop claiming jobs, or claim again; return them.
+
+        Raises HostNotFound.
+        """
+        live = [worker for worker in self.workers() if worker.alive]
+        ids = {worker.worker_id for worker in live if worker.host == host}
+        if not ids:
+            raise HostNotFound(host, {worker.host for worker in live})
+        self._execute("drain_host", {"worker_ids": array(sorted(ids)), "draining": draining})
+        return [worker for worker in self.workers() if worker.worker_id in ids]
 
     def drain_worker(self, worker_id: UUID, *, draining: bool) -> WorkerStatus:
         """Make a worker process stop claiming jobs, or claim again. Its running jobs continue."""

@@ -105,6 +105,14 @@ WITH changed AS (
 )
 SELECT draining, pg_notify('dl_control', CASE WHEN draining THEN 'drain ' ELSE 'undrain ' END || worker_id) FROM changed;
 
+-- name: drain_host
+-- The same for the processes of a host, whose names are its own and a number.
+WITH changed AS (
+    UPDATE dl_workers SET draining = %(draining)s::bool
+     WHERE worker_id = ANY (%(worker_ids)s::uuid[]) RETURNING worker_id, draining
+)
+SELECT worker_id, pg_notify('dl_control', CASE WHEN draining THEN 'drain ' ELSE 'undrain ' END || worker_id) FROM changed;
+
 -- name: worker_statuses
 -- Registered worker processes with their running jobs, live ones first.
 WITH running AS MATERIALIZED (

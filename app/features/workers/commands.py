@@ -1,4 +1,4 @@
-"""Command workers: list the worker processes, or drain one."""
+"""Command workers: list the worker processes, or drain one, or those of a host."""
 
 from __future__ import annotations
 
@@ -22,11 +22,21 @@ def _drained_line(worker: text.Payload) -> str:
     return f"{worker['name']} {'is draining' if worker['draining'] else 'claims jobs again'}."
 
 
+def _drained_lines(payload: text.Payload) -> list[str]:
+    return [_drained_line(worker) for worker in payload["workers"]]
+
+
 @remote_command(short_help="List the worker processes.")
 @option("--drain", type=ID, help="Stop this process from claiming jobs.")
 @option("--undrain", type=ID, help="Let this process claim jobs again.")
-def workers(service: RemoteService, *, drain: UUID | None, undrain: UUID | None) -> None:
-    """List the worker processes with their version, threads and memory, or drain one."""
+@option("--drain-host", metavar="HOST", help="Stop all processes of this host from claiming jobs.")
+@option("--undrain-host", metavar="HOST", help="Let the processes of this host claim jobs again.")
+def workers(service: RemoteService, *, drain: UUID | None, undrain: UUID | None, **hosts: str | None) -> None:
+    """List the worker processes with their version, threads and memory, or drain one, or those of a host."""
+    for operation in ("drain_host", "undrain_host"):
+        if hosts[operation]:
+            service.perform(operation, _drained_lines, host=hosts[operation], repeatable=True)
+            return
     if drain or undrain:
         operation = "drain_worker" if drain else "undrain_worker"
         service.perform(operation, _drained_line, worker_id=drain or undrain, repeatable=True)

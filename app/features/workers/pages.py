@@ -11,7 +11,8 @@ from uuid import UUID
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.features.queues.acts import drain_worker, undrain_worker
+from dataloader.app.acts.web import ActForms
+from dataloader.app.features.queues.acts import drain_host, drain_worker, undrain_host, undrain_worker
 from dataloader.app.features.queues.rows import Queues, WorkerStatus
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
@@ -37,6 +38,15 @@ class Host:
     def tasks(self) -> list[tuple[str, int]]:
         """The tasks whose jobs run, the most frequent first."""
         return Counter(run.task for worker in self.workers for run in worker.running).most_common()
+
+    @property
+    def claiming(self) -> int:
+        """The processes that a drain would stop from claiming."""
+        return sum(not worker.draining and not worker.stopping for worker in self.live)
+
+    @property
+    def drained(self) -> int:
+        return sum(worker.draining and not worker.stopping for worker in self.live)
 
     @property
     def would_lose_sec(self) -> float:
@@ -85,6 +95,9 @@ def create_workers_page(site: Site) -> ApiBlueprint:
         """Drain a worker process, or let it claim again."""
         runner.perform(drain_worker if form.draining == "yes" else undrain_worker, {"worker_id": worker_id})
 
+    forms = ActForms(pages=pages, runner=runner, page_url="/workers")
+    forms.add_button("/hosts/<path:host>/drain", "submit_host_drain", drain_host)
+    forms.add_button("/hosts/<path:host>/undrain", "submit_host_undrain", undrain_host)
     return pages.blueprint
 
 

@@ -110,8 +110,7 @@ class ApiKeys:
             scopes = [_with_included(request.scopes), *(key.scopes for key in self.active().keys)]
             if not any(Scope.OPERATE in granted for granted in scopes):
                 raise NoOperatorKey("no valid API key has the scope operate or admin")
-        key_id = secrets.token_hex(6)
-        token = f"dlk_{key_id}_{secrets.token_hex(24)}"
+        key_id, token = _new_token()
         rows = self._execute(
             "create_api_key",
             {
@@ -145,6 +144,22 @@ class ApiKeys:
             raise ApiKeyNotFound(id_or_name)
         return revoked
 
+    def rotate(self, id_or_name: str, *, created_by: str, overlap_sec: float) -> tuple[ApiKey, str, datetime]:
+        """Create a key like the valid one with this id or name, which stays valid for `overlap_sec`; return the new
+        one, its token, and when the old one ends.
+
+        Raises ApiKeyNotFound, and InvalidApiKey if several keys have the name.
+        """
+        found = [key for key in self.all() if key.state == "valid" and id_or_name in (key.id, key.name)]
+        if len(found) > 1:
+            raise InvalidApiKey(f"{len(found)} valid keys have the name {id_or_name!r}; give the id of one")
+        new_id, token = _new_token()
+        new = {"key_id": new_id, "digest": key_digest(token), "created_by": created_by, "overlap_sec": overlap_sec}
+        rows = self._execute("rotate_api_key", new | {"old_id": found[0].id}) if found else []
+        if not rows:
+            raise ApiKeyNotFound(id_or_name)
+        return from_row(ApiKey, rows[0][:-1]), token, rows[0][-1]
+
     def active(self) -> ActiveKeys:
         """All valid keys. Looking up single keys would let callers without a key load the database."""
         rows = self._execute("active_api_keys")
@@ -163,6 +178,12 @@ class ApiKeys:
 
 def _with_included(scopes: frozenset[Scope]) -> frozenset[Scope]:
     return scopes.union(*(_INCLUDED_SCOPES[scope] for scope in scopes))
+
+
+def _new_token() -> tuple[str, str]:
+    """A random id, and the token of the key with this id."""
+    key_id = secrets.token_hex(6)
+    return key_id, f"dlk_{key_id}_{secrets.token_hex(24)}"
 
 
 def key_digest(token: str) -> bytes:

@@ -26,6 +26,26 @@ UPDATE dl_api_keys
     OR name = %(id_or_name)s::text AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())
 RETURNING key_id, name, scopes, tasks, queues, created_at, created_by, expires_at, last_used_at, revoked_at, 'revoked';
 
+-- name: rotate_api_key
+-- A key like another one, which is valid for `overlap_sec` from now on; a key that expires gets as long a life again.
+WITH old AS MATERIALIZED (
+    SELECT * FROM dl_api_keys
+     WHERE key_id = %(old_id)s::text AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())
+       FOR UPDATE
+), ended AS (
+    UPDATE dl_api_keys k
+       SET expires_at = least(k.expires_at, clock_timestamp() + %(overlap_sec)s::float8 * interval '1 second'),
+           revoked_at = CASE WHEN %(overlap_sec)s::float8 <= 0 THEN clock_timestamp() END
+      FROM old WHERE k.key_id = old.key_id
+    RETURNING k.expires_at
+)
+INSERT INTO dl_api_keys (key_id, name, digest, scopes, tasks, queues, created_by, expires_at)
+SELECT %(key_id)s::text, name, %(digest)s::bytea, scopes, tasks, queues, %(created_by)s::text,
+       clock_timestamp() + (expires_at - created_at)
+  FROM old
+RETURNING key_id, name, scopes, tasks, queues, created_at, created_by, expires_at, last_used_at, revoked_at, 'valid',
+          (SELECT expires_at FROM ended);
+
 -- name: active_api_keys
 -- All valid keys, each with whether any key exists, also an expired one. At least one row is returned.
 SELECT EXISTS (SELECT FROM dl_api_keys), k.key_id, k.name, k.digest, k.scopes, k.tasks, k.queues,

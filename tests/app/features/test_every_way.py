@@ -107,6 +107,18 @@ CASES = {
         "worker.resumed", ("POST", f"/workers/{WORKER}/undrain", None), (f"/workers/{WORKER}", {"draining": "no"}),
         ["workers", "--undrain", WORKER], "dl_workers", before=KNOWN, audit={"worker_id": WORKER},
     ),
+    "host drained": Case(
+        "host.draining", ("POST", "/hosts/w/drain", None), ("/hosts/w/drain", {}), ["workers", "--drain-host", "w"],
+        "dl_workers", before=KNOWN, audit={"host": "w"},
+    ),
+    "host without a worker drained": Case(
+        "host.draining", ("POST", "/hosts/x/drain", None), ("/hosts/x/drain", {}), ["workers", "--drain-host", "x"],
+        "dl_workers", before=KNOWN, refused="no live worker process runs on the host 'x'; hosts with one: w",
+    ),
+    "host resumed": Case(
+        "host.resumed", ("POST", "/hosts/w/undrain", None), ("/hosts/w/undrain", {}),
+        ["workers", "--undrain-host", "w"], "dl_workers", before=KNOWN, audit={"host": "w"},
+    ),
 }  # fmt: skip
 
 

@@ -120,3 +120,21 @@ def test_worker_is_drained_and_resumed_by_form(client, process_id, pool):
 
     client.post(f"/workers/{process_id}", data={"draining": "no"})
     assert not Queues(pool).worker(process_id).draining
+
+
+def test_host_is_drained_with_all_its_processes_and_resumed(client, process_id, pool):
+    liveness = WorkerLiveness(pool)
+    for name in ("host-1:78", "host-2:1"):
+        liveness.send_heartbeat(WorkerInfo(uuid4(), name, "1.2.3", ("etl",), ("noop",), 1), heartbeat_sec=60)
+
+    def draining() -> dict[str, bool]:
+        return {worker.name: worker.draining for worker in Queues(pool).workers()}
+
+    assert 'action="/hosts/host-1/drain"' in client.get("/workers").text
+    assert client.post("/hosts/host-1/drain").status_code == 303
+    assert draining() == {"host-1:77": True, "host-1:78": True, "host-2:1": False}
+    page = client.get("/workers").text
+    assert 'action="/hosts/host-1/undrain"' in page
+    assert 'action="/hosts/host-1/drain"' not in page
+    assert client.post("/hosts/host-1/undrain").status_code == 303
+    assert not any(draining().values())
