@@ -13,6 +13,7 @@ NAMES = (
     "why",
     "where",
     "failures",
+    "logs",
     "runs",
     "graphs",
     "backfills",

@@ -278,10 +278,10 @@ class Statistics:
             "task": task,
             "interval_min": _DEPTH_INTERVAL_MIN[period],
         }
-        points = _group_by_first(self._execute("statistics_series", parameters))
+        points = group_by_first(self._execute("statistics_series", parameters))
         has_depths = has_depths and task is None
         depths = [QueueDepth(*row) for row in self._execute("depth_series", parameters)] if has_depths else []
-        chart_points = [ChartPoint(at, _statistics_from_rows(points[at])) for at in sorted(points)]
+        chart_points = [ChartPoint(at, statistics_from_rows(points[at])) for at in sorted(points)]
         return Chart(bucket_sec, now - length, now, chart_points, depths)
 
     def by_queue(self, period: Period = "1h", *, queue: str | None = None) -> dict[str, PeriodStatistics]:
@@ -296,12 +296,12 @@ class Statistics:
         """The statistics of the last minutes by queue."""
         filters = {"by_task": False, "queue": None, "task": None}
         parameters = {"span": 60, "long_span": 60, "period_sec": minutes * 60.0, **filters}
-        totals = _group_by_first(self._execute("statistics_totals", parameters))
-        return {name: _statistics_from_rows(rows) for name, rows in totals.items()}
+        totals = group_by_first(self._execute("statistics_totals", parameters))
+        return {name: statistics_from_rows(rows) for name, rows in totals.items()}
 
     def recent_runs(self, *, task: str | None = None, limit: int = SHOWN_RECENT_RUNS) -> dict[str, list[RecentRun]]:
         """The last attempts of each task, newest first."""
-        runs = _group_by_first(self._execute("recent_runs", {"task": task, "limit": limit}))
+        runs = group_by_first(self._execute("recent_runs", {"task": task, "limit": limit}))
         return {name: [from_row(RecentRun, row) for row in rows] for name, rows in runs.items()}
 
     def task_names(self) -> list[str]:
@@ -333,18 +333,18 @@ class Statistics:
         bucket_sec, length = PERIODS[period]
         spans = {"span": bucket_sec, "long_span": _LONG_SPANS_SEC[bucket_sec]}
         parameters |= {**spans, "period_sec": length.total_seconds(), "task": task}
-        totals = _group_by_first(self._execute("statistics_totals", parameters))
-        return {name: _statistics_from_rows(rows) for name, rows in totals.items()}
+        totals = group_by_first(self._execute("statistics_totals", parameters))
+        return {name: statistics_from_rows(rows) for name, rows in totals.items()}
 
 
-def _group_by_first(rows: Iterable[tuple[Any, ...]]) -> dict[Any, list[tuple[Any, ...]]]:
+def group_by_first(rows: Iterable[tuple[Any, ...]]) -> dict[Any, list[tuple[Any, ...]]]:
     groups: dict[Any, list[tuple[Any, ...]]] = defaultdict(list)
     for key, *rest in rows:
         groups[key].append(tuple(rest))
     return groups
 
 
-def _statistics_from_rows(rows: Iterable[tuple[Any, ...]]) -> PeriodStatistics:
+def statistics_from_rows(rows: Iterable[tuple[Any, ...]]) -> PeriodStatistics:
     """Each row has a measure, its histogram buckets with their counts, and its total of seconds."""
     counts: dict[str, int] = defaultdict(int)
     durations = {"waited": DurationSummary(), "ran": DurationSummary()}

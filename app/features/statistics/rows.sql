@@ -452,3 +452,28 @@ SELECT tables.dead::text, tables.live::text,
        pg_notification_queue_usage(),
        (SELECT count(*) FROM dl_live_workers())
   FROM tables;
+
+-- name: span_totals
+-- Statistics of whole hours by task; those of the task '' are of all tasks together.
+SELECT task, measure, array_agg(bucket), array_agg(n), sum(sec)
+  FROM (SELECT task, measure, bucket, sum(count)::bigint AS n, sum(total_sec) AS sec
+          FROM dl_statistics
+         WHERE span_sec IN (3600, -3600)
+           AND started_at >= %(since)s::timestamptz AND started_at < %(until)s::timestamptz
+           AND (%(task)s::text IS NULL OR task = %(task)s::text)
+         GROUP BY task, measure, bucket) buckets
+ GROUP BY task, measure;
+
+-- name: span_rows
+-- The rows that jobs reported in a span, by task. None if the newest 20,000 reports do not reach back to its start.
+WITH newest AS MATERIALIZED (
+    SELECT task, kind, rows, at FROM dl_dataset_events ORDER BY event_id DESC LIMIT 20001
+), reach AS (
+    SELECT count(*) <= 20000 OR min(at) < %(since)s::timestamptz AS is_enough FROM newest
+)
+SELECT task, sum(rows)::bigint
+  FROM newest, reach
+ WHERE is_enough AND kind = 'produced' AND rows IS NOT NULL
+   AND at >= %(since)s::timestamptz AND at < %(until)s::timestamptz
+   AND (%(task)s::text IS NULL OR task = %(task)s::text)
+ GROUP BY task;

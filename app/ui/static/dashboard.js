@@ -114,7 +114,8 @@
     document.hidden && new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
 
   const continueSearch = async (link) => {
-    const table = document.getElementById("matching-jobs");
+    const table = document.querySelector("[data-results]");
+    const unit = table.dataset.unit;
     const status = document.getElementById("scanned");
     searching.searching = "now";
     link.textContent = "Stop";
@@ -132,7 +133,7 @@
         break;
       }
       const fragment = new DOMParser().parseFromString(await response.text(), "text/html");
-      const more = fragment.getElementById("matching-jobs");
+      const more = fragment.querySelector("[data-results]");
       scanned += Number(more.dataset.scanned);
       table.querySelector("tbody").append(...more.querySelectorAll("tbody tr"));
       rows = table.querySelectorAll("tbody tr").length;
@@ -141,7 +142,7 @@
       href = next ? new URL(next.getAttribute("href"), location.href).href : "";
       const count = scanned.toLocaleString("en").replaceAll(",", "\u202f");
       const end = more.dataset.to ? `Searched back to ${more.dataset.to}` : "Searched all";
-      status.textContent = `${end}: ${rows} found in ${count} ${scanned === 1 ? "job" : "jobs"}.`;
+      status.textContent = `${end}: ${rows} found in ${count} ${unit}${scanned === 1 ? "" : "s"}.`;
     }
     searching.searching = "over";
     if (href) {

@@ -1,0 +1,1 @@
+"""Search of lines over the logs of all jobs."""

@@ -1,0 +1,110 @@
+"""The page that shows two spans of time side by side: this week against last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from flask import Response
+from pydantic import Field
+
+from dataloader.app.features.statistics.comparison import Comparison, Span, SpanStatistics
+from dataloader.app.features.statistics.rows import PeriodStatistics
+from dataloader.app.http.auth.guard import current_actor
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
+from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_time
+from dataloader.app.ui.formatter import Formatter
+
+_MAX_TASKS = 200  # on a page
+_NOTABLE = 0.2  # a change by this share is marked
+
+
+class ComparisonQuery(FormModel):
+    span: Span = Field("7d", description="The length of each span: a day, a week or four weeks.")
+    task: FormText = Field("", description="Only this task.")
+    until: FormText = Field("", description="The end of the later span; empty: now.")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of both spans."""
+
+    name: str
+    before: str
+    now: str
+    change: str
+    is_worse: bool
+
+
+def create_comparison_page(site: Site) -> ApiBlueprint:
+    pages = PageRenderer("comparison_page", site.options)
+    statistics = SpanStatistics(site.executor)
+
+    @pages.page("/compare", query=ComparisonQuery)
+    def compare_spans(query: ComparisonQuery) -> Response:
+        """Show failures, durations and rows of a span of time, and those of the span before it."""
+        error = None
+        formatter = pages.formatter
+        now = _next_hour(formatter.now())
+        try:
+            end = parse_time("until", query.until, formatter.zone) or now
+        except InvalidForm as refused:
+            error, end = str(refused), now
+        spans = statistics.compare(query.span, min(_next_hour(end), now), task=query.task or None)
+        can_see_task = current_actor().can_see_task
+        tasks = [found for found in spans.tasks if can_see_task(found.task)]
+        return pages.render(
+            "compare.html",
+            query=query,
+            error=error,
+            spans=spans,
+            figures=figures(spans.total, formatter) if len(tasks) == len(spans.tasks) else [],
+            tasks=[(found, figures(found, formatter)) for found in tasks[:_MAX_TASKS]],
+            hidden=max(0, len(tasks) - _MAX_TASKS),
+        )
+
+    return pages.blueprint
+
+
+def _next_hour(moment: datetime) -> datetime:
+    """The end of the hour, for statistics have whole ones."""
+    start = moment.replace(minute=0, second=0, microsecond=0)
+    return start if start == moment else start + timedelta(hours=1)
+
+
+def figures(compared: Comparison, formatter: Formatter) -> list[Figure]:
+    """The figures of a task, with their changes."""
+
+    def counted(name: str, before: float | None, now: float | None, *, more_is_worse: bool = False) -> Figure:
+        return _figure(name, before, now, formatter.number, more_is_worse=more_is_worse)
+
+    def timed(name: str, before: float | None, now: float | None) -> Figure:
+        return _figure(name, before, now, formatter.duration, more_is_worse=True)
+
+    before, now = compared.before, compared.now
+    return [
+        counted("Jobs", before.finished, now.finished),
+        counted("Failed", before.failed + before.lost, now.failed + now.lost, more_is_worse=True),
+        timed("Duration, p50", before.run_time.p50, now.run_time.p50),
+        timed("Duration, p95", before.run_time.p95, now.run_time.p95),
+        timed("Running, in all", _total_sec(before), _total_sec(now)),
+        timed("Queue time, p95", before.wait_time.p95, now.wait_time.p95),
+        counted("Rows", compared.rows_before, compared.rows_now),
+    ]
+
+
+def _total_sec(statistics: PeriodStatistics) -> float | None:
+    mean = statistics.run_time.mean
+    return None if mean is None else mean * statistics.run_time.count
+
+
+def _figure(
+    name: str, before: float | None, now: float | None, write: Callable[[float], str], *, more_is_worse: bool
+) -> Figure:
+    share = None if not before or now is None else now / before - 1
+    is_more = bool(now) and (share is None or share >= _NOTABLE) if before is not None else False
+    texts = ["–" if value is None else write(value) for value in (before, now)]
+    change = "" if share is None else "same" if abs(share) < 0.005 else f"{share * 100:+.0f} %"  # noqa: PLR2004 - half a percent
+    return Figure(name, texts[0], texts[1], change.replace("-", "−"), more_is_worse and is_more)

@@ -1,0 +1,76 @@
+"""Two spans of time side by side."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from dataloader.app.features.statistics.comparison import SpanStatistics
+from tests.support.databases import execute_sql
+
+END = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+HOUR = """
+INSERT INTO dl_statistics (span_sec, started_at, queue, task, measure, bucket, count, total_sec)
+VALUES (3600, '{at}', 'etl', '{task}', 'succeeded', 0, {succeeded}, 0),
+       (3600, '{at}', 'etl', '{task}', 'failed', 0, {failed}, 0),
+       (3600, '{at}', 'etl', '{task}', 'ran', {bucket}, {succeeded}, {succeeded} * 10),
+       (-3600, '{at}', '', '', 'succeeded', 0, {succeeded}, 0)
+    ON CONFLICT (span_sec, started_at, queue, task, measure, bucket)
+    DO UPDATE SET count = dl_statistics.count + excluded.count;
+"""
+
+
+@pytest.fixture(autouse=True)
+def two_weeks(dsn: str) -> None:
+    """Of `slow` jobs take twice as long this week, of `broken` more fail, `steady` is as it was."""
+    hours = [
+        ("slow", 1, 10, 0, 22), ("slow", 8, 10, 0, 20), ("broken", 2, 5, 5, 20), ("broken", 9, 9, 1, 20),
+        ("steady", 3, 20, 0, 20), ("steady", 10, 20, 0, 20), ("old", 20, 7, 0, 20),
+    ]  # fmt: skip
+    execute_sql(dsn, "TRUNCATE dl_statistics, dl_dataset_events;" + "".join(
+        HOUR.format(at=END - timedelta(days=days), task=task, succeeded=succeeded, failed=failed, bucket=bucket)
+        for task, days, succeeded, failed, bucket in hours
+    ))  # fmt: skip
+    execute_sql(
+        dsn,
+        f"""
+INSERT INTO dl_dataset_events (dataset, kind, task, at, job_id, partition_key, rows)
+VALUES ('sales', 'produced', 'slow', '{END - timedelta(days=8)}', gen_random_uuid(), '', 1000),
+       ('sales', 'produced', 'slow', '{END - timedelta(days=1)}', gen_random_uuid(), '', 400);
+""",
+    )
+
+
+def test_weeks_are_compared_by_task_and_together(pool):
+    spans = SpanStatistics(pool).compare("7d", END)
+
+    assert [compared.task for compared in spans.tasks] == ["broken", "steady", "slow"]
+    assert (spans.total.now.succeeded, spans.total.before.succeeded) == (35, 39)
+    slow = spans.tasks[-1]
+    assert (slow.rows_before, slow.rows_now) == (1000, 400)
+    assert slow.now.run_time.p50 == pytest.approx(2 * (slow.before.run_time.p50 or 0), rel=0.01)
+
+
+def test_one_task_is_its_own_total(pool):
+    spans = SpanStatistics(pool).compare("7d", END, task="broken")
+
+    assert [compared.task for compared in spans.tasks] == ["broken"]
+    assert (spans.total.now.failed, spans.total.before.failed) == (5, 1)
+
+
+def test_page_marks_what_got_worse(client):
+    page = client.get("/compare").text
+    of_task = client.get("/compare?task=slow&span=7d").text
+
+    assert page.index(">broken</a>") < page.index(">steady</a>")
+    assert '<td data-l="Change" class="num bad">+100 %</td>' in of_task
+    assert '<td data-l="Change" class="num">−60 %</td>' in of_task  # of rows
+    assert "By task" not in of_task
+
+
+def test_page_of_a_time_without_jobs_is_empty(client):
+    page = client.get("/compare?span=1d&until=2020-01-01").text
+
+    assert "No job has ended in these two spans" in page
+    assert 'role="alert"' in client.get("/compare?until=soon").text
