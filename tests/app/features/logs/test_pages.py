@@ -8,8 +8,8 @@ from html import unescape
 import pytest
 
 from dataloader.app.features.logs import pages, rows
-from tests.support.log_lines import LINES
 from tests.support.databases import execute_sql
+from tests.support.log_lines import LINES
 
 
 @pytest.fixture(autouse=True)

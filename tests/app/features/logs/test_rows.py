@@ -72,5 +72,5 @@ def test_search_of_an_earlier_time_begins_near_it(search, monkeypatch):
 
     page = search.page(LineFilter(since=until - timedelta(minutes=5), until=until), time_budget_sec=0)
 
-    assert page.lines[0].line in ("line 999", "line 1000", "line 998")
+    assert 900 < int(page.lines[0].line.removeprefix("line ")) <= 1000
     assert page.scanned == 100
