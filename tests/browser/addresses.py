@@ -61,6 +61,7 @@ def create_addresses(client: Client) -> dict[str, str]:
         "job": f"/jobs/{running['job_id']}",
         "failed": f"/jobs/{failed['job_id']}",
         "warned": f"/jobs/{warned['job_id']}",
+        "where": f"/jobs/{running['job_id']}/where",
         "log": f"/jobs/{running['job_id']}/log?level=WARNING",
         "edit": f"/jobs/{failed['job_id']}/edit",
         "clone": f"/jobs/{failed['job_id']}/clone",
