@@ -18,6 +18,7 @@ import yaml
 
 from dataloader.app.config import load_settings
 from dataloader.app.runtime.shutdown import STOP_MARGIN_SEC
+from tests.support.engine import yaml_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
@@ -242,6 +243,38 @@ def test_namespace_and_pods_are_restricted():
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     assert [restricted_violations(pod) for pod in pods()] == [[]] * len(pods())
     assert len(restricted_violations({"containers": [{"image": "dataloader"}]})) >= 4, "the pod of `kubectl run`"
+
+
+def rendered(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """What kustomize makes of a folder, by kind and name."""
+    made = yaml.safe_load_all(ran("kubectl", "kustomize", folder))
+    return {(it["kind"], it["metadata"]["name"]): it for it in made}
+
+
+def test_recipe_for_long_jobs_changes_the_workers_alone(tmp_path):
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl, which has kustomize")
+    shutil.copytree(ROOT / "deploy/kubernetes", tmp_path / "dataloader/deploy/kubernetes")
+    for block in yaml_blocks("**Kubernetes.** A rolling update"):
+        (tmp_path / block.splitlines()[0].removeprefix("# ")).write_text(block, encoding="utf-8")
+    key = ("Deployment", "dataloader-worker")
+
+    before, after = rendered(ROOT / "deploy/kubernetes"), rendered(tmp_path)
+    spec = after[key]["spec"]
+    pod = spec["template"]["spec"]
+    own_settings = {variable["name"]: variable["value"] for variable in pod["containers"][0]["env"]}
+    loaded = load_settings({**settings(), **own_settings}, dotenv=None)
+
+    assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} == {key}
+    assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "100%"}}
+    assert pod["terminationGracePeriodSeconds"] > loaded.longest_grace_sec + STOP_MARGIN_SEC
+    assert loaded.longest_grace_sec == 14400
+    assert pod["containers"][0]["image"].endswith(f":{loaded.release}")
+    assert spec["minReadySeconds"] > 0
+    assert spec["template"]["metadata"] == before[key]["spec"]["template"]["metadata"]
+    assert restricted_violations(pod) == []
+    (tmp_path / "worker.yaml").write_text(yaml.safe_dump(after[key]), encoding="utf-8")
+    ran(tool("kubernetes-validate"), "--strict", tmp_path / "worker.yaml")
 
 
 def test_page_of_the_first_key_names_a_job_that_creates_one():
