@@ -24,6 +24,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 
 from dataloader import Client
 from docs.film import Film, encode, open_film
+from docs.stills import take_where_stills
 
 IMAGES = Path(__file__).resolve().parent / "images"
 FILM = "demo.webp"
@@ -44,10 +45,14 @@ class Demo:
     def client(self) -> Client:
         return Client(self.url)
 
+    def connect(self, **options: Any) -> Any:
+        """A connection to its database."""
+        (sockets,) = self.folder.glob("dataloader-demo-*/data/postgres/run")
+        return psycopg2.connect(host=str(sockets), user="dataloader", dbname="postgres", **options)
+
     def session(self, pid: int) -> tuple[str, float] | None:
         """State of a session of the server, and seconds in it; None: there is none."""
-        (sockets,) = self.folder.glob("dataloader-demo-*/data/postgres/run")
-        with closing(psycopg2.connect(host=str(sockets), user="dataloader", dbname="postgres")) as connection:
+        with closing(self.connect()) as connection:
             cursor = connection.cursor()
             cursor.execute(
                 "SELECT state, extract(epoch FROM clock_timestamp() - query_start)"
@@ -98,6 +103,7 @@ def take_pictures(browser: Browser, demo: Demo, folder: Path) -> None:
     _take_still(browser, demo, "/", folder / "overview-desktop-light.png", "light")
     _take_still(browser, demo, "/tasks", folder / "tasks-desktop-light.png", "light")
     _take_still(browser, demo, f"/jobs/{warned}", folder / "warned-desktop-dark.png", "dark")
+    take_where_stills(browser, demo, folder)
 
 
 def _take_still(browser: Browser, demo: Demo, path: str, file: Path, scheme: Literal["light", "dark"]) -> None:

@@ -141,6 +141,8 @@ def run_margins(load: Load, args: Mapping[str, Any], ctx: Context) -> dict[str, 
                 (first, last),
             )
             margin += float(cursor.fetchone()[0])
+            cursor.execute("INSERT INTO mart.margins VALUES (%s, %s)", (last, margin))
+            connection.commit()
             ctx.progress(last, articles, "articles")
     ctx.log.info("computed", margin=round(margin))
     ctx.produced("mart.margins", rows=articles)

@@ -14,9 +14,13 @@ from cronsim import CronSim
 
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.demo.company import BROKEN_PRICES, LOADS, PARTNER_DOWN, Load
+from dataloader.app.features.demo.history_accounts import make_account
 
 DAYS = 14
-_LOGGED = timedelta(days=2)  # the lines of older jobs are left out
+_LOGGED = timedelta(days=2)  # the lines and accounts of older jobs are left out
+_LONG_SEC = 300  # accounts of longer runs are kept
+_LOCKED_TASK = "load.orders"  # one run of it takes twice as long as usual
+_LOCKED_SINCE, _LOCKED_UNTIL = timedelta(hours=26.5), timedelta(hours=2.5)  # ago
 _CHUNK = 1_500  # jobs
 _LATE_SHARE, _GIVEN_UP_SHARE, _WEEKEND_SHARE = 0.08, 0.4, 0.7
 _MANY_ROWS = 1_000  # fewer do not grow with the company
@@ -43,6 +47,7 @@ class History:
     logs: list[Mapping[str, Any]] = field(default_factory=list)
     checks: list[Mapping[str, Any]] = field(default_factory=list)
     datasets: list[Mapping[str, Any]] = field(default_factory=list)
+    accounts: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 def write_history(executor: Executor, now: datetime) -> int:
@@ -98,8 +103,10 @@ def _add_run(history: History, load: Load, at: datetime, now: datetime, broken_o
         ended = started + timedelta(seconds=min(60, load.typical_sec * chance.uniform(0.1, 0.6)))
         attempts.append((n, started, ended, error))
         started = ended + timedelta(seconds=30 * n)
+    is_locked = load.name == _LOCKED_TASK and now - _LOCKED_SINCE < at <= now - _LOCKED_UNTIL
+    locked_sec = load.typical_sec if is_locked else 0.0
     if not is_failed:
-        ended = started + timedelta(seconds=load.typical_sec * share)
+        ended = started + timedelta(seconds=load.typical_sec * share + locked_sec)
         attempts.append((len(attempts) + 1, started, ended, None))
     number, started, ended, last_error = attempts[-1]
     if ended > now - timedelta(seconds=30):
@@ -123,6 +130,13 @@ def _add_run(history: History, load: Load, at: datetime, now: datetime, broken_o
         "interval_start": day if key else None, "interval_end": day + timedelta(days=1) if key else None,
     })  # fmt: skip
     _add_events(history, job_id, load, at, attempts, run_ids, worker)
+    kept_days = timedelta(days=DAYS) if load.typical_sec > _LONG_SEC else _LOGGED
+    for (n, began, end, problem), run_id in zip(attempts, run_ids, strict=True):
+        account = make_account(
+            load, job_id, run_id, n, began, end, rows=0 if problem else rows,
+            locked_sec=0.0 if problem else locked_sec, is_kept=now - end < kept_days,
+        )  # fmt: skip
+        history.accounts += [account] if account is not None else []
     if now - ended < _LOGGED:
         _add_logs(history, job_id, load, attempts, rows)
     if load.name == "load.stock":

@@ -33,6 +33,23 @@ INSERT INTO dl_dataset_events (dataset, kind, task, at, job_id, partition_key, r
 SELECT * FROM jsonb_to_recordset(%(datasets)s::jsonb) AS d (
        dataset text, kind text, task text, at timestamptz, job_id uuid, partition_key text, rows bigint);
 
+WITH made AS (
+    SELECT * FROM jsonb_to_recordset(%(accounts)s::jsonb) AS a (
+           run_id uuid, job_id uuid, task text, attempt int, ended_at timestamptz, wall_sec float8, cpu_sec float8, rows bigint, bytes bigint,
+           cost float8, account text)
+), kept AS (
+    INSERT INTO dl_accounts (run_id, job_id, task, attempt, written_at, ended_at, wall_sec, cpu_sec, rows, bytes, cost, account)
+    SELECT run_id, job_id, task, attempt, ended_at, ended_at, wall_sec, cpu_sec, rows, bytes, cost, account FROM made WHERE account IS NOT NULL
+)
+INSERT INTO dl_account_days AS d (day, task, attempts, wall_sec, cpu_sec, memory_gb_sec, rows, bytes, cost)
+SELECT (ended_at AT TIME ZONE 'UTC')::date, task, count(*), sum(wall_sec), sum(cpu_sec), 0, sum(rows), sum(bytes), sum(cost)
+  FROM made
+ GROUP BY 1, 2
+    ON CONFLICT (day, task) DO UPDATE
+   SET (attempts, wall_sec, cpu_sec, rows, bytes, cost)
+     = (d.attempts + EXCLUDED.attempts, d.wall_sec + EXCLUDED.wall_sec, d.cpu_sec + EXCLUDED.cpu_sec, d.rows + EXCLUDED.rows,
+        d.bytes + EXCLUDED.bytes, d.cost + EXCLUDED.cost);
+
 INSERT INTO dl_slices (task, partition_key, interval_start, interval_end, state, job_id, runs, rows, succeeded_at, succeeded_job, changed_at)
 SELECT task, partition_key, interval_start, interval_end, status::dl_status, job_id, 1, (result ->> 'rows')::bigint, finished_at, job_id,
        finished_at
@@ -57,7 +74,11 @@ UPDATE dl_jobs j SET schedule_id = s.schedule_id FROM dl_schedules s WHERE s.tas
 SELECT count(*) FROM dl_schedules;
 
 -- name: demo_depths
--- How many jobs waited and ran in each minute of the last day.
+-- How many jobs waited and ran in each minute of the last day; and a table of the warehouse, which build.margins fills.
+CREATE SCHEMA mart;
+
+CREATE TABLE mart.margins (last_article bigint, margin float8);
+
 INSERT INTO dl_queue_depths (at, queue, ready, scheduled, blocked, running, oldest_ready_sec)
 SELECT at, queue, waiting, 0, waiting / 3, least(threads, running), waiting * 8
   FROM (SELECT at, queue, threads, round(greatest(0, threads * (0.25 + 0.2 * sin(minute / 97.0)) + hash %% 3 - 0.5))::int AS running,

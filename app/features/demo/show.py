@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -27,6 +28,7 @@ from dataloader.app.config.loading import inherited_environment
 from dataloader.app.errors import DataloaderError
 from dataloader.app.features.demo import company
 from dataloader.app.features.demo.history import DAYS, write_history
+from dataloader.app.features.demo.history_accounts import PRICES
 from dataloader.app.features.demo.running import begin_work
 from dataloader.app.runtime.database import Database
 from dataloader.app.wording import format_count
@@ -43,6 +45,7 @@ _VARIABLES = {
     '{"queue":"export.default","concurrency":2}]',
     "TIMEZONE": "UTC",
     "ENVIRONMENT": "demo",
+    "DL_PRICES": json.dumps(PRICES),
 }
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
