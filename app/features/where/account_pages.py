@@ -16,7 +16,7 @@ from dataloader.app.http.site import Site
 from dataloader.app.ui.base import PageRenderer
 from dataloader.app.ui.line_chart import LineChart
 
-_CHART_DAYS = 30
+_CHART_DAYS, _MIN_CHART_DAYS = 30, 7
 _MAX_LINES = 6  # tasks of a chart; the others are one line
 # The colour of a kind's part of the bar, as of a status.
 _COLOURS = {
@@ -63,7 +63,9 @@ def day_charts(totals: AccountTotals) -> list[LineChart]:
     if not totals.days:
         return []
     last = datetime.fromisoformat(max(day.day for day in totals.days)).replace(tzinfo=UTC)
-    dates = [last - timedelta(days=back) for back in range(_CHART_DAYS - 1, -1, -1)]
+    first = datetime.fromisoformat(min(day.day for day in totals.days)).replace(tzinfo=UTC)
+    shown_days = min(_CHART_DAYS, max(_MIN_CHART_DAYS, (last - first).days + 1))
+    dates = [last - timedelta(days=back) for back in range(shown_days - 1, -1, -1)]
     days, timestamps = [date.date().isoformat() for date in dates], [int(date.timestamp()) for date in dates]
     money = f"money{f', {totals.currency}' if totals.currency else ''}"
     figures: list[tuple[str, str, Callable[[TaskDay], float]]] = [

@@ -10,7 +10,7 @@ from uuid import UUID
 from dataloader.app.errors import JobNotFound
 from dataloader.app.features.where.account import KINDS, decode_entries
 from dataloader.app.features.where.accounts import Accounts, DayTotals, StoredAccount
-from dataloader.app.features.where.usual import Comparison, UsualRun, compare, usual_run
+from dataloader.app.features.where.usual import Comparison, UsualRun, compare, describe_more, usual_run
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.wording import format_duration
 
@@ -150,7 +150,10 @@ def _summary(accounts: list[StoredAccount], comparison: Comparison | None) -> st
     if entries and watched > 0:
         cause, sec = entries[0]
         text = f"{100 * sec / watched:.0f} % of {format_duration(account.wall_sec)}: {cause.text}."
-    return text if comparison is None else f"{comparison.sentence} {text}"
+    if comparison is None:
+        return text
+    is_said = bool(entries) and comparison.is_slower and comparison.cause == describe_more(entries[0][0])
+    return comparison.sentence if is_said else f"{comparison.sentence} {text}"
 
 
 def _attempt(account: StoredAccount) -> AttemptAccount:

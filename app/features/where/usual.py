@@ -93,8 +93,9 @@ def _sentence(account: StoredAccount, found: Comparison) -> str:
     text = f"{found.ratio:.1f} × slower than usual ({usual}, the median of {runs})"
     if found.cause is None or found.cause_sec is None:
         return f"{text}; no single cause explains it."
-    amount = f"{format_duration(min(found.cause_sec, found.more_sec))} of the {format_duration(found.more_sec)} more"
-    return f"{text}: {amount} {found.cause}."
+    more = format_duration(found.more_sec)
+    amount = f"all {more}" if found.cause_sec >= found.more_sec else f"{format_duration(found.cause_sec)} of the {more}"
+    return f"{text}: {amount} more {found.cause}."
 
 
 def _cause_of_more(account: StoredAccount, usual: UsualRun, more_sec: float) -> tuple[str | None, float | None]:
@@ -104,7 +105,7 @@ def _cause_of_more(account: StoredAccount, usual: UsualRun, more_sec: float) -> 
     if key is not None and sec >= max(_MIN_SHARE * more_sec, _MIN_CAUSE_SEC):
         cause = next(cause for cause, _ in decode_entries(account.account["entries"]) if cause.key == key)
         before = usual.by_key.get(key, 0.0)
-        return f"{_verb(cause)}{f' (usually {format_duration(before)})' if before >= 1 else ''}", sec
+        return f"{describe_more(cause)}{f' (usually {format_duration(before)})' if before >= 1 else ''}", sec
     kinds: Mapping[str, float] = account.account["kinds"]
     kind, sec = _largest({kind: sec - usual.by_kind.get(kind, 0.0) for kind, sec in kinds.items()})
     if kind is not None and sec >= max(_MIN_SHARE * more_sec, _MIN_CAUSE_SEC):
@@ -116,7 +117,8 @@ def _largest(more: Mapping[_T, float]) -> tuple[_T | None, float]:
     return max(more.items(), key=lambda entry: entry[1], default=(None, 0.0))
 
 
-def _verb(cause: Cause) -> str:
+def describe_more(cause: Cause) -> str:
+    """What the time more was: such as `are waits for a lock on sales held by psql (user ann)`."""
     if cause.kind == "sql_lock":
         return f"are {cause.text}"
     return f"went into {cause.text}" if cause.kind.startswith("sql") else f"went into: {cause.text}"

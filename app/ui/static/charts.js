@@ -24,7 +24,9 @@
     p50: "busy", p95: "odd", ready: "busy", scheduled: "soft", blocked: "odd", limited: "odd", waiting: "odd", running: "good",
     value: "busy", low: "soft", high: "soft",
   };
-  const color = (name) => COLORS[SERIES_COLORS[name] || "busy"][dark.matches ? 1 : 0];
+  const OTHER_COLORS = ["busy", "odd", "good", "bad", "soft"]; // of names such as those of tasks, in turn
+  const color = (name, n) => COLORS[SERIES_COLORS[name] || OTHER_COLORS[n % OTHER_COLORS.length]][dark.matches ? 1 : 0];
+  const short = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 4 });
 
   // Times are in the zone of the page, not of the browser, as all other times on it are.
   const ticks = (_, splits, axis, space, step) =>
@@ -53,11 +55,11 @@
         width: container.clientWidth,
         height: 220,
         tzDate: (at) => uPlot.tzDate(new Date(at * 1000), timeZone),
-        axes: [{ ...axis, values: times ? pointTicks : ticks }, { ...axis, size: 60 }],
+        axes: [{ ...axis, values: times ? pointTicks : ticks }, { ...axis, size: 60, values: (_, splits) => splits.map((y) => short.format(y)) }],
         scales: { x: { time: !times }, y: { range: (_, low, high) => [Math.min(low, 0) * 1.05, high > 0 ? high * 1.05 : 1] } },
         series: [
           { label: "Time", value: (_, at) => (at === null ? "--" : full.format(timeOf(at))) },
-          ...names.map((name) => ({ label: name, stroke: color(name), width: 2, spanGaps: false })),
+          ...names.map((name, n) => ({ label: name, stroke: color(name, n), width: 2, spanGaps: false, dash: n < OTHER_COLORS.length ? [] : [6, 4] })),
         ],
       },
       data,
