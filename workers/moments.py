@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from opcode import opmap
 from types import CodeType, FrameType
 from typing import Any
 
@@ -24,13 +25,14 @@ _MAX_FRAMES = 200  # from the innermost to the task's own
 _MAX_PLACE_LENGTH = 120
 _MAX_KNOWN_CODES = 2000
 _FILE_PARTS = 2
-_LATE_SEC = 0.1  # a look that is later, and has not waited for a CPU, has waited for the interpreter
+LATE_SEC = 0.1  # a look that is later, and has not waited for a CPU, has waited for the interpreter
 _OTHER_WAKEUPS = 3  # of a look that waits for no interpreter
 _STOPPED_SEC = 2.0  # so much later, and no thread has computed meanwhile
 _STOPPED_SHARE = 0.95  # of that time
 _COMPUTES_SHARE = 0.5
 _MIN_WAIT_SHARE = 0.2  # for the interpreter, or for a CPU
 _MAX_HELPERS = 30
+_MAX_ENTRY = 20  # bytes of code, in which a function begins
 _PAGES_PER_SEC = 50  # that were not in memory: more is a wait for them
 # Kinds of system calls that say all.
 _PLAIN_WAITS: Mapping[str, tuple[str, str | None]] = {
@@ -77,6 +79,10 @@ class ThreadMoments:
         """That the thread had spent at the last look, since it began."""
         return self._cpu_sec
 
+    def read_queued_sec(self) -> float:
+        """How long the thread has waited for a CPU since the last look."""
+        return max(0.0, self._files.read_queue()[0] - self._queued_sec)
+
     def look(self, now: float, frames: Mapping[int, FrameType], *, late_sec: float, awaitable: Any = None) -> Any:
         """Describe the time since the last look as JSON; None: the thread has ended. `late_sec`: how much later than
         planned the looking thread got the interpreter, without its waits for a CPU."""
@@ -91,6 +97,7 @@ class ThreadMoments:
         self._looked_at = now
         if not self._knows_package:
             self._package, self._knows_package = task_package(innermost), True
+        innermost = _skip_entered(innermost, self._package)
         stack = _Stack(innermost, awaiting_frames(awaitable), self._package)
         kind, detail = self._classify(wait, argument, stack)
         if kind == "threads" and (helper := self._look_at_helpers(frames)) is not None:
@@ -98,7 +105,7 @@ class ThreadMoments:
         if self._faults - faults > _PAGES_PER_SEC * span and kind in ("python", "memory", "file"):
             kind, detail = "memory", None
         late_sec += clock() - before  # each read of a file lets another thread take the interpreter
-        is_late = late_sec >= _LATE_SEC
+        is_late = late_sec >= LATE_SEC
         if is_late and late_sec > _STOPPED_SEC and process + queued < span - _STOPPED_SHARE * late_sec:
             kind, detail = "stopped", None
         elif is_late and kind == "python" and cpu + queued >= _COMPUTES_SHARE * late_sec:
@@ -108,8 +115,8 @@ class ThreadMoments:
             queued_sec = _if_long(min(queued, span - cpu), span)
         if kind == "python":
             waits_sec = _if_long(min(span - cpu - queued_sec, process - cpu), span)
-            if cpu + waits_sec + queued_sec < _COMPUTES_SHARE * span and (called := find_called(innermost)) is not None:
-                waits_sec = 0.0  # it was seen between two of many short waits
+            if cpu + waits_sec < _COMPUTES_SHARE * span and (called := find_called(innermost)) is not None:
+                waits_sec = queued_sec = 0.0  # it was seen between two of many short waits
                 kind, detail = ("sleep", None) if stack.is_sleep else called
         return {
             "sec": round(span, 4), "kind": kind, "detail": detail, "place": stack.place, "calls": stack.calls,
@@ -190,6 +197,16 @@ class ThreadMoments:
             if kind != "threads":
                 break
         return found
+
+
+def _skip_entered(frame: FrameType, package: str | None) -> FrameType:
+    """The caller of a function that has only been entered, where a thread that has computed lets others run: the time
+    until then is the caller's."""
+    caller = frame.f_back
+    if frame.f_lasti > _MAX_ENTRY or caller is None or _known_kind(caller, package) != "task":
+        return frame
+    is_entered = frame.f_lasti < 0 or frame.f_code.co_code[frame.f_lasti] == opmap.get("RESUME")
+    return caller if is_entered else frame
 
 
 def _if_long(waits_sec: float, span: float) -> float:

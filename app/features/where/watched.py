@@ -15,10 +15,12 @@ from dataloader.app.features.where.sampler_options import Prices
 from dataloader.app.features.where.server_looks import SessionLook
 from dataloader.app.queue.attempt_sessions import attempt_application_name
 from dataloader.workers.attempt import Attempt
-from dataloader.workers.moments import ThreadMoments
+from dataloader.workers.moments import LATE_SEC, ThreadMoments
 
 _SILENT_INTERVALS = 3  # without a moment of a child: native code holds its interpreter, or it is stopped
 _COMPUTES_SHARE = 0.5
+_STARVED_SHARE = 0.02  # of what computes on a host with too few CPUs
+_COMPUTING = ("python", "native")
 _MAX_TEXT_LENGTH = 300
 _MB_PER_GB = 1024
 
@@ -101,7 +103,7 @@ class WatchedAttempt:
         self._last, self._moment_at = cause, now
         held_sec = min(late_sec, now - (self.attempt.started_at or now))
         is_held = cause.kind == "python" and held_sec >= _SILENT_INTERVALS * self._interval_sec
-        if is_held and self._thread_cpu_sec >= _COMPUTES_SHARE * held_sec:
+        if is_held and self._thread_cpu_sec >= _STARVED_SHARE * held_sec:
             self.account.add(Cause("native", cause.place), held_sec)
 
     @property
@@ -147,7 +149,8 @@ class WatchedAttempt:
             self._moment_at, self._moment_cpu_sec = began_at, 0.0
         sec = until - self._moment_at
         if sec > _SILENT_INTERVALS * self._interval_sec:
-            computed = (self._cpu_sec or 0.0) - self._moment_cpu_sec >= _COMPUTES_SHARE * sec
+            share = _STARVED_SHARE if moment["kind"] in _COMPUTING else _COMPUTES_SHARE
+            computed = (self._cpu_sec or 0.0) - self._moment_cpu_sec >= share * sec
             self.account.add(Cause("native" if computed else "other", moment["place"]), sec)
             self._moment_at = until
 
@@ -193,18 +196,26 @@ class WatchedAttempt:
         last = self._last or Cause("other")
         if sec <= _SILENT_INTERVALS * self._interval_sec:
             return last, sec
-        if not self.attempt.in_thread and self.attempt.child is not None:
-            usage, stat = self.attempt.child.usage, read_child_state(self.attempt.child.pid)
-            cpu_sec = usage[0] if usage is not None else (stat.cpu_sec if stat is not None else None)
-            if cpu_sec is not None:
-                computes = cpu_sec - self._moment_cpu_sec >= _COMPUTES_SHARE * sec
-                return Cause("native" if computes else "other", last.place), sec
-        cpu_sec = self.attempt.thread_cpu_sec  # known once it has ended
-        if cpu_sec is not None and self._thread is not None:
-            computes = cpu_sec - self._thread_cpu_sec >= _COMPUTES_SHARE * sec
-            holds = last.kind in ("python", "native") and self._late_sec >= _COMPUTES_SHARE * sec  # on a busy machine
-            return Cause("native" if computes or holds else "other", last.place), sec
+        cpu_sec, queued_sec = self._spent_since_moment()
+        if cpu_sec is None:
+            return Cause("other", last.place), sec
+        has_computed = last.kind in _COMPUTING and cpu_sec >= _STARVED_SHARE * sec
+        if has_computed or cpu_sec + queued_sec >= _COMPUTES_SHARE * sec:
+            is_held = not self.attempt.in_thread or self._late_sec >= LATE_SEC
+            kind = "native" if is_held else "python"
+            return (last if last.kind in (kind, "program") else Cause(kind, last.place)), sec
         return Cause("other", last.place), sec
+
+    def _spent_since_moment(self) -> tuple[float | None, float]:
+        """CPU time, and of a thread how long it waited for a CPU. None: not known."""
+        child = self.attempt.child
+        if not self.attempt.in_thread and child is not None:
+            stat = None if child.usage is not None else read_child_state(child.pid)
+            cpu_sec = child.usage[0] if child.usage is not None else None if stat is None else stat.cpu_sec
+            return None if cpu_sec is None else cpu_sec - self._moment_cpu_sec, 0.0
+        if self._thread is None or self.attempt.thread_cpu_sec is None:  # it is known at the end
+            return None, 0.0
+        return self.attempt.thread_cpu_sec - self._thread_cpu_sec, self._thread.read_queued_sec()
 
     def encode(self, now: float, prices: Prices | None, *, has_ended: bool = False) -> NewAccount:
         attempt, job = self.attempt, self.attempt.job
