@@ -26,6 +26,8 @@ BEGIN
     RETURN sqrt(article);
 END $$
 """
+# As a real load would have them: shown in the accounts of the past.
+STATEMENTS = ("INSERT INTO {} SELECT * FROM staging", "ANALYZE {}")
 _CHANCE = random.Random()  # noqa: S311 - no secret
 
 

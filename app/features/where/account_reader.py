@@ -152,8 +152,8 @@ def _summary(accounts: list[StoredAccount], comparison: Comparison | None) -> st
         text = f"{100 * sec / watched:.0f} % of {format_duration(account.wall_sec)}: {cause.text}."
     if comparison is None:
         return text
-    is_said = bool(entries) and comparison.is_slower and comparison.cause == describe_more(entries[0][0])
-    return comparison.sentence if is_said else f"{comparison.sentence} {text}"
+    is_named = bool(entries) and comparison.is_slower and comparison.cause == describe_more(entries[0][0])
+    return comparison.sentence if is_named else f"{comparison.sentence} {text}"
 
 
 def _attempt(account: StoredAccount) -> AttemptAccount:

@@ -39,7 +39,7 @@ ALONE = (
     "C call that holds the interpreter", "regex that explodes", "huge JSON", "pandas row loop", "compression",
     "N+1 queries", "cursor that fetches one row", "swap-like memory", "fsync per line", "missing index",
 )  # fmt: skip
-HOLDING = ALONE[:3]
+HOLDING = ALONE[:4]
 COMPUTES = ("python", "native")
 # What the heaviest entry is: its kind, and a part of its words.
 CAUSES: dict[str, tuple[tuple[str, ...], str]] = {
