@@ -29,6 +29,7 @@ from dataloader.workers.running_attempts import RunningAttempts
 _log = log.get(__name__)
 MAX_SERVERS = 10
 _HEARTBEATS = 1.5  # the interval until the next one, at least
+_EACH_SECOND = 4  # processes that are looked at in each interval
 _WRITE_SHARE = 0.1  # of the attempt's age, between two writes of an account that grows
 _MAX_UNWRITTEN = 200  # while the database is unavailable; more are dropped, oldest first
 _CLOSE_SEC = 5.0
@@ -116,7 +117,9 @@ class _Looks:
         for attempt, started_at in _running(self.attempts):
             run = attempt.job.run_text
             if run not in self.watched and now - started_at >= self.options.after_sec:
-                self.watched[run] = WatchedAttempt(attempt, now, self.options.interval_sec)
+                self.watched[run] = WatchedAttempt(
+                    attempt, now, self._interval_of(attempt), started_at + self.options.after_sec
+                )
         frames: Mapping[int, FrameType] = sys._current_frames()
         for run, watched in list(self.watched.items()):
             sessions = () if self.servers is None else self.servers.latest(watched.session_name)
@@ -136,6 +139,11 @@ class _Looks:
             return True
         self.next_at = next_due_at(self.attempts, self.options.after_sec)
         return self.next_at <= due_before
+
+    def _interval_of(self, attempt: Attempt) -> float:
+        """A look at a process costs more than one at a thread: where there are many, each is looked at less often."""
+        others = sum(not watched.attempt.in_thread for watched in self.watched.values())
+        return self.options.interval_sec * (1.0 if attempt.in_thread else max(1.0, (others + 1) / _EACH_SECOND))
 
     def pause_sec(self) -> float:
         self.late.plan(self.next_at)

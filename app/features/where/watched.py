@@ -28,7 +28,9 @@ _MB_PER_GB = 1024
 class WatchedAttempt:
     """The sampler's thread uses it."""
 
-    def __init__(self, attempt: Attempt, now: float, interval_sec: float) -> None:
+    def __init__(self, attempt: Attempt, now: float, interval_sec: float, due_at: float) -> None:
+        """`due_at`: when it was old enough for its first look."""
+        self._due_at = due_at
         self.attempt, self.account, self._interval_sec = attempt, Account(), interval_sec
         self.session_name = attempt_application_name(attempt.job_id, attempt.job.run_id)
         self.began_at = self._moment_at = now
@@ -101,7 +103,7 @@ class WatchedAttempt:
     def _begin(self, now: float, cause: Cause, late_sec: float) -> None:
         """The first look says what the thread does, and not for how long, but that a look was late that it computed."""
         self._last, self._moment_at = cause, now
-        held_sec = min(late_sec, now - (self.attempt.started_at or now))
+        held_sec = now - self._due_at if late_sec >= LATE_SEC else 0.0
         is_held = cause.kind == "python" and held_sec >= _SILENT_INTERVALS * self._interval_sec
         if is_held and self._thread_cpu_sec >= _STARVED_SHARE * held_sec:
             self.account.add(Cause("native", cause.place), held_sec)

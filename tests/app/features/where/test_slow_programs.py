@@ -51,7 +51,7 @@ CAUSES: dict[str, tuple[tuple[str, ...], str]] = {
     "throttled API": (("sleep",), "after HTTPError"),
     "swap-like memory": (("memory",), "memory from disk"),
     "full disk that retries": (("sleep",), "after OSError ENOSPC"),
-    "regex that explodes": (COMPUTES, "(match in re)"),
+    "regex that explodes": (COMPUTES, "in match_exploding_pattern in"),
     "sleep loop": (("sleep",), "sleep"),
     "queue of its own threads": (("threads",), "sleep: serve_own_queue in"),
     "deadlock retried": (("sql_lock",), "a lock on crossed held by slow-partner"),
