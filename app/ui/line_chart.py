@@ -6,6 +6,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+# Lines whose colours dashboard.css and charts.js have by name.
+_NAMED = frozenset({
+    "blocked", "canceled", "failed", "high", "limited", "lost", "low", "p50", "p95", "queued", "ready", "retries",
+    "running", "scheduled", "succeeded", "value", "waiting",
+})  # fmt: skip
+_OTHER_COLORS = 7  # of lines with other names, such as those of tasks, in turn
+
 
 @dataclass(frozen=True)
 class LineChart:
@@ -33,6 +40,31 @@ class LineChart:
             (name, line[-1] if line else None, max(line, default=None))
             for name, line in zip(self.names, known, strict=True)
         ]
+
+    @property
+    def classes(self) -> dict[str, str]:
+        """Of each line the class that has its colour."""
+        return {
+            name: f"series-{name}" if name in _NAMED else f"series-{n % _OTHER_COLORS}"
+            for n, name in enumerate(self.names)
+        }
+
+    @property
+    def segments(self) -> list[tuple[str, str]]:
+        """Of each part of a line without a gap its name and its points, in a box of 600 × 200: the chart without
+        scripts."""
+        top = max((value for line in self.values for value in line if value is not None), default=0) or 1
+        step = 600 / max(1, len(self.timestamps) - 1)
+        found = []
+        for name, line in zip(self.names, self.values, strict=True):
+            points: list[str] = []
+            for index, value in enumerate([*line, None]):
+                if value is not None:
+                    points.append(f"{index * step:.1f},{200 - 190 * max(0, value) / top:.1f}")
+                elif points:
+                    found.append((name, " ".join(points)))
+                    points = []
+        return found
 
     @property
     def has_data(self) -> bool:

@@ -62,6 +62,7 @@ def create_addresses(client: Client) -> dict[str, str]:
         "failed": f"/jobs/{failed['job_id']}",
         "warned": f"/jobs/{warned['job_id']}",
         "where": f"/jobs/{running['job_id']}/where",
+        "account": f"/jobs/{running['job_id']}/account",
         "log": f"/jobs/{running['job_id']}/log?level=WARNING",
         "edit": f"/jobs/{failed['job_id']}/edit",
         "clone": f"/jobs/{failed['job_id']}/clone",

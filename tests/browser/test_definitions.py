@@ -178,7 +178,7 @@ def test_backfill_is_previewed_created_changed_and_canceled(seen: OpenPage):
     open_menu(page, "Cancel…")
     page.get_by_role("button", name="Cancel the backfill").click()
     expect(page.get_by_role("link", name="2026-01-01: canceled")).to_be_visible()
-    page.get_by_role("button", name="Retry 9 that ended badly").click()
+    page.get_by_role("button", name="Retry 9 unsuccessful").click()
     expect(page.locator(".head .st").first).to_have_text("open")
     open_menu(page, "Cancel…")
     page.get_by_role("button", name="Cancel the backfill").click()

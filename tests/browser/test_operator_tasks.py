@@ -16,6 +16,7 @@ from tests.support.real_service import RunningService
 pytestmark = pytest.mark.browser
 
 OpenPage = Callable[..., ObservedPage]
+REFRESHED = ("/runs", "/failures", "/alerts", "/charts", "/compare", "/logs", "/jobs?q=status:none")
 
 
 @pytest.fixture
@@ -101,9 +102,11 @@ def test_receivers_of_alerts_are_tested_with_two_clicks(seen: OpenPage, client: 
 
 
 @pytest.mark.parametrize("size", ["desktop", "phone"])
-@pytest.mark.parametrize("path", ["/runs", "/failures", "/alerts"])
+@pytest.mark.parametrize(
+    "path", ["/runs", "/failures", "/alerts", "/charts", "/compare", "/logs", "/jobs?q=status:none"]
+)
 def test_page_passes_axe_in_both_themes_after_refreshes(seen: OpenPage, size: str, path: str):
-    window = seen(size=size)
+    window, name = seen(size=size), path.strip("/").partition("?")[0]
     window.page.route("**/*", HeldPart().send)
     page = window.go(path)
     if page.locator("#live[hx-get]").count():
@@ -113,10 +116,10 @@ def test_page_passes_axe_in_both_themes_after_refreshes(seen: OpenPage, size: st
         expect(page.locator("html")).to_have_attribute("data-refreshes", re.compile("xx"))
 
     flaws = window.accessibility_problems()
-    window.save_screenshot(f"{path.strip('/')}-{size}-light")
+    window.save_screenshot(f"{name}-{size}-light")
     window.set_color_scheme("dark")
     flaws += window.accessibility_problems(scope="colours")
-    window.save_screenshot(f"{path.strip('/')}-{size}-dark")
+    window.save_screenshot(f"{name}-{size}-dark")
     wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
     assert (flaws, wider <= 0) == ([], True)

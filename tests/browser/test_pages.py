@@ -24,7 +24,7 @@ def client(service: RunningService) -> Client:
     return Client(f"http://127.0.0.1:{service.port}")
 
 
-@pytest.mark.timeout(300)  # a dozen pages, each looked at by axe in four ways
+@pytest.mark.timeout(900)  # forty pages, each looked at by axe in four ways
 @pytest.mark.parametrize("size", ["desktop", "phone"])
 def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, client: Client):
     window = seen(size=size)

@@ -17,16 +17,23 @@
     bad: ["#b8222b", "#ff8f89"],
     busy: ["#0a5dbd", "#6fb4ff"],
     odd: ["#7f5300", "#e3b552"],
+    held: ["#7a2fa0", "#d39af2"],
+    late: ["#00696b", "#4cc9c4"],
     soft: ["#5f6873", "#97a2ae"],
   };
   const SERIES_COLORS = {
     succeeded: "good", failed: "bad", lost: "odd", retries: "busy", canceled: "soft", queued: "busy",
-    p50: "busy", p95: "odd", ready: "busy", scheduled: "soft", blocked: "odd", limited: "odd", waiting: "odd", running: "good",
+    p50: "busy", p95: "odd", ready: "busy", scheduled: "soft", blocked: "odd", limited: "held", waiting: "late", running: "good",
     value: "busy", low: "soft", high: "soft",
   };
-  const OTHER_COLORS = ["busy", "odd", "good", "bad", "soft"]; // of names such as those of tasks, in turn
+  const OTHER_COLORS = ["busy", "odd", "good", "bad", "soft", "held", "late"]; // of names such as those of tasks, in turn
   const color = (name, n) => COLORS[SERIES_COLORS[name] || OTHER_COLORS[n % OTHER_COLORS.length]][dark.matches ? 1 : 0];
-  const short = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 4 });
+
+  const number = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 4 });
+  const duration = (sec) => {
+    for (const [size, unit] of [[86_400, "d"], [3_600, "h"], [60, "min"]]) if (sec >= size) return `${+(sec / size).toFixed(1)} ${unit}`;
+    return `${+sec.toFixed(2)} s`;
+  };
 
   // Times are in the zone of the page, not of the browser, as all other times on it are.
   const ticks = (_, splits, axis, space, step) =>
@@ -41,7 +48,7 @@
     const text = container.dataset.chart;
     const previous = plots.get(container.id);
     if (previous && previous.text === text && previous.dark === dark.matches && container.contains(previous.plot.root)) return;
-    const { names, data, times } = JSON.parse(text); // with times, x counts the points
+    const { unit, names, data, times } = JSON.parse(text); // with times, x counts the points
     const timeOf = (x) => new Date((times ? times[x] : x) * 1000);
     const isOneDay = times && day.format(timeOf(0)) === day.format(timeOf(times.length - 1));
     const pointTicks = (_, splits) => splits.map((x) => (times[x] ? (isOneDay ? clock : day).format(timeOf(x)) : ""));
@@ -55,7 +62,9 @@
         width: container.clientWidth,
         height: 220,
         tzDate: (at) => uPlot.tzDate(new Date(at * 1000), timeZone),
-        axes: [{ ...axis, values: times ? pointTicks : ticks }, { ...axis, size: 60, values: (_, splits) => splits.map((y) => short.format(y)) }],
+        axes: [{ ...axis, values: times ? pointTicks : ticks }, { ...axis, size: 64, values: (_, splits) => splits.map((value) => (unit === "seconds" ? duration(value) : number.format(value))) }],
+        legend: { show: false }, // the page has its own, with the figures
+        cursor: { y: false },
         scales: { x: { time: !times }, y: { range: (_, low, high) => [Math.min(low, 0) * 1.05, high > 0 ? high * 1.05 : 1] } },
         series: [
           { label: "Time", value: (_, at) => (at === null ? "--" : full.format(timeOf(at))) },

@@ -81,7 +81,7 @@ def test_navigation_shows_counts_without_a_query_for_each_page(client, trigger, 
     assert [_nav_counts(client.get(path).text) for path in ("/jobs", "/limits")] == [nav, nav]
     assert len(reads) <= 1  # in the background, for all pages
     fragment = client.get("/limits", headers={"HX-Request": "true"}).text
-    assert '<span id="nav-count-queues" hx-swap-oob="true">1' in fragment
+    assert '<span id="nav-count-queues" title="1 paused queue" hx-swap-oob="true">1' in fragment
 
 
 def _nav_counts(page: str) -> dict[str, str]:

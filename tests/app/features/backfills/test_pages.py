@@ -261,7 +261,7 @@ def test_facts_of_a_backfill_have_rows_a_run_and_adopted_slices(client, dsn):
     execute(dsn, "UPDATE dl_slices SET rows = 1000 * extract(day FROM interval_start + interval '12 h')")
     page = " ".join(client.get(path).text.split())
 
-    assert "<dt>Adopted</dt><dd>2 slices " in page
+    assert "<dt>Already loaded</dt><dd>2 slices " in page
     assert "<dt>Rows a run</dt><dd>3 500 <small>7 000 in 2 slices" in page
     assert client.get(f"/api/v1{path}").json["adopted"] == 2
 
