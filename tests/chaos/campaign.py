@@ -159,5 +159,5 @@ def _missing_coverage(history: History, *, is_full_length: bool) -> list[str]:
 
 def _last_error_line(text: str) -> str:
     """What its log says of it."""
-    lines = [line for line in text.splitlines() if "died" in line or "broken" in line or '"exception"' in line]
+    lines = [line for line in text.splitlines() if "died" in line or "broken" in line or '"traceback"' in line]
     return " | ".join(line[:1500] for line in lines[-2:])

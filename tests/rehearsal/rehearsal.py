@@ -152,8 +152,8 @@ def rehearse(
         log(f"  live processes: {dict(versions)}")
         report = conclude(made, injected, seconds=seconds)
         for service in made.services:
-            errors = [line for line in service.text().splitlines() if '"exception"' in line and _API_ERROR in line]
-            log("\n".join(f"  {service.name}: {line[-1500:]}" for line in errors[:3])) if errors else None
+            for line in [line for line in service.text().splitlines() if '"traceback"' in line and _API_ERROR in line][:3]:
+                log(f"  {service.name}: {line[-2500:]}")
         ((reaped,),) = made.primary.query(
             "SELECT count(*) FROM dl_job_events WHERE payload ->> 'reason' = ANY (%s)", list(_REAPED)
         )
