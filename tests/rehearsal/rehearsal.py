@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from tests.chaos.campaign import conclude
@@ -152,7 +153,8 @@ def rehearse(
         log(f"  live processes: {dict(versions)}")
         report = conclude(made, injected, seconds=seconds)
         for service in made.services:
-            for line in [line for line in service.text().splitlines() if '"traceback"' in line and _API_ERROR in line][:3]:
+            errors = (line for line in service.text().splitlines() if '"traceback"' in line and _API_ERROR in line)
+            for line in islice(errors, 3):
                 log(f"  {service.name}: {line[-2500:]}")
         ((reaped,),) = made.primary.query(
             "SELECT count(*) FROM dl_job_events WHERE payload ->> 'reason' = ANY (%s)", list(_REAPED)
