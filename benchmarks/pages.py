@@ -59,7 +59,7 @@ FACTS = (
 )  # fmt: skip
 # What pages show of the last hours ages in a kept database: these are written again before each run.
 CURRENT = (
-    "clear_current", "statistics", "totals", "depths", "recent_runs", "workers", "renew_running"
+    "clear_current", "statistics", "totals", "depths", "recent_runs", "accounts", "workers", "renew_running"
 )  # fmt: skip
 
 

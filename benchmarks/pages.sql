@@ -220,8 +220,21 @@ INSERT INTO dl_job_targets (job_id, target, run_id, fence)
 SELECT job_id, 'warehouse', run_id, row_number() OVER () FROM dl_jobs WHERE status = 'running' AND task = 'task 1';
 INSERT INTO dl_fence_history (timeline, server, epoch) VALUES (1, 'server', 1);
 
+-- name: accounts
+-- Of the last runs, and the totals of three months.
+INSERT INTO dl_accounts (run_id, job_id, task, attempt, written_at, ended_at, wall_sec, cpu_sec, rows, bytes, cost, account)
+SELECT run_id, job_id, task, 1, finished_at, finished_at, 600, 60, 100000, 10000000, 0.02,
+       '{"watched_sec": 590, "looks": 590, "kinds": {"sql": 500, "python": 90}, "problems": {}, "entries": ['
+       '{"kind": "sql", "sec": 500, "place": "load in acme/sales.py:73", "detail": "IO: DataFileRead",'
+       ' "statement": "INSERT INTO mart.sales SELECT …", "holder": null},'
+       '{"kind": "python", "sec": 90, "place": "load in acme/sales.py:57", "detail": null, "statement": null, "holder": null}]}'
+  FROM (SELECT * FROM dl_jobs WHERE finished_at IS NOT NULL AND run_id IS NOT NULL ORDER BY created_at DESC LIMIT 2000) newest;
+INSERT INTO dl_account_days (day, task, attempts, wall_sec, cpu_sec, memory_gb_sec, rows, bytes, cost)
+SELECT current_date - d, 'task ' || t, 100, 60000, 6000, 3000, 10000000, 1000000000, 2
+  FROM generate_series(0, 90) d, generate_series(0, 19) t;
+
 -- name: clear_current
-TRUNCATE dl_statistics, dl_queue_depths, dl_recent_runs, dl_workers, dl_heartbeats, dl_progress, dl_task_targets, dl_job_targets, dl_fence_history;
+TRUNCATE dl_accounts, dl_account_days, dl_statistics, dl_queue_depths, dl_recent_runs, dl_workers, dl_heartbeats, dl_progress, dl_task_targets, dl_job_targets, dl_fence_history;
 
 -- name: renew_running
 UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + interval '1 d' WHERE status = 'running';

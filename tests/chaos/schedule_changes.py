@@ -251,6 +251,7 @@ class ScheduleOperator(Operator):
 
         def retry(session: Session) -> None:
             if Backfills(session).get(backfill_id).state is BackfillState.DONE:
+                self._end_pause(str(backfill_id), now(session))  # it was paused when its last job had ended
                 Backfills(session).retry(backfill_id, changed_by="chaos")
 
         self._record_limit(backfill_id, self._concurrency.get(backfill_id), retry)
