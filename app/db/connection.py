@@ -87,8 +87,9 @@ def translate_dsn_errors() -> Iterator[None]:
 
 Row = tuple[Any, ...]
 
-# A prepared statement no longer fits the tables, or is missing, or exists already: 0A000, 26000, 42P05.
-STALE_PLAN_CODES = ("0A000", "26000", "42P05")
+# A prepared statement no longer fits the tables, or is missing, or exists already.
+_STALE_PLAN_CODES = ("0A000", "26000", "42P05")
+_GONE_OBJECT = "cache lookup failed for"  # an internal error, which the server does not translate
 # Read-only after a failover, shutting down, connection failure.
 LOST_SERVER_CODES = ("25006", "57P", "08")
 
@@ -285,6 +286,11 @@ def is_lost_server(error: psycopg2.Error) -> bool:
     return (error.pgcode or "").startswith(LOST_SERVER_CODES)
 
 
+def is_stale_plan(error: psycopg2.Error) -> bool:
+    """Whether what a statement was read or planned with has changed meanwhile: nothing of it has taken effect."""
+    return error.pgcode in _STALE_PLAN_CODES or (error.diag.message_primary or "").startswith(_GONE_OBJECT)
+
+
 def _wait_ready(connection: Any, deadline: float) -> None:
     """Wait until libpq is done. `poll`, because `select` fails on descriptors above 1023."""
     while (state := connection.poll()) != ext.POLL_OK:
@@ -334,7 +340,7 @@ class Session:
                 with self._opened() as connection:
                     return connection.execute_statement(statement, parameters or {}, self._command_timeout_sec)
             except psycopg2.Error as error:
-                if error.pgcode not in STALE_PLAN_CODES:
+                if not is_stale_plan(error):
                     raise
             self.close()  # nothing has taken effect; a new connection prepares the statement again
             with self._opened() as connection:

@@ -19,11 +19,11 @@ from dataloader.app.db.connection import (
     READ_COMMITTED,
     READ_COMMITTED_SESSION,
     READ_WRITE_SESSION,
-    STALE_PLAN_CODES,
     AsyncConnection,
     Row,
     connect,
     is_lost_server,
+    is_stale_plan,
     refuse_other_queue,
     translate_errors,
 )
@@ -128,17 +128,17 @@ class Pool:
     ) -> list[Row]:
         """Execute a named statement as one transaction."""
         statement, timeout_sec = self._statements[name], timeout_sec or self._command_timeout_sec
+        text, values = self._transaction_settings + statement.text, parameters or {}
         with translate_errors(), self._borrowed() as connection:
-            if statement.is_prepared and not self._transactions_only:
-                try:
-                    return connection.execute_statement(
-                        statement, parameters or {}, timeout_sec, settings=_PREPARED_SETTINGS
-                    )
-                except psycopg2.Error as error:
-                    if error.pgcode not in STALE_PLAN_CODES:
-                        raise
-                    connection.prepared.clear()  # nothing has taken effect: the text will do
-            return connection.execute(self._transaction_settings + statement.text, parameters or {}, timeout_sec)
+            try:
+                if statement.is_prepared and not self._transactions_only:
+                    return connection.execute_statement(statement, values, timeout_sec, settings=_PREPARED_SETTINGS)
+                return connection.execute(text, values, timeout_sec)
+            except psycopg2.Error as error:
+                if not is_stale_plan(error):
+                    raise
+            connection.prepared.clear()  # nothing has taken effect: the text will do
+            return connection.execute(text, values, timeout_sec)
 
     @contextmanager
     def transaction(self) -> Iterator[Executor]:

@@ -5,11 +5,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dataloader.app.db.schema import SCHEMA_VERSION, migrate, migration_files
+from dataloader.app.db.connection import Session
+from dataloader.app.db.pool import Pool
+from dataloader.app.db.schema import SCHEMA_VERSION, migrate, migration_files, schema_text
+from dataloader.app.db.schema_statements import schema_statements
+from dataloader.app.queue.job import NewJob
 from dataloader.app.queue.job_records import LogEntry
+from dataloader.app.queue.jobs import JobQueue
 from tests.rehearsal.releases import MIGRATION
 from tests.support.queue_fixture import QueueFixture
 from tests.support.release_check import (
@@ -116,3 +122,24 @@ def test_migrations_since_the_last_release_keep_its_processes_working(empty_dsn:
     with queue_db.connect() as connection, connection.cursor() as cursor:
         assert statement_problems(cursor, read_kept(name)) == []
     queue_db.close()
+
+
+@pytest.mark.parametrize("connect", [Session, Pool])
+def test_statement_that_began_before_an_upgrade_is_repeated(queue_db: QueueFixture, connect):
+    """It was read with the former type of a request, waits for the table, and finds the type gone."""
+    connection = connect(queue_db.dsn, application_name="in flight")
+    replaced = [
+        statement.text for statement in schema_statements(schema_text())
+        if (statement.is_replaceable and not statement.table) or statement.object_name == "type dl_enqueue_request"
+    ]  # fmt: skip
+    with queue_db.connect() as upgrading, ThreadPoolExecutor(1) as threads:
+        cursor = upgrading.cursor()
+        cursor.execute("LOCK TABLE dl_jobs")
+        enqueued = threads.submit(JobQueue(connection).enqueue, NewJob(queue="q", task="t", lock_key="in flight"))
+        queue_db.wait_for_lock_waiters()
+        cursor.execute("DROP TYPE dl_enqueue_request CASCADE")
+        for text in replaced:
+            cursor.execute(text)
+        upgrading.commit()
+        assert enqueued.result(60).created
+    connection.close()
