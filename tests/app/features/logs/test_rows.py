@@ -11,14 +11,17 @@ from dataloader.app.features.logs.rows import LineFilter, LogSearch
 from tests.support.databases import execute_sql
 from tests.support.log_lines import LINES
 
-NOW = datetime.now(UTC)
-ALWAYS = LineFilter(since=NOW - timedelta(days=30))
+ALWAYS = LineFilter(since=datetime.now(UTC) - timedelta(days=30))
 
 
 @pytest.fixture
 def search(dsn: str, pool) -> LogSearch:
     execute_sql(dsn, LINES)
     return LogSearch(pool)
+
+
+def ago(**time: float) -> datetime:
+    return datetime.now(UTC) - timedelta(**time)
 
 
 def texts(search: LogSearch, line_filter: LineFilter, **more) -> list[str]:
@@ -41,13 +44,14 @@ def test_newest_lines_come_first_with_their_tasks(search):
         ({"text": "LINE 2999"}, ["line 2999"]),
         ({"levels": ("ERROR",)}, ["line 3000", "line 2990"]),
         ({"task": "task 2"}, ["line 2998", "line 2995"]),
-        ({"until": NOW - timedelta(minutes=1000), "levels": ("ERROR",)}, ["line 1990", "line 1980"]),
-        ({"since": NOW - timedelta(minutes=15), "text": "line 29", "levels": ("ERROR",)}, ["line 2990"]),
+        ({"until": timedelta(minutes=1000), "levels": ("ERROR",)}, ["line 1990", "line 1980"]),
+        ({"since": timedelta(minutes=15), "text": "line 29", "levels": ("ERROR",)}, ["line 2990"]),
         ({"text": "nothing"}, []),
     ],
 )
 def test_lines_are_found_by(fields, expected, search):
-    assert texts(search, LineFilter(**{"since": ALWAYS.since, **fields}), limit=2) == expected
+    times = {name: datetime.now(UTC) - value for name, value in fields.items() if isinstance(value, timedelta)}
+    assert texts(search, LineFilter(**{"since": ALWAYS.since, **fields, **times}), limit=2) == expected
 
 
 def test_search_without_time_says_how_far_back_it_is_and_continues(search, monkeypatch):
@@ -62,13 +66,13 @@ def test_search_without_time_says_how_far_back_it_is_and_continues(search, monke
         found += page.lines
 
     assert pages[0].scanned == 100
-    assert pages[0].scanned_to == pytest.approx(NOW - timedelta(minutes=99), abs=timedelta(minutes=5))
+    assert pages[0].scanned_to == pytest.approx(ago(minutes=99), abs=timedelta(minutes=5))
     assert [line.line for line in found] == ["line 2750"]
 
 
 def test_search_of_an_earlier_time_begins_near_it(search, monkeypatch):
     monkeypatch.setattr(rows, "WINDOW_LINES", 100)
-    until = NOW - timedelta(minutes=2000)
+    until = ago(minutes=2000)
 
     page = search.page(LineFilter(since=until - timedelta(minutes=5), until=until), time_budget_sec=0)
 
