@@ -44,7 +44,7 @@ def test_newest_lines_come_first_with_their_tasks(search):
         ({"text": "LINE 2999"}, ["line 2999"]),
         ({"levels": ("ERROR",)}, ["line 3000", "line 2990"]),
         ({"task": "task 2"}, ["line 2998", "line 2995"]),
-        ({"until": timedelta(minutes=1000), "levels": ("ERROR",)}, ["line 1990", "line 1980"]),
+        ({"until": timedelta(minutes=1005), "levels": ("ERROR",)}, ["line 1990", "line 1980"]),
         ({"since": timedelta(minutes=15), "text": "line 29", "levels": ("ERROR",)}, ["line 2990"]),
         ({"text": "nothing"}, []),
     ],
