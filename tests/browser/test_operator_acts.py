@@ -139,7 +139,7 @@ def test_task_is_paused_and_resumed_in_five_clicks(seen: OpenPage):
 
 
 def test_what_runs_at_six_takes_one_click(seen: OpenPage, client: Client):
-    body = {"expression": "0 6 * * *", "task": "noop", "queue": "nobody"}
+    body = {"expression": "0 6 * * *", "task": "noop", "queue": "unserved"}
     client.request("PUT", "/api/v1/schedules/at-six", body=body, repeatable=True)
     operator = Operator(seen().go("/"))
     operator.open("Schedules")
@@ -233,7 +233,7 @@ def test_api_key_is_rotated_in_three_clicks(browser: Browser, databases: Databas
 
 
 def test_job_is_canceled_on_a_phone_in_three_clicks(seen: OpenPage, client: Client):
-    job_id = client.trigger("noop", queue="nobody", lock_key="phone")["job_id"]
+    job_id = client.trigger("noop", queue="unserved", lock_key="phone")["job_id"]
     operator = Operator(seen(size="phone").go("/"))
     operator.click(operator.page.get_by_role("button", name="Menu"))
     operator.open("Jobs")
@@ -262,7 +262,7 @@ def test_dark_page_is_dark_without_a_click(seen: OpenPage):
 
 
 def test_job_is_canceled_and_retried_without_scripts_in_three_clicks(seen: OpenPage, client: Client):
-    job_id = client.trigger("noop", queue="nobody", lock_key="no scripts")["job_id"]
+    job_id = client.trigger("noop", queue="unserved", lock_key="no scripts")["job_id"]
     operator = Operator(seen(scripts=False).go("/"))
     operator.open("Jobs")
     row = operator.page.locator(f"#job-{job_id}")
@@ -275,7 +275,7 @@ def test_job_is_canceled_and_retried_without_scripts_in_three_clicks(seen: OpenP
 
 
 def test_waiting_job_is_edited_in_three_clicks(seen: OpenPage, client: Client):
-    client.trigger("noop", {"day": "2026-11-21"}, queue="nobody", lock_key="to edit")
+    client.trigger("noop", {"day": "2026-11-21"}, queue="unserved", lock_key="to edit")
     operator = Operator(seen().go("/"))
     search(operator, "to edit")
     operator.click(operator.page.locator("#matching-jobs tbody a.mono"))
