@@ -13,6 +13,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Release]:
     return dict(build_releases(tmp_path_factory.mktemp("releases")))
 
 
+@pytest.mark.timeout(300)  # three wheels, then twenty seconds of jobs
 def test_nothing_is_lost_and_no_attempt_used_up_when_an_upgrade_is_rolled_back(releases):
     lines: list[str] = []
 
@@ -25,6 +26,7 @@ def test_nothing_is_lost_and_no_attempt_used_up_when_an_upgrade_is_rolled_back(r
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("order", ["migrate-first", "workers-first", "mixed"])
 def test_upgrade_under_faults(releases, order):
     lines: list[str] = []

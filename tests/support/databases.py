@@ -10,14 +10,17 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 from zlib import crc32
 
 import psycopg2
+from psycopg2.errors import DeadlockDetected
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, make_dsn, parse_dsn
 from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import cursor as Cursor
 
 from dataloader.app.postgres.cluster import USER as EMBEDDED_SUPERUSER
 from tests.support.empty_database import EmptyDatabase
@@ -208,7 +211,17 @@ def query_value(dsn: str, statement: str) -> str:
 
 
 def execute_sql(dsn: str, *statements: str) -> None:
+    """Each in a transaction of its own, again after a deadlock: a TRUNCATE beside a service locks the same tables as
+    the service's reads, in another order."""
     with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
         connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
         for statement in statements:
-            cursor.execute(statement)
+            eventually(partial(_is_executed, cursor, statement))
+
+
+def _is_executed(cursor: Cursor, statement: str) -> bool:
+    try:
+        cursor.execute(statement)
+    except DeadlockDetected:
+        return False
+    return True

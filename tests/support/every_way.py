@@ -16,12 +16,10 @@ from uuid import UUID
 import pytest
 import requests
 from click.testing import CliRunner
-from psycopg2.errors import DeadlockDetected
 
 from dataloader.app.cli.command import cli
 from tests.support.databases import execute_sql
 from tests.support.real_service import query_rows
-from tests.support.waiting import eventually
 
 DONE, REFUSED_BY_PAGE = (200, 303), (404, 409, 422)  # 200: a secret that is shown once
 TABLES = (
@@ -80,22 +78,13 @@ WAYS: Mapping[str, Callable[[str, Case], tuple[bool, str]]] = {
 }  # fmt: skip
 
 
-def _fill(dsn: str, case: Case) -> bool:
-    """False: the service's threads read some of the tables, and a deadlock with one of them ended the TRUNCATE."""
-    try:
-        execute_sql(dsn, f"TRUNCATE {TABLES} CASCADE; {case.before}")
-    except DeadlockDetected:
-        return False
-    return True
-
-
 def check_every_way(case: Case, url: str, dsn: str, captured: pytest.LogCaptureFixture) -> None:
     """Perform the act by each of its ways, and compare."""
     outcomes: dict[str, Any] = {}
     for way, perform in WAYS.items():
         if getattr(case, way) is None:
             continue
-        eventually(lambda: _fill(dsn, case))
+        execute_sql(dsn, f"TRUNCATE {TABLES} CASCADE; {case.before}")
         rows_before = rows_of(dsn, case)
         captured.clear()
         done, text = perform(url, case)
