@@ -165,7 +165,7 @@ def _thread_names(path: Path) -> Iterator[tuple[str, str]]:
         return
     for call in _calls(path):
         function = ast.unparse(call.func).rpartition(".")[2]
-        if function in ("Thread", "ThreadPoolExecutor", "BackgroundThread", "RefreshingValue"):
+        if function in ("Thread", "ThreadPoolExecutor", "BackgroundThread", "RefreshingValue", "RefreshingValues"):
             names = [key.value for key in call.keywords if key.arg in ("name", "thread_name_prefix")]
             names += call.args[:1] if function == "BackgroundThread" else []
         else:

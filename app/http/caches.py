@@ -6,7 +6,7 @@ import hmac
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -18,6 +18,7 @@ from dataloader.app.queue.labels import describe_missing
 from dataloader.app.queue.queues import LiveWorker, QueueControl, QueueSettings, QueueState, find_requirements
 from dataloader.app.wording import suggestion
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
@@ -111,6 +112,31 @@ class RefreshingValue(Generic[T]):
                 self._in_progress, self._last_fetched_at = None, started_at
                 self.value, self.error = value, None
             fetch.set_result(value)
+
+
+class RefreshingValues(Generic[K, T]):
+    """One refreshing value for each of the keys that were read last. `make_fetch` makes the fetch of a key, which only
+    one thread at a time calls."""
+
+    def __init__(
+        self, make_fetch: Callable[[K], Callable[[], T]], *, name: str, timeout_sec: float, max_count: int
+    ) -> None:
+        self._make_fetch, self._name, self._timeout_sec, self._max_count = make_fetch, name, timeout_sec, max_count
+        self._lock = threading.Lock()
+        self._values: dict[K, RefreshingValue[T]] = {}  # under the lock; the last one read is the last one
+
+    def get_recent(self, key: K, *, refresh_after_sec: float, max_age_sec: float) -> T | None:
+        """As of RefreshingValue."""
+        with self._lock:
+            value = self._values.pop(key, None) or self._make_value(key)
+            self._values[key] = value
+            for oldest in list(self._values)[: -self._max_count]:
+                del self._values[oldest]
+        return value.get_recent(refresh_after_sec=refresh_after_sec, max_age_sec=max_age_sec)
+
+    def _make_value(self, key: K) -> RefreshingValue[T]:
+        times = {"timeout_sec": self._timeout_sec, "retry_sec": self._timeout_sec}
+        return RefreshingValue(self._make_fetch(key), name=self._name, **times)
 
 
 _log = log.get("dataloader.app.http.auth.guard")

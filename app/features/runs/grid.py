@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice
@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from dataloader.app.features.runs.rows import DailyRuns, EndedJobs, SkippedFiring
 from dataloader.app.features.schedules.reader import ScheduleReader
 from dataloader.app.features.schedules.rows import Schedule
-from dataloader.app.http.caches import RefreshingValue
+from dataloader.app.http.caches import RefreshingValues
 from dataloader.app.http.problems import InvalidRequest
 from dataloader.app.http.standby_reads import allowing_standby, record_data_age
 from dataloader.pipelines.schedule_times import Timing
@@ -103,27 +103,21 @@ class DayGrids:
 
     def __init__(self, daily_runs: DailyRuns, reader: ScheduleReader) -> None:
         self._daily_runs, self._reader = daily_runs, reader
-        self._kept: dict[tuple[str, date, int], RefreshingValue[DayGrid]] = {}
+        self._kept = RefreshingValues(
+            self._make_read, name="read-daily-runs", timeout_sec=_TIMEOUT_SEC, max_count=_MAX_GRIDS
+        )
 
     def get(self, zone: str, last_day: date, day_count: int) -> DayGrid | None:
         """Return a recent grid; None: the database does not answer in time."""
-        key = (zone, last_day, day_count)
-        kept = self._kept.pop(key, None)
-        if kept is None:
-            pasts: list[_Past] = []
-            kept = RefreshingValue(
-                lambda: self._read(zone, last_day, day_count, pasts),
-                name="read-daily-runs",
-                timeout_sec=_TIMEOUT_SEC,
-                retry_sec=_TIMEOUT_SEC,
-            )
-        self._kept[key] = kept  # the last one: dicts keep their order
-        for old in list(self._kept)[:-_MAX_GRIDS]:
-            self._kept.pop(old, None)
-        grid = kept.get_recent(refresh_after_sec=_REFRESH_AFTER_SEC, max_age_sec=_MAX_AGE_SEC)
+        times = {"refresh_after_sec": _REFRESH_AFTER_SEC, "max_age_sec": _MAX_AGE_SEC}
+        grid = self._kept.get_recent((zone, last_day, day_count), **times)
         if grid is not None and grid.data_age_sec is not None:
             record_data_age(grid.data_age_sec + (datetime.now(UTC) - grid.counted_at).total_seconds())
         return grid
+
+    def _make_read(self, key: tuple[str, date, int]) -> Callable[[], DayGrid]:
+        pasts: list[_Past] = []
+        return lambda: self._read(*key, pasts)
 
     def _read(self, zone: str, last_day: date, day_count: int, pasts: list[_Past]) -> DayGrid:
         """`pasts`: the past that was read last, if any; only the thread that reads uses it."""

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Literal
 
 from dataloader.app.db.statements import Executor
+from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.features.statistics.rows import PeriodStatistics, group_by_first, statistics_from_rows
+from dataloader.app.http.caches import RefreshingValues
+from dataloader.app.http.standby_reads import allowing_standby, record_data_age
 
 Span = Literal["1d", "7d", "28d"]
 SPANS: dict[Span, timedelta] = {"1d": timedelta(days=1), "7d": timedelta(days=7), "28d": timedelta(days=28)}
 _NONE = PeriodStatistics()
+_MAX_KEPT = 16  # each is of a span, an hour and perhaps a task
+_REFRESH_AFTER_SEC, _MAX_AGE_SEC, _TIMEOUT_SEC = 10.0, 300.0, 5.0
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a task did in a span, and in the one before. `task`: empty for all tasks together. `rows`: that it produced,
-    as far as its jobs have reported them."""
+    """What a task did in a span, and in the one before. `task`: empty for all tasks together. Rows are those that it
+    produced, as far as its jobs have reported them."""
 
     task: str
     now: PeriodStatistics
@@ -34,13 +41,53 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparedSpans:
-    """The ends of two spans of whole hours, and what happened in them."""
+    """Two spans of whole hours, one from `start` to `middle`, one from there to `end`, and what happened in them. First
+    the tasks with the largest growth of failures. `counted_at`: when it was read."""
 
-    start: datetime  # of the earlier one
+    start: datetime
     middle: datetime
     end: datetime
     total: Comparison
     tasks: list[Comparison]
+    counted_at: datetime
+
+
+class SpanComparisons:
+    """Keeps the comparisons that were read last; each is read in the background, once for all requests."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._statistics = SpanStatistics(executor)
+        self._kept = RefreshingValues(
+            self._make_read, name="compare-spans", timeout_sec=_TIMEOUT_SEC, max_count=_MAX_KEPT
+        )
+
+    def get(self, span: Span, until: datetime | None, *, task: str | None = None) -> ComparedSpans:
+        """Compare the span that ends with the hour of `until`, or now, with the one before it. Raises
+        DatabaseUnavailable."""
+        now = _next_hour(datetime.now(UTC))
+        end = now if until is None else min(_next_hour(until.astimezone(UTC)), now)
+        times = {"refresh_after_sec": _REFRESH_AFTER_SEC, "max_age_sec": _MAX_AGE_SEC}
+        kept = self._kept.get_recent((span, end, task), **times)
+        if kept is None:
+            raise DatabaseUnavailable("the statistics cannot be read in time")
+        spans, standby_age_sec = kept
+        if standby_age_sec is not None:
+            record_data_age(standby_age_sec + (datetime.now(UTC) - spans.counted_at).total_seconds())
+        return spans
+
+    def _make_read(self, key: tuple[Span, datetime, str | None]) -> Callable[[], tuple[ComparedSpans, float | None]]:
+        return partial(self._read, *key)
+
+    def _read(self, span: Span, end: datetime, task: str | None) -> tuple[ComparedSpans, float | None]:
+        """The comparison, and how old its data was if a standby has answered."""
+        with allowing_standby() as reads:
+            return self._statistics.compare(span, end, task=task), reads.age_sec
+
+
+def _next_hour(moment: datetime) -> datetime:
+    """The end of the hour, for statistics have whole ones."""
+    start = moment.replace(minute=0, second=0, microsecond=0)
+    return start if start == moment else start + timedelta(hours=1)
 
 
 class SpanStatistics:
@@ -52,6 +99,7 @@ class SpanStatistics:
     def compare(self, span: Span, end: datetime, *, task: str | None = None) -> ComparedSpans:
         """Compare the span that ends then with the one before it."""
         middle, start = end - SPANS[span], end - 2 * SPANS[span]
+        counted_at = datetime.now(UTC)
         sides = [self._totals(start, middle, task), self._totals(middle, end, task)]
         rows = [self._rows(start, middle, task), self._rows(middle, end, task)]
         names = set[str]().union(*sides, *rows) - {""}
@@ -63,7 +111,7 @@ class SpanStatistics:
 
         tasks = sorted((compared(name) for name in names), key=lambda found: found.weight, reverse=True)
         total = tasks[0] if task and tasks else compared("")
-        return ComparedSpans(start, middle, end, total, tasks)
+        return ComparedSpans(start, middle, end, total, tasks, counted_at)
 
     def _totals(self, since: datetime, until: datetime, task: str | None) -> dict[str, PeriodStatistics]:
         rows = self._execute("span_totals", {"since": since, "until": until, "task": task})

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.features.statistics.comparison import Comparison, Span, SpanStatistics
+from dataloader.app.features.statistics.comparison import Comparison, Span, SpanComparisons
 from dataloader.app.features.statistics.rows import PeriodStatistics
-from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_time
@@ -40,38 +38,29 @@ class Figure:
 
 def create_comparison_page(site: Site) -> ApiBlueprint:
     pages = PageRenderer("comparison_page", site.options)
-    statistics = SpanStatistics(site.executor)
+    comparisons = SpanComparisons(site.executor)
 
     @pages.page("/compare", query=ComparisonQuery)
     def compare_spans(query: ComparisonQuery) -> Response:
         """Show failures, durations and rows of a span of time, and those of the span before it."""
-        error = None
+        error = until = None
         formatter = pages.formatter
-        now = _next_hour(formatter.now())
         try:
-            end = parse_time("until", query.until, formatter.zone) or now
+            until = parse_time("until", query.until, formatter.zone)
         except InvalidForm as refused:
-            error, end = str(refused), now
-        spans = statistics.compare(query.span, min(_next_hour(end), now), task=query.task or None)
-        can_see_task = current_actor().can_see_task
-        tasks = [found for found in spans.tasks if can_see_task(found.task)]
+            error = str(refused)
+        spans = comparisons.get(query.span, until, task=query.task or None)
         return pages.render(
             "compare.html",
             query=query,
             error=error,
             spans=spans,
-            figures=figures(spans.total, formatter) if len(tasks) == len(spans.tasks) else [],
-            tasks=[(found, figures(found, formatter)) for found in tasks[:_MAX_TASKS]],
-            hidden=max(0, len(tasks) - _MAX_TASKS),
+            figures=figures(spans.total, formatter),
+            tasks=[(found, figures(found, formatter)) for found in spans.tasks[:_MAX_TASKS]],
+            hidden=max(0, len(spans.tasks) - _MAX_TASKS),
         )
 
     return pages.blueprint
-
-
-def _next_hour(moment: datetime) -> datetime:
-    """The end of the hour, for statistics have whole ones."""
-    start = moment.replace(minute=0, second=0, microsecond=0)
-    return start if start == moment else start + timedelta(hours=1)
 
 
 def figures(compared: Comparison, formatter: Formatter) -> list[Figure]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
-from dataloader.app.http.caches import RefreshingValue, RefreshTimeout
+from dataloader.app.http.caches import RefreshingValue, RefreshingValues, RefreshTimeout
 from tests.support import eventually
 
 
@@ -48,6 +49,23 @@ def test_no_recent_value_comes_without_an_answer_in_time():
     fetch = HangingFetch()
     assert make_value(fetch, timeout_sec=0.01).get_recent(refresh_after_sec=1, max_age_sec=60) is None
     fetch.released.set()
+
+
+def test_values_of_the_keys_read_last_are_kept():
+    fetched: list[str] = []
+
+    def fetch(key: str) -> int:
+        fetched.append(key)
+        return len(fetched)
+
+    values = RefreshingValues[str, int](
+        lambda key: partial(fetch, key), name="refresh-test", timeout_sec=10, max_count=2
+    )
+
+    read = [values.get_recent(key, refresh_after_sec=60, max_age_sec=60) for key in ("a", "b", "a", "c", "a", "b")]
+
+    assert read == [1, 2, 1, 3, 1, 4]
+    assert fetched == ["a", "b", "c", "b"]
 
 
 def test_error_is_raised_and_next_get_fetches_again():

@@ -74,3 +74,22 @@ def test_page_of_a_time_without_jobs_is_empty(client):
 
     assert "No job has ended in these two spans" in page
     assert 'role="alert"' in client.get("/compare?until=soon").text
+
+
+def test_route_answers_what_the_page_shows(client):
+    answer = client.get("/api/v1/compare?span=7d").json
+
+    assert [task["task"] for task in answer["tasks"]] == ["broken", "steady", "slow"]
+    assert (answer["total"]["now"]["succeeded"], answer["total"]["before"]["succeeded"]) == (35, 39)
+    assert (answer["tasks"][-1]["rows_before"], answer["tasks"][-1]["rows_now"]) == (1000, 400)
+    assert client.get("/api/v1/compare?span=2d").status_code == 400
+
+
+def test_comparison_is_read_once_for_requests_of_ten_seconds(client, dsn):
+    path = "/api/v1/compare?span=1d&until=2020-01-02T00:00:00Z"
+    first = client.get(path).json
+    execute_sql(dsn, HOUR.format(at="2020-01-01T10:00Z", task="late", succeeded=1, failed=0, bucket=1))
+    second = client.get(path).json
+
+    assert (first["tasks"], second) == ([], first)
+    assert client.get("/api/v1/compare?span=1d&until=2020-01-01T12:00:00Z").json["tasks"][0]["task"] == "late"
