@@ -23,6 +23,7 @@ def main(folder: str, port: str) -> None:
     from dataloader.app.config import load_settings  # noqa: PLC0415
     from dataloader.app.runtime.database import Database  # noqa: PLC0415
 
+    own_pid = os.getpid()
     try:
         with closing(Database(load_settings(dotenv=None))) as database:
             database.dsn()  # not interrupted: a server that starts when its starter ends would be left behind
@@ -30,7 +31,8 @@ def main(folder: str, port: str) -> None:
             if not ending.is_set():
                 run_command(["serve", "--host", "127.0.0.1", "--port", port])
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.getpid() == own_pid:  # a process that it has forked leaves by here, too
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_with_input() -> None:
