@@ -64,8 +64,8 @@ class ThreadMoments:
         self._looked_at, self._knows_package = now, False
         self._package: str | None = None
         self._files = syscalls.ThreadFiles(native_id)
-        self._cpu_sec = self._first_cpu_sec = self._files.read_cpu_sec()
-        self._queued_sec, _ = self._files.read_queue()
+        self._cpu_sec, self._queued_sec, _ = self._files.read_schedule()
+        self._first_cpu_sec = self._cpu_sec
         self._process_sec = time.process_time()
         self._faults = self._files.read_major_faults()
 
@@ -81,7 +81,7 @@ class ThreadMoments:
 
     def read_queued_sec(self) -> float:
         """How long the thread has waited for a CPU since the last look."""
-        return max(0.0, self._files.read_queue()[0] - self._queued_sec)
+        return max(0.0, self._files.read_schedule()[1] - self._queued_sec)
 
     def look(self, now: float, frames: Mapping[int, FrameType], *, late_sec: float, awaitable: Any = None) -> Any:
         """Describe the time since the last look as JSON; None: the thread has ended. `late_sec`: how much later than
@@ -130,8 +130,8 @@ class ThreadMoments:
     def _spent_cpu(self) -> tuple[float, float, float]:
         """CPU time since the last look, of the thread and of its process, and how long the thread waited for a CPU."""
         before, before_process, before_queued = self._cpu_sec, self._process_sec, self._queued_sec
-        self._cpu_sec, self._process_sec = self._files.read_cpu_sec(), time.process_time()
-        self._queued_sec, _ = self._files.read_queue()
+        self._cpu_sec, self._queued_sec, _ = self._files.read_schedule()
+        self._process_sec = time.process_time()
         process, queued = self._process_sec - before_process, max(0.0, self._queued_sec - before_queued)
         if self._cpu_sec is None or before is None:
             return process, process, queued  # not known: as if it had computed alone
@@ -359,7 +359,7 @@ class LateLooks:
 
     def plan(self, at: float) -> None:
         self._planned_at = at
-        self._queued_sec, self._wakeups = self._files.read_queue()
+        _, self._queued_sec, self._wakeups = self._files.read_schedule()
 
     def close(self) -> None:
         self._files.close()
@@ -368,7 +368,7 @@ class LateLooks:
         if self._planned_at is None:
             return 0.0
         late_sec = now - self._planned_at
-        queued_sec, wakeups = self._files.read_queue()
+        _, queued_sec, wakeups = self._files.read_schedule()
         waited_sec = (wakeups - self._wakeups - _OTHER_WAKEUPS) * sys.getswitchinterval()
         return max(0.0, late_sec - (queued_sec - self._queued_sec), min(late_sec, waited_sec))
 

@@ -41,15 +41,11 @@ class ThreadFiles:
     def read_wait(self) -> tuple[str, int]:
         return parse_wait(self._read("syscall"))
 
-    def read_cpu_sec(self) -> float | None:
-        """None where the kernel does not say."""
+    def read_schedule(self) -> tuple[float | None, float, int]:
+        """CPU time, how long it was ready to run and had no CPU, and how often it got one. None where the kernel does
+        not say."""
         fields = self._read("schedstat").split()
-        return int(fields[0]) / 1e9 if fields else None
-
-    def read_queue(self) -> tuple[float, int]:
-        """How long it was ready to run and had no CPU, and how often it got one."""
-        fields = self._read("schedstat").split()[1:]
-        return (int(fields[0]) / 1e9, int(fields[1])) if fields else (0.0, 0)
+        return (int(fields[0]) / 1e9, int(fields[1]) / 1e9, int(fields[2])) if fields else (None, 0.0, 0)
 
     def read_major_faults(self) -> int:
         """For how many pages of memory it had to wait."""

@@ -227,15 +227,14 @@ class ChildProgram:
         """Send what the task reports, until it is done."""
         is_last, sent_reports, sent_offloads, began_at = False, self._reports(), False, clock()
         moments: TaskMoments | None = None
+        pause_sec = _REPORT_INTERVAL_SEC
         while not is_last:
-            is_last = done.wait(_REPORT_INTERVAL_SEC if moments is None else moments.pause_sec(_REPORT_INTERVAL_SEC))
-            if self.moments_interval_sec is not None and not is_last:
-                moments = moments or TaskMoments(self.context, self.moments_interval_sec, began_at)
+            is_last, pause_sec = done.wait(pause_sec), _REPORT_INTERVAL_SEC
+            if moments is None and self.moments_interval_sec is not None and not is_last:
+                moments = TaskMoments(self.context, self.moments_interval_sec, began_at)
+            if moments is not None and (is_last or clock() >= moments.wakes_at):
                 with suppress(Exception):  # it must not end what reports
-                    if (moment := moments.look()) is not None:
-                        self.parent.send({"moment": moment})
-            elif moments is not None:
-                self.parent.send({"moment": moments.last()})
+                    pause_sec = self._describe(moments, is_last)
             with suppress(MemoryError):  # the task's, which may recover
                 if self.context.has_offloads and not sent_offloads:
                     self.parent.send({"offloads": True})
@@ -251,6 +250,13 @@ class ChildProgram:
                     self.parent.send({"checkpoint": json.loads(sanitize_json(checkpoint, MAX_CHECKPOINT_BYTES))})
                 self.context.reported.mark_saved(unsaved)
 
+    def _describe(self, moments: TaskMoments, is_last: bool) -> float:
+        """Look at the task if it is time to; return the seconds until the next report or look."""
+        moment = moments.last() if is_last else moments.look()
+        if moment is not None:
+            self.parent.send({"moment": moment})
+        return moments.pause_sec(_REPORT_INTERVAL_SEC)
+
     def _reports(self) -> tuple[Any, Any]:
         return self.context.reported.checks, self.context.reported.datasets
 
@@ -264,15 +270,18 @@ class TaskMoments:
         self._moments = ThreadMoments(int(main.ident or 0), os.getpid(), now)  # its native id; a fork keeps the old one
         self._late = LateLooks()
         self._next_at = now + interval_sec
+        self.wakes_at = now  # before then there is nothing to do
 
     def pause_sec(self, max_sec: float) -> float:
         """Until the next report, or look. A look that is near the time of a report needs no wake-up of its own."""
         now = clock()
         until_look = max(0.0, self._next_at - now)
-        pause_sec = max_sec if max_sec / 2 < until_look < 1.5 * max_sec else min(max_sec, until_look)
-        if until_look < 1.5 * max_sec:
-            self._next_at = now + pause_sec
-            self._late.plan(self._next_at)
+        if until_look >= 1.5 * max_sec:
+            self.wakes_at = self._next_at - 1.5 * max_sec
+            return max_sec
+        pause_sec = max_sec if until_look > max_sec / 2 else until_look
+        self.wakes_at = self._next_at = now + pause_sec
+        self._late.plan(self._next_at)
         return pause_sec
 
     def look(self) -> dict[str, Any] | None:
