@@ -7,6 +7,9 @@ import pytest
 from tests.rehearsal.rehearsal import rehearse
 from tests.rehearsal.releases import Release, build_releases
 
+# Leases of three seconds and waits of at most one: other tests at the same time are too much for them.
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Release]:
@@ -25,7 +28,6 @@ def test_nothing_is_lost_and_no_attempt_used_up_when_an_upgrade_is_rolled_back(r
     assert result.report.runs["claimed"] > 100
 
 
-@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("order", ["migrate-first", "workers-first", "mixed"])
 def test_upgrade_under_faults(releases, order):
