@@ -8,6 +8,7 @@ tables, types and rows.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from dataloader.app.db.connection import READ_WRITE_SESSION, connect_any_host, t
 from dataloader.app.db.job_field_lists import enqueue_parameters
 from dataloader.app.db.schema_statements import SchemaStatement, quote_identifier, schema_statements
 from dataloader.app.db.statements import statements
-from dataloader.app.db.table_locks import TableLocks
+from dataloader.app.db.table_locks import LockLimits, TableLocks, lock_statements
 from dataloader.app.errors import RightsMissing, SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -30,6 +31,8 @@ SCHEMA_VERSION = max(int(path.stem) for path in _MIGRATIONS.glob("*.sql"))
 COMPATIBLE_FROM = 9  # the oldest version whose processes work on these tables
 
 _REQUEST_TYPE = "dl_enqueue_request"
+_DROP_REQUEST_TYPE = f"DROP TYPE IF EXISTS {_REQUEST_TYPE} CASCADE;"  # with the functions that have such a parameter
+_ALTERED_TABLE = re.compile(r"ALTER TABLE (?:ONLY )?(\w+)")
 LOCK_WAIT_SEC = 600.0  # for tables that other sessions have locked
 _MIGRATION_LOCK = 1684828528  # advisory lock: two migrations of one database
 # A role may have shorter limits for its sessions than a migration takes, and be read-only by default.
@@ -105,13 +108,15 @@ def migrate(
     """
     locks = table_locks(dsn, schema, connect_timeout_sec, lock_wait_sec, report)
     locks.repeat(lambda try_sec: _add_wait_states(dsn, schema, connect_timeout_sec, try_sec))
-    return locks.repeat(lambda try_sec: _migrate(dsn, schema, connect_timeout_sec, try_sec))
+    return locks.repeat(
+        lambda try_sec: _migrate(dsn, schema, connect_timeout_sec, LockLimits(try_sec, max_wait_sec=lock_wait_sec))
+    )
 
 
-def _migrate(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_sec: float) -> Migration:
+def _migrate(dsn: str, schema: str, connect_timeout_sec: float, limits: LockLimits) -> Migration:
     text = schema_text()
     target = SchemaVersion(SCHEMA_VERSION, hashlib.sha256(text.encode()).hexdigest(), COMPATIBLE_FROM)
-    with migration_transaction(dsn, schema, connect_timeout_sec, lock_timeout_sec) as cursor:
+    with migration_transaction(dsn, schema, connect_timeout_sec, limits.try_sec) as cursor:
         found = _recorded_version(cursor, schema)
         if found is not None and found.is_newer:
             require_compatible(found, schema, has_tables=True)
@@ -126,7 +131,7 @@ def _migrate(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_sec
             steps += [f"created {s.object_name}" for s in schema_statements(text) if s.object_name.startswith("table ")]
             _record(cursor, target)
         else:
-            steps += _upgrade(cursor, version, text, target)
+            steps += _upgrade(cursor, version, text, target, limits)
         return Migration(schema, version, SCHEMA_VERSION, tuple(steps))
 
 
@@ -153,17 +158,18 @@ def _add_wait_states(dsn: str, schema: str, connect_timeout_sec: float, lock_tim
                     )
 
 
-def _upgrade(cursor: Any, version: int, text: str, target: SchemaVersion) -> list[str]:
+def _upgrade(cursor: Any, version: int, text: str, target: SchemaVersion, limits: LockLimits) -> list[str]:
     replaced = [s for s in schema_statements(text) if s.is_replaceable or s.object_name == f"type {_REQUEST_TYPE}"]
     on_tables = [s for s in replaced if s.table or s.text.startswith("SELECT dl_create_partitions")]
     elsewhere = [s for s in replaced if s not in on_tables]
     migrations = migration_files(after=version)
     if version >= COMPATIBLE_FROM:
-        _upgrade_online(cursor, elsewhere, migrations, on_tables, target)
+        _upgrade_online(cursor, elsewhere, migrations, on_tables, target, limits)
     else:
         _require_no_processes(cursor)
         for number, migration in migrations:
             apply_statement(cursor, migration, f"apply migration {number}")
+        cursor.execute(_DROP_REQUEST_TYPE)
         _replace_functions(cursor, elsewhere)
         for statement in on_tables:
             apply_statement(cursor, statement.text, f"replace {statement.object_name}")
@@ -182,32 +188,35 @@ def _upgrade_online(
     migrations: Sequence[tuple[int, str]],
     on_tables: Sequence[SchemaStatement],
     target: SchemaVersion,
+    limits: LockLimits,
 ) -> None:
     """While processes work with the tables. What locks none comes first, so functions are not checked against the new
-    tables; the rest is one message, since all that need a table wait from its first statement to the commit."""
+    tables; the rest is one message, since all that need a table, or the type of a request, wait until the commit."""
     cursor.execute("SET LOCAL check_function_bodies = off")
-    _replace_functions(cursor, elsewhere)
+    of_requests = [statement for statement in elsewhere if _REQUEST_TYPE in statement.text]
+    _replace_functions(cursor, [statement for statement in elsewhere if statement not in of_requests])
     _record(cursor, target)
-    # Workers lock dl_jobs before the tables of events and workers, whose triggers come before its own in the file.
-    lock = "LOCK TABLE dl_jobs IN SHARE ROW EXCLUSIVE MODE;"
-    texts = [*(text for _, text in migrations), lock, *(statement.text for statement in on_tables)]
+    cursor.execute(
+        "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')"
+    )
+    tables = {name for (name,) in cursor.fetchall()}
+    altered = [name for _, text in migrations for name in _ALTERED_TABLE.findall(text)]
+    locks = lock_statements(
+        tables.intersection(altered), tables.intersection(statement.table for statement in on_tables), limits
+    )
+    cursor.execute(locks.waiting)
+    texts = [
+        *locks.blocking,
+        *(text for _, text in migrations),
+        _DROP_REQUEST_TYPE,
+        *(statement.text for statement in (*of_requests, *on_tables)),
+    ]
     apply_statement(cursor, "\n".join(texts), "change the tables")
 
 
 def _replace_functions(cursor: Any, replacements: Iterable[SchemaStatement]) -> None:
-    grantees = _drop_former_fields(cursor)
-    for statement in replacements:
-        apply_statement(cursor, statement.text, f"replace {statement.object_name}")
-    for grantee in grantees:
-        cursor.execute(f"GRANT EXECUTE ON FUNCTION dl_enqueue TO {grantee}")
-
-
-def _drop_former_fields(cursor: Any) -> list[str]:
-    """Drop the type of a request, and `dl_enqueue` if it has parameters for other fields of a job than today's.
-
-    Both are created again. Return the roles that may execute the dropped function: they may execute the new one.
-    """
-    cursor.execute(f"DROP TYPE IF EXISTS {_REQUEST_TYPE} CASCADE")  # with the functions that have such a parameter
+    """Also `dl_enqueue`, which is dropped first if it has parameters for other fields of a job than today's; the roles
+    that may execute it may execute the new one."""
     cursor.execute(
         "SELECT p.oid::regprocedure::text, array(SELECT a.grantee::regrole::text FROM aclexplode(p.proacl) a"
         " WHERE a.privilege_type = 'EXECUTE' AND a.grantee NOT IN (0, p.proowner))"
@@ -218,7 +227,10 @@ def _drop_former_fields(cursor: Any) -> list[str]:
     former = cursor.fetchall()
     for signature, _ in former:
         apply_statement(cursor, f"DROP FUNCTION {signature}", f"replace {signature}")
-    return [grantee for _, grantees in former for grantee in grantees]
+    for statement in replacements:
+        apply_statement(cursor, statement.text, f"replace {statement.object_name}")
+    for grantee in [grantee for _, grantees in former for grantee in grantees]:
+        cursor.execute(f"GRANT EXECUTE ON FUNCTION dl_enqueue TO {grantee}")
 
 
 def _require_no_processes(cursor: Any) -> None:

@@ -6,15 +6,17 @@ A transaction that has written to a table, and a dump, keep the lock that they h
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
-from psycopg2.errors import LockNotAvailable
+from psycopg2.errors import LockNotAvailable, QueryCanceled
 
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.wording import format_duration
 
-_TRY_SEC = 0.2
+TRY_SEC = 0.2
+_HARMLESS_WAIT_SEC = 5.0
 _FIRST_PAUSE_SEC, _MAX_PAUSE_SEC = 0.5, 5.0
 _REPORT_INTERVAL_SEC = 15.0
 _DEADLOCK_TIMEOUT_MARGIN_SEC = 0.2
@@ -33,6 +35,46 @@ SELECT a.pid, a.usename, a.application_name, coalesce(a.backend_type, 'client ba
 Done = TypeVar("Done")
 
 
+@dataclass(frozen=True)
+class LockLimits:
+    """`try_sec`: how long a try may wait for a lock. `max_wait_sec`: for one that makes no other statement wait."""
+
+    try_sec: float
+    max_wait_sec: float
+
+
+class LockStatements(NamedTuple):
+    waiting: str  # it makes no statement of the queue wait
+    blocking: Sequence[str]  # they are to be one message with what needs the locks
+
+
+def lock_statements(altered: Collection[str], changed: Collection[str], limits: LockLimits) -> LockStatements:
+    """Lock these tables before they are altered, or their triggers changed.
+
+    A lock that conflicts with none of a statement that reads or writes comes first, and waits for a vacuum, until
+    PostgreSQL cancels it. Then a try has its time for all tables together: while it waits for one, all statements wait
+    for those that it has. Workers lock dl_jobs before the tables of events and workers.
+    """
+
+    def lock(tables: Iterable[str], mode: str) -> list[str]:
+        ordered = sorted(set(tables), key=lambda table: (table != "dl_jobs", table))
+        return [f"LOCK TABLE {', '.join(ordered)} IN {mode} MODE;"] if ordered else []
+
+    return LockStatements(
+        waiting="".join([
+            f"SET LOCAL lock_timeout = '{min(limits.max_wait_sec, _HARMLESS_WAIT_SEC)}s';",
+            *lock([*altered, *changed], "SHARE UPDATE EXCLUSIVE"),
+            f"SET LOCAL lock_timeout = '{min(limits.try_sec, TRY_SEC)}s';",
+            f"SET LOCAL statement_timeout = '{min(limits.try_sec, TRY_SEC)}s'",
+        ]),
+        blocking=[
+            *lock(altered, "ACCESS EXCLUSIVE"),
+            *lock(changed, "SHARE ROW EXCLUSIVE"),
+            "SET LOCAL statement_timeout = 0;",
+        ],
+    )  # fmt: skip
+
+
 class TableLocks:
     """Repeats a migration whose transaction could not lock a table, until `max_wait_sec` have passed.
 
@@ -44,7 +86,7 @@ class TableLocks:
         self, ask: Callable[[str], list[tuple[Any, ...]]], max_wait_sec: float, report: Callable[[str], None]
     ) -> None:
         self._ask, self._max_wait_sec, self._report = ask, max_wait_sec, report
-        self._try_sec = min(_TRY_SEC, max_wait_sec)
+        self._try_sec = min(TRY_SEC, max_wait_sec)
         self._reported_at = -_REPORT_INTERVAL_SEC
 
     def repeat(self, migrate: Callable[[float], Done]) -> Done:
@@ -54,7 +96,7 @@ class TableLocks:
             try:
                 return migrate(self._try_sec)
             except DatabaseUnavailable as error:
-                if not isinstance(error.__cause__, LockNotAvailable):
+                if not isinstance(error.__cause__, LockNotAvailable | QueryCanceled):
                     raise
                 holders = self._ask(_HOLDERS)
                 if time.monotonic() + pause_sec > ends_at:
@@ -75,7 +117,7 @@ class TableLocks:
 
     def _give_way_to_vacuum(self, holders: list[tuple[Any, ...]]) -> None:
         """PostgreSQL cancels a vacuum of its own for one who has waited for deadlock_timeout, and not sooner."""
-        self._try_sec = min(_TRY_SEC, self._max_wait_sec)
+        self._try_sec = min(TRY_SEC, self._max_wait_sec)
         if holders and all(kind == "autovacuum worker" for _, _, _, kind, _ in holders):
             ((deadlock_timeout_ms,),) = self._ask(
                 "SELECT setting::float8 FROM pg_settings WHERE name = 'deadlock_timeout'"

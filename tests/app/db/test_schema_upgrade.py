@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
 
 import psycopg2
 import pytest
@@ -25,6 +28,7 @@ from dataloader.app.queue.job import Status
 from tests.support.databases import another_role
 from tests.support.old_schema import BEFORE, ROWS, definitions, job_of, rows
 from tests.support.queue_fixture import QueueFixture
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -278,6 +282,69 @@ def test_statements_go_on_while_a_migration_waits_for_a_long_transaction(dsn):
 
     assert queue_db.settle(other).outcome == "applied"
     queue_db.close()
+
+
+def test_a_migration_makes_no_statement_wait_for_many_locks_one_after_the_other(dsn):
+    """Each of these tables is let go 150 ms after the migration has come to it: one try has time for two of them."""
+    queue_db = QueueFixture(dsn)
+    queue_db.sql("UPDATE dl_schema SET fingerprint = 'of another file'")
+    tables = ["dl_alerts", "dl_api_keys", "dl_breakers", "dl_bulk"]
+    waited_for: list[tuple[object, str]] = []  # by its transaction
+    are_locked = threading.Barrier(len(tables) + 1)
+
+    def hold(table: str) -> None:
+        with (
+            closing(psycopg2.connect(dsn)) as holder,
+            holder.cursor() as cursor,
+            closing(psycopg2.connect(dsn)) as watcher,
+            watcher.cursor() as watching,
+        ):
+            watcher.autocommit = True
+            cursor.execute(f"LOCK TABLE {table} IN ROW EXCLUSIVE MODE")
+            are_locked.wait()
+            eventually(lambda: waiters(watching, table))
+            waited_for.append((waiters(watching, table), table))
+            time.sleep(0.15)
+
+    with ThreadPoolExecutor(len(tables) + 1) as threads:
+        holders = [threads.submit(hold, table) for table in tables]
+        are_locked.wait()
+        assert migrate(dsn).steps
+        for holder in holders:
+            holder.result()
+
+    tries = Counter(transaction for transaction, _ in waited_for)
+    assert max(tries.values()) <= 2, waited_for
+    queue_db.close()
+
+
+def test_statements_go_on_while_a_migration_waits_for_a_vacuum(dsn):
+    queue_db = QueueFixture(dsn)
+    queue_db.sql("UPDATE dl_schema SET fingerprint = 'of another file'")
+
+    with ThreadPoolExecutor(1) as threads, closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        with queue_db.open_transaction() as step:
+            step("LOCK TABLE dl_jobs IN SHARE UPDATE EXCLUSIVE MODE")  # as a vacuum does
+            migration = threads.submit(migrate, dsn)
+            waited_for = eventually(lambda: waiters(cursor, "dl_jobs"))
+            other = queue_db.enqueue_and_claim("other")
+            assert waiters(cursor, "dl_jobs") == waited_for  # in the same try
+        assert migration.result().steps
+
+    assert queue_db.settle(other).outcome == "applied"
+    queue_db.close()
+
+
+def waiters(cursor: Any, table: str) -> Any:
+    """When the transaction began that waits for the table."""
+    cursor.execute(
+        "SELECT a.xact_start FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+        " WHERE l.relation = to_regclass(%s) AND NOT l.granted",
+        (table,),
+    )
+    row = cursor.fetchone()
+    return None if row is None else row[0]
 
 
 def test_a_migration_waits_for_a_vacuum_until_postgresql_cancels_it():
