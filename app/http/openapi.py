@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -161,6 +161,14 @@ def route_template(rule: str) -> str:
     return _PATH_PARAMETER.sub(r"{\1}", rule)
 
 
+@lru_cache(maxsize=2)  # it takes a second; the applications of a process have the same types
+def _make_schemas(kinds: tuple[tuple[Any, JsonSchemaMode], ...]) -> tuple[dict[Any, str], dict[str, Any]]:
+    """The name of each type, and the schemas by name."""
+    adapters = [(str(kind), mode, TypeAdapter(kind)) for kind, mode in kinds]
+    refs, found = TypeAdapter.json_schemas(adapters, ref_template=_REF_TEMPLATE, schema_generator=_SchemaGenerator)
+    return {kind: refs[str(kind), mode]["$ref"].rpartition("/")[2] for kind, mode in kinds}, found["$defs"]
+
+
 class _Schemas:
     """The schemas of all requests and responses, made at once: a type that several have is one component."""
 
@@ -170,12 +178,11 @@ class _Schemas:
             if operation.media_type == JSON and operation.response is not dict:
                 kinds[operation.response] = "serialization"
             kinds |= {model: "validation" for model in (operation.form, operation.body, operation.query) if model}
-        adapters = [(str(kind), mode, TypeAdapter(kind)) for kind, mode in kinds.items()]
-        refs, found = TypeAdapter.json_schemas(adapters, ref_template=_REF_TEMPLATE, schema_generator=_SchemaGenerator)
-        self._names = {kind: refs[str(kind), mode]["$ref"].rpartition("/")[2] for kind, mode in kinds.items()}
+        self._names, schemas = _make_schemas(tuple(kinds.items()))
         queries = {operation.query for operation in operations if operation.query}
-        self._queries: dict[type[BaseModel], Any] = {query: found["$defs"].pop(self._names[query]) for query in queries}
-        self.components: dict[str, Any] = dict(sorted(found["$defs"].items()))
+        self._queries: dict[type[BaseModel], Any] = {query: schemas[self._names[query]] for query in queries}
+        left_out = {self._names[query] for query in queries}
+        self.components = {name: schema for name, schema in sorted(schemas.items()) if name not in left_out}
 
     def query_parameters(self, query: type[BaseModel] | None) -> list[dict[str, Any]]:
         """A query parameter is left out instead of null."""

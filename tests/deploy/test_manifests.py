@@ -251,6 +251,7 @@ def rendered(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(it["kind"], it["metadata"]["name"]): it for it in made}
 
 
+@pytest.mark.full  # Debian's kubectl has a kustomize without `patches`
 def test_recipe_for_long_jobs_changes_the_workers_alone(tmp_path):
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl, which has kustomize")

@@ -57,7 +57,8 @@ def test_pages_of_the_other_features_work(queue: JobQueue, left_out: Feature):
 
     job_id = queue.enqueue(NewJob(queue="etl", task="noop", lock_key="noop")).job_id
 
-    pages = [link.path for feature in features for link in feature.navigation]
+    # Without /docs, which takes seconds to describe all routes.
+    pages = [link.path for feature in features for link in feature.navigation if link.path != "/docs"]
     pages += [f"/jobs/{job_id}"] if left_out.name != "jobs" else []
     pages += ["/tasks/noop"] if left_out.name != "tasks" else []
     pages += [f"/api/v1/{kind}/why" for kind in (f"jobs/{job_id}", "tasks/noop")] if left_out.name != "why" else []
@@ -66,7 +67,7 @@ def test_pages_of_the_other_features_work(queue: JobQueue, left_out: Feature):
     for link in left_out.navigation:
         if link.path != "/docs":
             assert client.get(link.path).status_code == 404
-            assert f'<li><a href="{link.path}"' not in client.get("/docs").text
+            assert f'<li><a href="{link.path}"' not in client.get(pages[0]).text
 
 
 def test_service_without_features_triggers_cancels_and_retries(queue: JobQueue):
