@@ -465,15 +465,15 @@ SELECT task, measure, array_agg(bucket), array_agg(n), sum(sec)
  GROUP BY task, measure;
 
 -- name: span_rows
--- The rows that jobs reported in a span, by task. None if the newest 20,000 reports do not reach back to its start.
+-- The rows that jobs reported in a span, by task. None if the newest 20,000 reports do not reach back to its start. A
+-- subquery without references is executed once; as a table in FROM it was joined to, and executed for, each report.
 WITH newest AS MATERIALIZED (
     SELECT task, kind, rows, at FROM dl_dataset_events ORDER BY event_id DESC LIMIT 20001
-), reach AS (
-    SELECT count(*) <= 20000 OR min(at) < %(since)s::timestamptz AS is_enough FROM newest
 )
 SELECT task, sum(rows)::bigint
-  FROM newest, reach
- WHERE is_enough AND kind = 'produced' AND rows IS NOT NULL
+  FROM newest
+ WHERE (SELECT count(*) <= 20000 OR min(at) < %(since)s::timestamptz FROM newest)
+   AND kind = 'produced' AND rows IS NOT NULL
    AND at >= %(since)s::timestamptz AND at < %(until)s::timestamptz
    AND (%(task)s::text IS NULL OR task = %(task)s::text)
  GROUP BY task;

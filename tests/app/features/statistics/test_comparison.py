@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import psycopg2
 import pytest
 
+from dataloader.app.db.statements import parse_statements
+from dataloader.app.features.statistics import comparison
 from dataloader.app.features.statistics.comparison import SpanStatistics
 from tests.support.databases import execute_sql
 
+STATEMENTS = parse_statements(Path(comparison.__file__).with_name("rows.sql").read_text(encoding="utf-8"), "public")
 END = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
 HOUR = """
 INSERT INTO dl_statistics (span_sec, started_at, queue, task, measure, bucket, count, total_sec)
@@ -93,3 +101,20 @@ def test_comparison_is_read_once_for_requests_of_ten_seconds(client, dsn):
 
     assert (first["tasks"], second) == ([], first)
     assert client.get("/api/v1/compare?span=1d&until=2020-01-01T12:00:00Z").json["tasks"][0]["task"] == "late"
+
+
+def test_reported_rows_are_read_once_however_many_reports_there_are(dsn):
+    execute_sql(
+        dsn,
+        f"""
+INSERT INTO dl_dataset_events (dataset, kind, task, at, job_id, partition_key, rows)
+SELECT 'sales', 'produced', 'slow', '{END - timedelta(days=1)}', gen_random_uuid(), '', 1 FROM generate_series(1, 3000);
+ANALYZE dl_dataset_events;
+""",
+    )
+    values = {"since": END - timedelta(days=7), "until": END, "task": None}
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {STATEMENTS['span_rows'].text}", values)
+        plan = json.dumps(cursor.fetchall())
+
+    assert set(re.findall(r'"Actual Loops": (\d+)', plan)) == {"1"}
