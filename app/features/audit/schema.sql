@@ -113,7 +113,7 @@ CREATE OR REPLACE TRIGGER dl_jobs_audit_ins AFTER INSERT ON dl_jobs
 CREATE OR REPLACE TRIGGER dl_jobs_audit AFTER UPDATE OR DELETE ON dl_jobs
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('job', 'job_id',
-        'wait_state,waits_on,unknown_task,run_id,worker,worker_id,lease_expires_at,heartbeat_at,started_at,finished_at,crashes,request_hash,error_fingerprint',
+        'graph_id,graph_key,wait_state,waits_on,unknown_task,run_id,worker,worker_id,lease_expires_at,heartbeat_at,started_at,finished_at,crashes,request_hash,error_fingerprint',
         'args,progress,result,error,traceback,checkpoint,webhook');  -- a webhook's URL may have a token in it
 
 CREATE OR REPLACE TRIGGER dl_queues_audit AFTER INSERT OR UPDATE OR DELETE ON dl_queues

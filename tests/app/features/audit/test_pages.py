@@ -22,7 +22,7 @@ def test_triggers_are_folded_and_shown_one_by_one(client, trigger):
     page = client.get("/audit").text
     address = page[page.index("/audit?actor=") :].partition('"')[0].replace("&amp;", "&")
 
-    assert "3 jobs" in page
+    assert "3 triggers" in page
     assert jobs[0] not in page
     unfolded = client.get(address).text
     assert all(job in unfolded for job in jobs)
@@ -37,6 +37,19 @@ def test_hidden_triggers_leave_the_changes(client, trigger):
     assert "<b>cancel job</b>" in page
     assert "<b>trigger job</b>" not in page
     assert "status: queued → canceled" in page
+
+
+def test_graph_is_one_row_with_its_jobs_and_tasks(client):
+    job = {"queue": "loads", "task": "noop"}
+    parts = [job | {"key": name, "lock_key": name} for name in ("a", "b", "c")]
+    last = job | {"key": "all", "lock_key": "all", "after": [{"job": part["key"]} for part in parts]}
+    assert client.post("/api/v1/graphs", json={"jobs": [*parts, last], "name": "daily"}).status_code == 200
+
+    page = client.get("/audit").text
+
+    assert page.count('<tr id="entry-') == 1
+    assert "4 jobs" in page
+    assert "tasks: noop" in page
 
 
 def test_filters_are_chosen_from_known_values(client, trigger):
