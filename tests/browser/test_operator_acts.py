@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -66,6 +67,24 @@ def limited_jobs(client: Client) -> Iterator[list[str]]:
     client.request("DELETE", "/api/v1/limits/bank", repeatable=True)
 
 
+@pytest.fixture
+def held_limit(client: Client, tmp_path: Path) -> Iterator[str]:
+    """A limit of one that a running job holds, for which another one waits. The id of the one that runs."""
+    client.request("PUT", "/api/v1/limits/partner-api", body={"concurrency": 1}, repeatable=True)
+    args = {"file": str(tmp_path / "end"), "trace": str(tmp_path / "trace")}
+    made = [
+        client.trigger("test.until", args, queue="q", lock_key=f"{name} the api", limits={"partner-api": 1})["job_id"]
+        for name in ("holds", "wants")
+    ]
+    eventually(lambda: "running" in {client.job(job_id)["status"] for job_id in made}, 20)
+    (holder,) = (job_id for job_id in made if client.job(job_id)["status"] == "running")
+    yield holder
+    (tmp_path / "end").touch()
+    for job_id in made:
+        client.wait(job_id)
+    client.request("DELETE", "/api/v1/limits/partner-api", repeatable=True)
+
+
 def search(operator: Operator, text: str) -> None:
     operator.page.keyboard.press("/")
     operator.page.keyboard.type(text)
@@ -90,6 +109,44 @@ def test_limit_with_its_waiting_jobs_takes_one_click(seen: OpenPage):
     expect(row).to_contain_text("0 of 0")
     expect(row.locator("[data-l=Waiting]")).to_contain_text("2")
     expect(row.locator("[data-l='Held by']")).to_contain_text("nothing")
+    assert operator.clicks == 1
+
+
+def test_job_that_holds_a_limit_is_named_without_a_click(seen: OpenPage, held_limit: str):
+    operator = Operator(seen().go("/"))
+    search(operator, "partner-api")
+
+    row = operator.page.locator("#limit-partner-api")
+    expect(row).to_contain_text("1 of 1")
+    expect(row.locator("[data-l=Waiting]")).to_contain_text("1")
+    holder = row.locator("[data-l='Held by']").get_by_role("link").first
+    expect(holder).to_have_attribute("href", f"/jobs/{held_limit}")
+    assert operator.clicks == 0
+    operator.click(holder)
+    expect(operator.page.locator("h1")).to_contain_text("test.until")
+    assert operator.clicks == 1
+
+
+def test_waiting_job_names_the_holder_of_its_limit(seen: OpenPage, client: Client, held_limit: str):
+    (waiting,) = client.jobs(status="queued", task="test.until", limit=5)
+    page = seen().go(f"/jobs/{waiting['job_id']}")
+
+    note = page.locator(".note.limited")
+    expect(note).to_contain_text("partner-api")
+    expect(note.locator(f"a[href='/jobs/{held_limit}']")).to_be_visible()
+
+
+def test_job_that_updated_a_dataset_is_named_without_a_click(seen: OpenPage, client: Client):
+    operator = Operator(seen().go("/"))
+    search(operator, "warehouse.sales")
+
+    last = client.request("GET", "/api/v1/datasets/warehouse.sales")["updates"][0]
+    line = operator.page.locator("#last-update")
+    expect(line).to_contain_text(re.compile(r"by job \S+ of test\.measure, 2\D000 rows, slice 2030-01-31"))
+    expect(line.get_by_role("link").first).to_have_attribute("href", f"/jobs/{last['job_id']}")
+    assert operator.clicks == 0
+    operator.click(line.get_by_role("link").first)
+    expect(operator.page.locator("h1")).to_contain_text("test.measure")
     assert operator.clicks == 1
 
 

@@ -67,6 +67,10 @@ class Limits:
         """Limits with a setting, and names that jobs wait for or hold, by name."""
         return self._statuses(None)
 
+    def names(self, *, limit: int) -> list[str]:
+        """Limits with a setting, by name."""
+        return [row[0] for row in self._execute("limit_names", {"limit": limit})]
+
     def status(self, name: str) -> LimitStatus:
         """Raises LimitNotFound if the limit has no setting and no job uses it."""
         found = self._statuses(name)

@@ -75,6 +75,9 @@ SELECT n.name, s.name, least(s.concurrency, b.concurrency), s.rate, s.per_sec, s
                                     LIMIT %(max_waiting)s::int + 1) j) w
  ORDER BY n.name;
 
+-- name: limit_names
+SELECT name FROM dl_limits ORDER BY name LIMIT %(limit)s::int;
+
 -- name: limits_of_queue
 -- The limits that jobs of a queue wait for, with their number, by a loose scan of all that jobs wait for.
 SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),

@@ -148,6 +148,9 @@ class DataQuality:
         datasets = [from_row(Dataset, row) for row in rows]
         return DatasetPage(datasets, datasets[-1].dataset if len(datasets) == limit else None)
 
+    def dataset_names(self, *, limit: int) -> list[str]:
+        return [row[0] for row in self._execute("dataset_names", {"limit": limit})]
+
     def dataset(self, name: str, *, limit: int = 50) -> DatasetDetail:
         """Raises DatasetNotFound."""
         parameters = {"dataset": validate_text("dataset", name), "limit": limit}

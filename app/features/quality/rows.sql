@@ -54,6 +54,16 @@ SELECT n.dataset, l.updates[1].at, l.updates[1].task, l.updates[1].job_id, l.upd
                              FROM dl_last_dataset_events(n.dataset) e) l
  ORDER BY n.dataset;
 
+-- name: dataset_names
+WITH RECURSIVE names AS (
+    (SELECT dataset FROM dl_dataset_events ORDER BY dataset LIMIT 1)
+    UNION ALL
+    SELECT next.dataset
+      FROM names CROSS JOIN LATERAL (
+               SELECT e.dataset FROM dl_dataset_events e WHERE e.dataset > names.dataset ORDER BY e.dataset LIMIT 1) next
+)
+SELECT dataset FROM names LIMIT %(limit)s::int;
+
 -- name: dataset_tasks
 -- The last event of each kind and task, newest first.
 SELECT e.task, e.at, e.job_id, e.partition_key, e.rows, e.kind, dl_json_text(e.schema),

@@ -13,6 +13,8 @@ from pydantic import Field
 from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.features.jobs.job_lookup import JobLookup
 from dataloader.app.features.jobs.job_search import JobSearch
+from dataloader.app.features.limits.rows import Limits
+from dataloader.app.features.quality.rows import DataQuality
 from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.schedules.rows import Schedules
 from dataloader.app.features.statistics.rows import Statistics
@@ -25,10 +27,13 @@ from dataloader.app.ui.base import FormModel, FormText, PageRenderer, redirect_t
 
 _MAX_OF_A_KIND = 20
 _MAX_SCHEDULES = 500
+_MAX_NAMES = 500  # of datasets, and of limits
 
 
 class SearchQuery(FormModel):
-    q: FormText = Field("", description="A job id, an idempotency key, a lock key, a task, a queue or any text.")
+    q: FormText = Field(
+        "", description="A job id, a key, a name of a task, queue, schedule, dataset or limit, or any text."
+    )
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ class Names:
     tasks: list[str]
     queues: list[str]
     schedules: list[str]
+    datasets: list[str]
+    limits: list[str]
 
     def matches(self, text: str) -> Iterator[Match]:
         """Those that are the text, or contain it."""
@@ -56,6 +63,8 @@ class Names:
             ("task", "/tasks/", self.tasks),
             ("queue", "/queues/", self.queues),
             ("schedule", "/schedules/", self.schedules),
+            ("dataset", "/datasets/", self.datasets),
+            ("limit", "/limits#limit-", self.limits),
         )
         for kind, folder, names in folders:
             for name in names:
@@ -68,11 +77,18 @@ def create_search_page(site: Site) -> ApiBlueprint:
     pages = PageRenderer("search_page", options)
     lookup, reader, search = JobLookup(source), JobReader(source), JobSearch(source)
     queues, statistics, schedules = Queues(source), Statistics(source), Schedules(source)
+    quality, limits = DataQuality(source), Limits(source)
 
     def read_names() -> Names:
         tasks = {*pipelines.names, *statistics.task_names()}
         listed = schedules.list_by_name(limit=_MAX_SCHEDULES)
-        return Names(sorted(tasks), queues.names(), [schedule.name for schedule in listed])
+        return Names(
+            sorted(tasks),
+            queues.names(),
+            [schedule.name for schedule in listed],
+            quality.dataset_names(limit=_MAX_NAMES),
+            limits.names(limit=_MAX_NAMES),
+        )
 
     def find(text: str) -> list[Match]:
         """What the text names; exact matches alone, if there are any."""
@@ -97,7 +113,7 @@ def create_search_page(site: Site) -> ApiBlueprint:
         html_responses={303: "To the page of the only match, or to the jobs."},
     )
     def find_anything(query: SearchQuery) -> Response:
-        """Find a job, key, task or queue; any other text is searched in args and errors of jobs."""
+        """Find a job, key, task, queue, schedule, dataset or limit; other text is searched in args and errors."""
         text = query.q.strip()
         if not text:
             return redirect_to("/jobs")
@@ -110,7 +126,7 @@ def create_search_page(site: Site) -> ApiBlueprint:
 
     @pages.blueprint.get("/palette", response=dict, scope=Scope.READ, standby=True)
     def list_palette() -> Response:
-        """List the pages, tasks, queues and schedules of the dashboard, for the command palette."""
+        """List the pages of the dashboard and the names of what it shows, for the command palette."""
         names = read_names()
         entries = [_entry(link.group, link.title, link.path) for link in site.navigation]
         entries += [_entry(match.kind, match.title, match.path) for match in names.matches("")]

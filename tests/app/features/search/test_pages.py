@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.databases import execute_sql
+
 
 def location(client, text: str) -> str:
     response = client.get("/search", query_string={"q": text})
@@ -45,6 +47,19 @@ def test_text_leads_to_what_it_names(client, trigger, text, path):
     trigger(lock_key="warehouse")
 
     assert location(client, text) == path
+
+
+def test_dataset_and_limit_are_opened_by_name(client, dsn):
+    execute_sql(
+        dsn,
+        "INSERT INTO dl_dataset_events (dataset, kind, task, at, job_id, partition_key)"
+        " VALUES ('warehouse.sales', 'produced', 'load.sales', now(), gen_random_uuid(), '')",
+    )
+    client.put("/api/v1/limits/partner-api", json={"concurrency": 2})
+
+    assert location(client, "warehouse.sales") == "/datasets/warehouse.sales"
+    assert location(client, "partner-api") == "/limits#limit-partner-api"
+    assert 'href="/datasets/warehouse.sales"' in client.get("/search?q=sales").text
 
 
 def test_several_matches_are_listed(client, trigger):
