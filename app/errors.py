@@ -306,7 +306,7 @@ class LimitInUse(DataloaderError):
 
 class BackfillEnded(DataloaderError):
     def __init__(self, backfill_id: object) -> None:
-        super().__init__(f"the backfill {backfill_id} has ended; `retry` loads again what ended badly")
+        super().__init__(f"the backfill {backfill_id} has ended; `retry` loads again what did not succeed")
 
 
 class NameNotFound(DataloaderError):

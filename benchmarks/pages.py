@@ -234,6 +234,7 @@ ADDRESSES = (
     "/audit?subject_id={failed}",
     "/search?q=task",
     "/search?q=nothing",
+    "/search?q=dataset+3",
     "/search?q={failed}",
     "/palette",
     "/zone?zone=service",
@@ -245,6 +246,7 @@ ADDRESSES = (
     "/api/v1/tasks",
     "/api/v1/jobs/{queued}/why",
     "/api/v1/charts?period=7d",
+    "/api/v1/compare",
     "/status",
     "/metrics",
 )

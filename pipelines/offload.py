@@ -58,7 +58,7 @@ class ResultUnreadable(Exception):
 
 
 class OffloadFailed(Exception):
-    """The work ended badly. The next attempt submits it again, under another name."""
+    """The work did not succeed. The next attempt submits it again, under another name."""
 
 
 class RemoteOutOfMemory(OffloadFailed, MemoryError):

@@ -89,7 +89,7 @@ class ProblemCode(Enum):
     NOT_ORPHANED = (409, "The schedule is not orphaned", "Live workers have it in their code, or people made it.")
     LIMIT_IN_USE = (409, "The limit is in use", "It is the concurrency of a backfill that has not ended.")
     BACKFILL_NOT_FOUND = (404, "The backfill does not exist", "No backfill has this id.")
-    BACKFILL_ENDED = (409, "The backfill has ended", "`retry` loads again what ended badly.")
+    BACKFILL_ENDED = (409, "The backfill has ended", "`retry` loads again what did not succeed.")
     NAME_NOT_FOUND = (404, "No queue or task has this name", "`detail` has known names, and a similar one.")
     KEY_NOT_FOUND = (404, "The API key does not exist", "No key has this id, and no valid one the name.")
     WORKER_NOT_FOUND = (

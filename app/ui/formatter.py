@@ -26,6 +26,7 @@ _UUID_PATTERN = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 # Characters that change the direction of the text after them; in JSON they are written as escapes.
 _BIDI_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _MIN_SEC = 60
+_MIN_SHORTENED, _MIN_MILLIONS = 100_000, 999_500  # numbers that are written with a unit
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -166,6 +167,14 @@ class Formatter:
     @staticmethod
     def number(value: float | None) -> str:
         return "" if value is None else f"{value:,.0f}".replace(",", " ")
+
+    @classmethod
+    def about(cls, value: float) -> str:
+        """An estimate: `≈ 9 130`, `≈ 1.07 M`."""
+        if value < _MIN_SHORTENED:
+            return f"≈ {cls.number(value)}"
+        size, unit = (1e6, "M") if value >= _MIN_MILLIONS else (1e3, "k")
+        return f"≈ {value / size:.3g} {unit}"
 
     @staticmethod
     def counted(count: int, noun: str) -> str:

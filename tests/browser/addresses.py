@@ -40,7 +40,7 @@ PAGES = {
 
 
 def create_addresses(client: Client) -> dict[str, str]:
-    """Return every page's address by name; make the limits, the graph, the schedule and the backfill that some show."""
+    """Return every page's address by name; make what some of them show."""
     running = client.jobs(status=Status.RUNNING, limit=1)[0]
     failed = client.jobs(status=Status.FAILED, limit=1)[0]
     warned = client.jobs(warnings="true", limit=1)[0]
@@ -56,8 +56,17 @@ def create_addresses(client: Client) -> dict[str, str]:
     client.request("POST", "/api/v1/schedules/daily/run", body={})
     slices = {"from": "2026-01-01", "to": "2026-03-15", "unit": "day"}
     filled = client.request("POST", "/api/v1/backfills", body={"task": "noop", "queue": "unserved", "slices": slices})
+    bulk = {"action": "reprioritise", "filter": {"queue": "unserved", "status": "queued"}, "priority": 90}
+    changed = client.request("POST", "/api/v1/bulk", body=bulk | {"expected": 2})
+    hook = {"url": "https://receiver.invalid/none", "events": ["job.failed"], "task": "noop"}
+    webhook_id = client.request("POST", "/api/v1/webhooks", body=hook)["webhook_id"]
+    client.request("POST", f"/api/v1/webhooks/{webhook_id}/ping")
+    sent = client.request("GET", "/api/v1/deliveries", query={"webhook_id": webhook_id})["deliveries"]
     return {
         **PAGES,
+        "bulk": f"/bulk/{changed['bulk_id']}",
+        "webhook": f"/webhooks/{webhook_id}",
+        "delivery": f"/deliveries/{sent[0]['delivery_id']}",
         "job": f"/jobs/{running['job_id']}",
         "failed": f"/jobs/{failed['job_id']}",
         "warned": f"/jobs/{warned['job_id']}",

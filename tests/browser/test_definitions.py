@@ -234,3 +234,34 @@ def test_dataset_leads_to_a_schedule_by_its_updates(seen: OpenPage):
     page.get_by_role("link", name="Schedule by its updates…").click()
     expect(field(page, "kind")).to_have_value("dataset")
     expect(field(page, "after")).to_have_value("warehouse.sales")
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_forms_show_the_fields_of_their_kind(seen: OpenPage, scripts: bool):
+    page = seen(scripts=scripts).go("/alerts")
+    form = page.locator("#new form")
+    expect(field(form, "min_runs")).to_be_visible()
+    expect(field(form, "dataset")).to_be_hidden()
+    field(form, "kind").select_option("stale_dataset")
+    expect(field(form, "dataset")).to_be_visible()
+    expect(field(form, "min_runs")).to_be_hidden()
+
+    page.goto(page.url.replace("/alerts", "/schedules"))
+    form = page.locator("#create form")
+    expect(field(form, "after")).to_be_hidden()
+    field(form, "kind").select_option("dataset")
+    expect(field(form, "after")).to_be_visible()
+    expect(field(form, "expression")).to_be_hidden()
+
+
+def test_refused_field_of_another_kind_is_shown(seen: OpenPage):
+    page = seen().go("/alerts")
+    form = page.locator("#new form")
+    field(form, "name").fill("wrong")
+    field(form, "threshold").fill("15m")
+    field(form, "kind").select_option("stale_dataset")
+    field(form, "dataset").fill("warehouse.sales")
+    field(form, "kind").select_option("stalled")
+    form.get_by_role("button", name="Create").click()
+
+    expect(field(page.locator("#new form"), "dataset")).to_be_visible()

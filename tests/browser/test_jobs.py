@@ -66,9 +66,9 @@ def test_all_matching_get_another_priority_without_scripts(seen: OpenPage, clien
     page.get_by_label("all 3 matching").check()
     page.get_by_role("button", name="Priority…").click()
     page.get_by_label("New priority").fill("7")
-    page.get_by_role("button", name="Reprioritise 3 jobs").click()
+    page.get_by_role("button", name="Change the priority of 3 jobs").click()
 
-    expect(page.locator("h1")).to_have_text("Reprioritise jobs")
+    expect(page.locator("h1")).to_have_text("Change of priority of jobs")
     eventually(lambda: {client.job(job_id)["priority"] for job_id in made} == {7}, 20)
 
 

@@ -151,4 +151,4 @@ def test_failures_are_redriven_after_a_preview(seen: OpenPage):
     row.locator("summary").click()
     row.get_by_role("button", name="Preview").click()
 
-    expect(page.locator("h1")).to_contain_text("Redrive 2 jobs")
+    expect(page.locator("h1")).to_contain_text("Retry 2 jobs")

@@ -1,4 +1,4 @@
-"""Who reads the log of real processes at WARNING learns of each attempt that ended badly, and of nothing else."""
+"""Who reads the log of real processes at WARNING learns of each attempt that did not succeed, and of nothing else."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_failures_in_a_row_pause_it_and_what_failed_is_loaded_again(fixture):
     fixture.finish(1, FAILED)
     fixture.make()
     paused = fixture.backfills.get(backfill.backfill_id)
-    assert (paused.state, paused.reason) == (BackfillState.PAUSED, "2 slices in a row ended badly")
+    assert (paused.state, paused.reason) == (BackfillState.PAUSED, "2 slices in a row did not succeed")
 
     fixture.backfills.change(backfill.backfill_id, state=BackfillState.OPEN)
     fixture.finish(1)

@@ -47,6 +47,14 @@ _KIND_NAMES = {
     RuleKind.STALE_DATASET: "stale dataset",
     RuleKind.DEAD_WORKER: "dead worker",
 }
+_KINDS_WITHOUT = {  # a field of the form
+    "task": (RuleKind.QUEUE_AGE, RuleKind.DEAD_WORKER, RuleKind.LIMIT_STARVED, RuleKind.STALE_DATASET),
+    "queue": (RuleKind.STALE_DATASET, RuleKind.CHECK_FAILED),
+}
+_KIND_FIELDS = {  # the kinds whose rules have a field
+    "window_sec": "failure_rate check_failed dead_worker",
+    **{name: " ".join(kind for kind in RuleKind if kind not in without) for name, without in _KINDS_WITHOUT.items()},
+}
 
 
 class AlertsPageQuery(FormModel):
@@ -89,6 +97,7 @@ def create_alerts_page(site: Site) -> ApiBlueprint:
             last_deliveries=webhooks.last_deliveries(),
             has_links=_has_links(site),
             kind_names=_KIND_NAMES,
+            kind_fields=_KIND_FIELDS,
             subject_url=subject_url,
             describe=lambda rule: describe_rule(rule, pages.formatter),
             format_threshold=format_threshold,

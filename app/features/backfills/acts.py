@@ -142,7 +142,7 @@ def cancel_backfill(call: Call, backfill_id: UUID, query: CancelQuery) -> Backfi
 
 @_act("backfill.retried", "POST", "/backfills/<uuid:backfill_id>/retry", problems=_NOT_FOUND)
 def retry_backfill(call: Call, backfill_id: UUID) -> Backfill:
-    """Load again the slices of a backfill whose last job ended badly."""
+    """Load again the slices of a backfill whose last job did not succeed."""
     _require_visible(call, backfill_id)
     return visible_backfill(Backfills(call.executor).retry(backfill_id, changed_by=call.actor))
 

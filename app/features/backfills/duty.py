@@ -82,7 +82,7 @@ class BackfillsDuty:
         allowed = backfill.stop_after_failures
         if allowed is None or self._backfills.bad_ends_in_row(backfill, limit=allowed) < allowed:
             return False
-        self._pause(backfill, f"{allowed} slices in a row ended badly")
+        self._pause(backfill, f"{allowed} slices in a row did not succeed")
         return True
 
     def _pause(self, backfill: Backfill, reason: str) -> None:

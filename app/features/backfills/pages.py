@@ -31,9 +31,9 @@ _BACKFILLS_SHOWN = 50
 _SLICES_LISTED = 24
 _PAGE_URL = "/backfills/{backfill_id}"
 _MODES = {
-    "unfinished": "without a success, or whose last job ended badly",
+    "unfinished": "without a success, or whose last job did not succeed",
     "missing": "without a success",
-    "failed": "whose last job ended badly",
+    "failed": "whose last job did not succeed",
     "all": "all, also what has been loaded",
 }
 

@@ -58,7 +58,7 @@ class NewBackfill(BodyModel):
     slices: SliceRange
     mode: Annotated[BackfillMode, Field(strict=False)] = Field(
         BackfillMode.UNFINISHED,
-        description="missing: never loaded with success; failed: the last job ended badly; unfinished: both; all.",
+        description="missing: never loaded with success; failed: the last job did not succeed; unfinished: both; all.",
     )
     newest_first: bool = Field(False, description="Begin with the last slice.")
     concurrency: Concurrency = Field(2, description="How many of its jobs run at a time.")
@@ -74,7 +74,7 @@ class NewBackfill(BodyModel):
     )
     max_attempts: Annotated[int, Field(ge=1, le=INT4_MAX)] = 5
     stop_after_failures: Annotated[int, Field(ge=1, le=1000)] | None = Field(
-        None, description="Pause when so many slices in a row ended badly."
+        None, description="Pause when so many slices in a row did not succeed."
     )
     note: Annotated[str, Field(max_length=500)] | None = None
     idempotency_key: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(

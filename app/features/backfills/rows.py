@@ -22,7 +22,7 @@ class BackfillMode(StrEnum):
     """Which slices it loads."""
 
     MISSING = "missing"  # that have never succeeded
-    FAILED = "failed"  # whose last job ended badly
+    FAILED = "failed"  # whose last job did not succeed
     UNFINISHED = "unfinished"  # both
     ALL = "all"
 
@@ -97,7 +97,7 @@ class SliceState:
 
 @dataclass(frozen=True, kw_only=True)
 class SliceError:
-    """Why the last job of a slice ended badly."""
+    """Why the last job of a slice did not succeed."""
 
     job_id: UUID
     error: str | None
@@ -204,7 +204,7 @@ class Backfills:
         return self.get(backfill_id)
 
     def retry(self, backfill_id: UUID, *, changed_by: str | None = None) -> Backfill:
-        """Load again what ended badly. Raises BackfillNotFound; an open one is left as it is."""
+        """Load again what did not succeed. Raises BackfillNotFound; an open one is left as it is."""
         parameters = {"backfill_id": str(backfill_id), **validate_texts({"changed_by": changed_by})}
         self._execute("retry_backfill", parameters)
         return self.get(backfill_id)
@@ -297,6 +297,6 @@ class Backfills:
         return MadeStep(*rows[0]) if rows else None
 
     def bad_ends_in_row(self, backfill: Backfill, *, limit: int) -> int:
-        """How many of its last slices ended badly, one after the other."""
+        """How many of its last slices did not succeed, one after the other."""
         parameters = {"backfill_id": str(backfill.backfill_id), "limit": limit}
         return int(self._execute("bad_ends_in_row", parameters)[0][0])

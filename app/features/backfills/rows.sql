@@ -46,7 +46,7 @@ SELECT backfill_id, dl_set_backfill_limit(backfill_id), pg_notify('dl_control', 
   FROM dl_backfills WHERE backfill_id = %(backfill_id)s::uuid AND current_setting('dl.changed') = '1';
 
 -- name: retry_backfill
--- Look at all slices again, for those that ended badly. No row: it is open, or there is none.
+-- Look at all slices again, for those that did not succeed. No row: it is open, or there is none.
 WITH changed AS (
     UPDATE dl_backfills
        SET state = 'open', mode = 'failed', cursor = NULL, skipped = 0, made = 0, adopted = 0, reason = NULL, ended_at = NULL,
@@ -93,7 +93,7 @@ SELECT partition_key, state::text, succeeded_at IS NOT NULL
   FROM dl_slices WHERE task = %(task)s::text AND partition_key = ANY (%(keys)s::text[]);
 
 -- name: bad_ends_in_row
--- How many of the last slices of a backfill that ended since it was resumed ended badly, one after the other; at most `limit`.
+-- How many of the last slices of a backfill that ended since it was resumed did not succeed, one after the other; at most `limit`.
 SELECT count(*)
   FROM (SELECT state, bool_and(state <> 'succeeded') OVER (ORDER BY changed_at DESC, partition_key) AS is_bad
           FROM (SELECT s.state, s.changed_at, s.partition_key FROM dl_slices s JOIN dl_backfills b ON b.backfill_id = s.backfill_id

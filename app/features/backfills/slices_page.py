@@ -45,7 +45,7 @@ class SlicesForm(FormModel):
     action: FormText = Field(description="run or cancel.")
     first: FormText = Field("", description="The first slice that was shown.")
     last: FormText = Field("", description="The last slice that was shown.")
-    failed: FormText = Field("", description="yes: those whose last job ended badly.")
+    failed: FormText = Field("", description="yes: those whose last job did not succeed.")
     missing: FormText = Field("", description="yes: those that have had no job.")
     slices: str = Field("", description="Keys, or ranges such as 2026-02-01..2026-02-07, with commas.")
     concurrency: FormText = Field("2", description="run: how many run at a time.")

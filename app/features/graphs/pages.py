@@ -137,9 +137,10 @@ def _nodes(graph: Graph, run_sec: Mapping[UUID, float], critical: set[UUID], for
     """The picture's jobs and edges."""
     nodes = []
     for job in graph.jobs:
-        ran = f", {formatter.duration(run_sec[job.job_id])}" if run_sec[job.job_id] else ""
+        ran = formatter.duration(run_sec[job.job_id]) if run_sec[job.job_id] else ""
         nodes.append({
-            "id": str(job.job_id), "label": job.key, "about": f"{_state(job)}{ran}, {job.task}",
+            "id": str(job.job_id), "label": job.key, "line": _node_line(job, ran),
+            "about": ", ".join(filter(None, (_state(job), ran, job.task))),
             "state": _css_state(job), "link": f"/jobs/{job.job_id}", "hot": job.job_id in critical,
         })  # fmt: skip
     ids = {job.job_id for job in graph.jobs}
@@ -157,6 +158,12 @@ def _nodes(graph: Graph, run_sec: Mapping[UUID, float], critical: set[UUID], for
     return {"nodes": nodes, "edges": edges}
 
 
+def _node_line(job: GraphJob, ran: str) -> str:
+    """The second line of a job in the picture: its shape says that it succeeded, its first line may be its task."""
+    did = f"ran {ran}" if _state(job) == "succeeded" and ran else ", ".join(filter(None, (_state(job), ran)))
+    return did if job.key == job.task else f"{did}, {job.task}"
+
+
 def _groups(by_layer: Sequence[Sequence[GraphJob]], edges: Sequence[GraphEdge]) -> dict[str, Any]:
     """The picture of a large graph: one node for the jobs of a task in a layer."""
     members: dict[str, list[GraphJob]] = {}
@@ -169,11 +176,10 @@ def _groups(by_layer: Sequence[Sequence[GraphJob]], edges: Sequence[GraphEdge]) 
     for group, jobs in members.items():
         counts = Counter(_state(job) for job in jobs)
         states = {_css_state(job) for job in jobs}
-        about = ", ".join(f"{count:,} {state}" for state, count in counts.most_common())
+        about = ", ".join(f"{Formatter.number(count)} {state}" for state, count in counts.most_common())
         worst = next(state for state in _WORST_FIRST if state in states)
-        nodes.append(
-            {"id": group, "label": f"{jobs[0].task} × {len(jobs):,}", "about": about, "state": worst, "hot": False}
-        )
+        label = f"{jobs[0].task} × {Formatter.number(len(jobs))}"
+        nodes.append({"id": group, "label": label, "about": about, "state": worst, "hot": False})
     pairs = {
         (group_of[e.parent_id], group_of[e.child_id]) for e in edges if {e.parent_id, e.child_id} <= group_of.keys()
     }

@@ -193,7 +193,7 @@ def logs(
 
 
 def _print_where_error_is(service: RemoteService, job_id: UUID) -> None:
-    """What failed in a job that ended badly without a message of its own, and the command that shows all of it."""
+    """What failed in a job that did not succeed without a message of its own, and the command that shows all of it."""
     with suppress(Refused, ServiceUnavailable):
         state = service.client.status(job_id)
         if state["status"] in ("failed", "lost"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from dataloader.app.log.masking import mask_secret_fields
 
 _LOST_REASONS = ("lease_expired", "process_died", "upgrade")
 _FRAME_PREFIX = '  File "'
+_RUNNER_FRAME = re.compile(r'  File "[^"]*/dataloader/(?:app|workers|pipelines)/')  # what calls the task
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,14 @@ class AttemptCard:
     @property
     def frame_count(self) -> int:
         return (self.traceback or "").count(_FRAME_PREFIX)
+
+    @property
+    def own_traceback(self) -> str | None:
+        """The traceback from the first frame of the task's code on; None: it begins there, or has none."""
+        text = self.traceback or ""
+        begins = [match.start() for match in re.finditer(_FRAME_PREFIX, text)]
+        first = next((begin for begin in begins if not _RUNNER_FRAME.match(text, begin)), None)
+        return None if first is None or first == begins[0] else text[first:]
 
 
 def attempt_state(attempt: AttemptRecord) -> AttemptState:

@@ -324,7 +324,7 @@ def _failure_problems(by_task: dict[str, PeriodStatistics]) -> Iterator[Problem]
             kind="failing",
             subject=("task", task),
             state="alert",
-            after=f" failed {failed} of {format_count(runs, 'time')} in the last hour",
+            after=f" failed {failed} of {runs:,} times in the last hour" if runs > 1 else " failed in the last hour",
             acts=(Act("Failures", "/failures?" + urlencode({"task": task})),),
             covers=frozenset({"failure_rate"}),
         )

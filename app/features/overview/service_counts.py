@@ -21,7 +21,8 @@ _COUNT_MAX_AGE_SEC, _COUNT_REFRESH_AFTER_SEC, _COUNT_TIMEOUT_SEC = 15.0, 2.0, 0.
 
 @dataclass(frozen=True)
 class ServiceCounts:
-    """The number of problems, and those of the side navigation: by the path of their page a number with its noun."""
+    """The number of problems, and those of the side navigation: by the path of their page a number with its noun, of
+    which the page shows the first word."""
 
     problems: int
     by_path: dict[str, tuple[int, str]]

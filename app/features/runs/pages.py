@@ -16,6 +16,7 @@ from dataloader.app.http.links import quote_name
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
+from dataloader.app.ui.formatter import Formatter
 
 _MAX_TASKS = 100  # on a page
 _PERIODS = (7, 14, MAX_DAYS)
@@ -105,7 +106,10 @@ def describe_day(day: DayRuns) -> str:
         "not ended": day.open,
         "canceled": day.canceled,
     }
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "nothing ran, nothing was due"
+    return (
+        ", ".join(f"{Formatter.number(count)} {name}" for name, count in counts.items() if count)
+        or "nothing ran, nothing was due"
+    )
 
 
 def _parse_day(raw: str, default: date) -> date:

@@ -17,6 +17,7 @@ from dataloader.app.ui.formatter import Formatter
 
 _MAX_TASKS = 200  # on a page
 _NOTABLE = 0.2  # a change by this share is marked
+_UNCHANGED, _MANY_TIMES = 0.005, 9
 
 
 class ComparisonQuery(FormModel):
@@ -95,5 +96,11 @@ def _figure(
     share = None if not before or now is None else now / before - 1
     is_more = bool(now) and (share is None or share >= _NOTABLE) if before is not None else False
     texts = ["–" if value is None else write(value) for value in (before, now)]
-    change = "" if share is None else "same" if abs(share) < 0.005 else f"{share * 100:+.0f} %"  # noqa: PLR2004 - half a percent
-    return Figure(name, texts[0], texts[1], change.replace("-", "−"), more_is_worse and is_more)
+    return Figure(name, texts[0], texts[1], "" if share is None else _change(share), more_is_worse and is_more)
+
+
+def _change(share: float) -> str:
+    """`+28 %`, `−4 %`, `same`; `× 12` of what is many times as much."""
+    if abs(share) < _UNCHANGED:
+        return "same"
+    return f"× {share + 1:.0f}" if share >= _MANY_TIMES else f"{share * 100:+.0f} %".replace("-", "−")

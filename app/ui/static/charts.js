@@ -30,6 +30,9 @@
   const color = (name, n) => COLORS[SERIES_COLORS[name] || OTHER_COLORS[n % OTHER_COLORS.length]][dark.matches ? 1 : 0];
 
   const number = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 4 });
+  // Steps of an axis of durations: those that people count in.
+  const DURATIONS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200,
+    10_800, 21_600, 43_200, 86_400, 172_800, 432_000, 864_000];
   const duration = (sec) => {
     for (const [size, unit] of [[86_400, "d"], [3_600, "h"], [60, "min"]]) if (sec >= size) return `${+(sec / size).toFixed(1)} ${unit}`;
     return `${+sec.toFixed(2)} s`;
@@ -62,7 +65,12 @@
         width: container.clientWidth,
         height: 220,
         tzDate: (at) => uPlot.tzDate(new Date(at * 1000), timeZone),
-        axes: [{ ...axis, values: times ? pointTicks : ticks }, { ...axis, size: 64, values: (_, splits) => splits.map((value) => (unit === "seconds" ? duration(value) : number.format(value))) }],
+        axes: [
+          { ...axis, size: 40, values: times ? pointTicks : ticks },
+          unit === "seconds"
+            ? { ...axis, size: 64, incrs: DURATIONS, values: (_, splits) => splits.map(duration) }
+            : { ...axis, size: 64, values: (_, splits) => splits.map((value) => number.format(value)) },
+        ],
         legend: { show: false }, // the page has its own, with the figures
         cursor: { y: false },
         scales: { x: { time: !times }, y: { range: (_, low, high) => [Math.min(low, 0) * 1.05, high > 0 ? high * 1.05 : 1] } },

@@ -3,7 +3,7 @@
 
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const WIDTH = 210, HEIGHT = 52, MARGIN = 8, MAX_TEXT = 28;
+  const WIDTH = 236, HEIGHT = 52, MARGIN = 8, MAX_TEXT = 31;
   // Each state has a shape of its own, as in the rest of the dashboard, so that colour is never alone.
   const SHAPES = {
     succeeded: "M0 7 2 5 5 8 10 1 12 3 5 12Z",
@@ -54,7 +54,7 @@
       element("path", { class: "f", d: SHAPES[node.state] || SHAPES.waiting }));
     const title = element("title", {}, `${node.label}: ${node.about}`);
     const parts = [title, box, mark, text(shorten(node.label), left + 32, top + 23, node.hot ? "ink node hot" : "node mono"),
-      text(shorten(node.about), left + 32, top + 41, "")];
+      text(shorten(node.line || node.about), left + 32, top + 41, "")];
     const attributes = { class: node.state, "data-node": node.id };
     return node.link ? element("a", { ...attributes, href: node.link }, ...parts) : element("g", attributes, ...parts);
   };

@@ -43,3 +43,10 @@ def test_time_ago_has_whole_seconds(age: timedelta, expected: str):
 )
 def test_retry_policy_is_a_sentence(policy: Policy, expected: str):
     assert Formatter("UTC").retry_policy(show_policy(policy)) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(9_130, "≈ 9 130"), (123_456, "≈ 123 k"), (999_600, "≈ 1 M"), (1_072_963, "≈ 1.07 M")]
+)
+def test_estimate_is_short(value, text):
+    assert Formatter.about(value) == text

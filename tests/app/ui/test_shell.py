@@ -81,9 +81,12 @@ def test_navigation_shows_counts_without_a_query_for_each_page(client, trigger, 
     assert [_nav_counts(client.get(path).text) for path in ("/jobs", "/limits")] == [nav, nav]
     assert len(reads) <= 1  # in the background, for all pages
     fragment = client.get("/limits", headers={"HX-Request": "true"}).text
-    assert '<span id="nav-count-queues" title="1 paused queue" hx-swap-oob="true">1' in fragment
+    assert '<span id="nav-count-queues" hx-swap-oob="true">1 <small>paused<' in fragment
 
 
 def _nav_counts(page: str) -> dict[str, str]:
-    found = re.findall(r'<span id="nav-count-(\w*)"[^>]*>([^<]+)<span class="vh">([^<]+)', page)
-    return {name: number + noun for name, number, noun in found}
+    """Each number with its words, of which the page shows the first."""
+    found = re.findall(
+        r'<span id="nav-count-(\w*)"[^>]*>([^<]+)<small>([^<]+)(?:<span class="vh">([^<]+)</span>)?<', page
+    )
+    return {name: "".join(words) for name, *words in found}

@@ -1,4 +1,4 @@
-"""The lines about attempts that ended badly, and about keys that hold jobs back."""
+"""The lines about attempts that did not succeed, and about keys that hold jobs back."""
 
 from __future__ import annotations
 

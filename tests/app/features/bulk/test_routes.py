@@ -156,7 +156,7 @@ def test_page_of_jobs_previews_and_starts_a_redrive(client, pool, fail):
     refused = client.post("/jobs/bulk", data={**form, "per_minute": "0", "expected": "1"})
     started = client.post("/jobs/bulk", data={**form, "per_minute": "30", "expected": "1"})
 
-    assert "Redrive 1 job?" in preview.text
+    assert "Retry 1 job?" in preview.text
     assert refused.status_code == 422
     assert "per_minute: Input should be greater than or equal to 1" in refused.text
     assert started.status_code == 303

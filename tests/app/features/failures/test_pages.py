@@ -34,7 +34,7 @@ def test_redrive_of_a_group_shows_a_preview(client, failed_job):
 
     preview = client.post("/jobs/bulk", data=fields | {"per_minute": "60"})
 
-    assert (preview.status_code, "Redrive 1 job" in preview.text) == (200, True)
+    assert (preview.status_code, "Retry 1 job" in preview.text) == (200, True)
     assert client.get(f"/api/v1/jobs/{failed_job}").json["status"] == "failed"
 
 

@@ -41,6 +41,18 @@ def test_anchors_differ_after_a_retry_by_hand():
     assert attempt_anchors([attempt(1), attempt(2), attempt(1)]) == ["a1", "a2", "a1-2"]
 
 
+def test_traceback_begins_with_the_code_of_the_task():
+    runner = '  File "/venv/dataloader/workers/attempt.py", line 1, in run\n    call()\n'
+    library = '  File "/venv/dataloader/workers/context.py", line 2, in sleep\nE: no'
+    own = f'  File "/srv/sales/load.py", line 88, in load\n    fetch()\n{library}'
+    first = attempt(1, traceback=f"Traceback (most recent call last):\n{runner}{runner}{own}")
+    job: Any = SimpleNamespace(attempts=[first, attempt(2, traceback=own)], traceback=None, error="E")
+
+    latest, card = attempt_cards(job, LogSummary({}, {}, True, {}))
+
+    assert (card.own_traceback, card.frame_count, latest.own_traceback) == (own, 4, None)
+
+
 def test_cards_have_traceback_log_and_repeated_error():
     first = attempt(1, error_fingerprint="f", traceback='Traceback\n  File "x"\nE', event_fields={"password": "x"})
     last = attempt(2, error_fingerprint="f")  # its event is from before tracebacks were kept in it

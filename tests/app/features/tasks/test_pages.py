@@ -117,10 +117,10 @@ def test_page_groups_failures_by_fingerprint(client, dsn, trigger):
     page = unescape(client.get("/tasks/noop").text)
 
     assert page.index("HTTPError: 503") < page.index("ValueError: bad")
-    assert "Redrive 2…" in page
+    assert "Retry 2…" in page
     job_filter = page.partition('name="filter" value="')[2].partition('"')[0]
     preview = client.post("/jobs/bulk", data={"filter": job_filter, "all": "on", "action": "redrive"})
-    assert "Redrive 2 jobs" in preview.text
+    assert "Retry 2 jobs" in preview.text
 
 
 def test_job_is_started_with_the_defaults_of_its_task(client):
