@@ -111,7 +111,7 @@ model: $(VENV)/.installed-dev
 
 # Each order of an upgrade to a stand-in for the next release, with a million jobs in the tables: about 20 minutes.
 rehearsal: $(VENV)/.installed-dev
-	@exec $(BIN)/python -m tests.rehearsal $(SEED:%=--seed %)
+	@exec $(BIN)/python -m tests.rehearsal $(SEED:%=--seed %) $(ORDER:%=--only %) $(PAST_JOBS:%=--past-jobs %)
 
 # Loads into targets that die at each message of the protocol; and planted bugs, of which each must be convicted.
 targets-proof: $(VENV)/.installed-dev
