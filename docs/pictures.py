@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psycopg2
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
@@ -100,18 +100,32 @@ def take_pictures(browser: Browser, demo: Demo, folder: Path) -> None:
     warned = demo.client.jobs(warnings="true", limit=1)[0]["job_id"]
     film = record_film(open_film(browser), demo)
     (folder / FILM).write_bytes(encode(browser, film.frames))
-    _take_still(browser, demo, "/", folder / "overview-desktop-light.png", "light")
-    _take_still(browser, demo, "/tasks", folder / "tasks-desktop-light.png", "light")
-    _take_still(browser, demo, f"/jobs/{warned}", folder / "warned-desktop-dark.png", "dark")
+    graph = demo.client.request("GET", "/api/v1/graphs")["graphs"][0]["graph_id"]
+    stills = {
+        "overview-desktop-light": "/",
+        "tasks-desktop-light": "/tasks",
+        "warned-desktop-dark": f"/jobs/{warned}",
+        "runs-desktop-light": "/runs",
+        "compare-desktop-dark": "/compare",
+        "graph-desktop-light": f"/graphs/{graph}",
+        "overview-phone-dark": "/",
+        "failures-phone-light": "/failures",
+    }
+    for name, path in stills.items():
+        _take_still(browser, demo, path, folder / f"{name}.png")
     take_where_stills(browser, demo, folder)
 
 
-def _take_still(browser: Browser, demo: Demo, path: str, file: Path, scheme: Literal["light", "dark"]) -> None:
-    context = browser.new_context(viewport=ViewportSize(width=1440, height=900), color_scheme=scheme)
+def _take_still(browser: Browser, demo: Demo, path: str, file: Path) -> None:
+    """A picture in the size and scheme of the file's name; a long page from its top."""
+    _, size, scheme = file.stem.split("-")
+    viewport = ViewportSize(width=360, height=740) if size == "phone" else ViewportSize(width=1440, height=900)
+    context = browser.new_context(viewport=viewport, color_scheme="dark" if scheme == "dark" else "light")
     page = context.new_page()
     page.goto(demo.url + path)
     page.wait_for_timeout(1000)
-    page.screenshot(path=file, full_page=path != "/tasks", timeout=60_000)
+    is_whole = size == "desktop" and path not in ("/tasks", "/compare")
+    page.screenshot(path=file, full_page=is_whole, timeout=60_000)
     context.close()
 
 

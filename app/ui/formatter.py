@@ -23,9 +23,11 @@ from dataloader.app.wording import (
 )
 
 _UUID_PATTERN = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+_GROUPED_PATTERN = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 # Characters that change the direction of the text after them; in JSON they are written as escapes.
 _BIDI_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _MIN_SEC = 60
+_NEARLY_NONE, _NEARLY_ALL = 0.1, 0.99  # shares
 _MIN_SHORTENED, _MIN_MILLIONS = 100_000, 999_500  # numbers that are written with a unit
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
 
@@ -86,7 +88,12 @@ class Formatter:
 
     def localize_times(self, sentence: str) -> str:
         """Replace times in UTC within a sentence by times in the zone of the pages."""
-        return replace_utc_times(sentence, self.clock)
+        return self.group_digits(replace_utc_times(sentence, self.clock))
+
+    @staticmethod
+    def group_digits(sentence: str) -> str:
+        """Write the large numbers in a sentence as the pages do: `48 200` for `48,200`."""
+        return _GROUPED_PATTERN.sub(lambda match: match[0].replace(",", " "), sentence)
 
     def time_ago(self, moment: datetime | None) -> str:
         if moment is None:
@@ -158,7 +165,7 @@ class Formatter:
     @classmethod
     def shorten(cls, sentence: str) -> str:
         """Write the seconds and the ids in a sentence as the pages do."""
-        return replace_seconds(cls.short_ids(sentence))
+        return cls.group_digits(replace_seconds(cls.short_ids(sentence)))
 
     @classmethod
     def short_ids(cls, sentence: str) -> str:
@@ -182,7 +189,11 @@ class Formatter:
 
     @staticmethod
     def percent(value: float | None) -> str:
-        return "" if value is None else f"{value * 100:.1f} %" if 0 < value < 0.1 else f"{value * 100:.0f} %"  # noqa: PLR2004
+        """A share, with a decimal where it is nearly none or nearly all: what is not all is never `100 %`."""
+        if value is None:
+            return ""
+        has_decimal = 0 < value < _NEARLY_NONE or _NEARLY_ALL < value < 1
+        return f"{min(value * 100, 99.9):.1f} %" if has_decimal else f"{value * 100:.0f} %"
 
     @staticmethod
     def labels(labels: Labels) -> str:

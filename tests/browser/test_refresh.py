@@ -1,4 +1,5 @@
-"""Each page after two refreshes of its live part: pictures are visible, nothing has moved, the focus is kept.
+"""Each page after two refreshes of its live part: pictures are visible, nothing has moved, the focus is kept, and axe
+finds nothing.
 
 Every refresh of a page gets the answer to its first one, so that a place can change only by the refresh itself.
 """
@@ -68,7 +69,7 @@ class HeldPart:
         route.fulfill(response=self._response)
 
 
-@pytest.mark.timeout(300)  # some forty pages
+@pytest.mark.timeout(600)  # some fifty pages
 def test_every_page_is_unchanged_by_two_refreshes(seen: Callable[..., ObservedPage], client: Client):
     addresses = [*create_addresses(client).items()]
     refreshed: list[str] = []
@@ -82,14 +83,14 @@ def test_every_page_is_unchanged_by_two_refreshes(seen: Callable[..., ObservedPa
             page = window.go(path)
             if page.locator("#live[hx-get]").count():
                 page.evaluate(COUNT_REFRESHES)
-                opened[name] = page, page.evaluate(VISIBLE)
+                opened[name] = page, page.evaluate(VISIBLE), window
             else:
                 page.close()
-        for name, (page, _) in opened.items():
+        for name, (page, _, _) in opened.items():
             expect(page.locator("html")).to_have_attribute("data-refreshes", re.compile("x"))
             before[name] = page.evaluate(FOCUS_FIRST_LINK), page.evaluate(PLACES)
             page.evaluate(COUNT_AGAIN)
-        for name, (page, visible) in opened.items():
+        for name, (page, visible, _) in opened.items():
             focused, places = before[name]
             expect(page.locator("html")).to_have_attribute("data-refreshes", re.compile("xx"))
             for looked, query in ((visible, VISIBLE), (places, PLACES)):
@@ -97,6 +98,7 @@ def test_every_page_is_unchanged_by_two_refreshes(seen: Callable[..., ObservedPa
                     flaws.append(f"{name}: {looked} became {page.evaluate(query)}")
             if page.evaluate(FOCUSED_LINK) != focused:
                 flaws.append(f"{name}: the focus was on {focused}, now on {page.evaluate(FOCUSED_LINK)}")
+            flaws += [f"{name}: {flaw}" for flaw in opened[name][2].accessibility_problems()]
             refreshed.append(name)
             page.close()
 

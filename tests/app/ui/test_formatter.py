@@ -50,3 +50,17 @@ def test_retry_policy_is_a_sentence(policy: Policy, expected: str):
 )
 def test_estimate_is_short(value, text):
     assert Formatter.about(value) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0 %"), (0.004, "0.4 %"), (0.93, "93 %"), (0.997, "99.7 %"), (0.9999, "99.9 %"), (1, "100 %"), (None, "")],
+)
+def test_share_that_is_not_all_is_never_a_hundred_percent(share, text):
+    assert Formatter.percent(share) == text
+
+
+def test_large_numbers_in_sentences_are_grouped_as_those_of_pages():
+    text = "18,438 is less than 48,200.5; ids 1,23,456 and 1,2345 stay, 1,072,963 rows"
+
+    assert Formatter.group_digits(text) == "18 438 is less than 48 200.5; ids 1,23,456 and 1,2345 stay, 1 072 963 rows"
