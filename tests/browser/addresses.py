@@ -56,8 +56,8 @@ def create_addresses(client: Client) -> dict[str, str]:
     client.request("POST", "/api/v1/schedules/daily/run", body={})
     slices = {"from": "2026-01-01", "to": "2026-03-15", "unit": "day"}
     filled = client.request("POST", "/api/v1/backfills", body={"task": "noop", "queue": "unserved", "slices": slices})
-    bulk = {"action": "reprioritise", "filter": {"queue": "unserved", "status": "queued"}, "priority": 90}
-    changed = client.request("POST", "/api/v1/bulk", body=bulk | {"expected": 2})
+    bulk = {"action": "reprioritise", "filter": {"queue": "unserved", "lock_key": "load"}, "priority": 90}
+    changed = client.request("POST", "/api/v1/bulk", body=bulk | {"expected": 1})
     hook = {"url": "https://receiver.invalid/none", "events": ["job.failed"], "task": "noop"}
     webhook_id = client.request("POST", "/api/v1/webhooks", body=hook)["webhook_id"]
     client.request("POST", f"/api/v1/webhooks/{webhook_id}/ping")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from uuid import UUID
@@ -79,7 +80,8 @@ def test_job_clone_with_new_args_hides_secrets(seen: OpenPage, client: Client):
     failed = client.jobs(status=Status.FAILED, limit=1)[0]
     page = seen().go(f"/jobs/{failed['job_id']}")
     expect(page.locator("main")).not_to_contain_text("hidden")
-    expect(page.locator("article.attempt pre")).to_contain_text("Traceback")
+    expect(page.locator("article.attempt > details > summary")).to_have_text(re.compile("Traceback, 1 own frame of"))
+    expect(page.locator("article.attempt > details > pre")).to_contain_text("fail_with_secret")
 
     page.get_by_role("link", name="Clone…").click()
     page.get_by_role("textbox", name="Queue").fill("nobody")
