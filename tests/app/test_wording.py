@@ -18,6 +18,7 @@ NO_COUNT = {
     "lock_key!r",
     "dataloader_command()",
     "action.value",
+    "verb",
     "operation.action.value",
     "operation.action.value|capitalize",
     "status|capitalize",

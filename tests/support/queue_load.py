@@ -103,12 +103,12 @@ class RandomQueueLoad:
         for run in self.held_attempts[::2]:
             self.queue.reap([(run.id, run.run_id, run.lock_key)], pause_sec=0)
 
-    def any_job(self) -> UUID | None:
-        jobs = list_jobs(self.queue)
+    def any_job(self, *statuses: Status) -> UUID | None:
+        jobs = [job for job in list_jobs(self.queue) if not statuses or job.status in statuses]
         return self.random.choice(jobs).id if jobs else None
 
     def cancel(self) -> None:
-        if job_id := self.any_job():
+        if job_id := self.any_job(Status.QUEUED, Status.RUNNING):
             self.queue.cancel(job_id)
 
     def retry(self) -> None:

@@ -320,11 +320,12 @@ def _failure_problems(by_task: dict[str, PeriodStatistics]) -> Iterator[Problem]
     failing = [(task, counts) for task, counts in by_task.items() if (counts.failure_rate or 0.0) >= _MAX_FAILURE_RATE]
     for task, counts in islice(sorted(failing, key=lambda pair: -(pair[1].failure_rate or 0.0)), _MAX_OF_A_KIND):
         failed, runs = counts.failed + counts.lost, counts.finished - counts.canceled
+        share = f" {failed} of {format_count(runs, 'time')}" if runs > 1 else ""
         yield Problem(
             kind="failing",
             subject=("task", task),
             state="alert",
-            after=f" failed {failed} of {runs:,} times in the last hour" if runs > 1 else " failed in the last hour",
+            after=f" failed{share} in the last hour",
             acts=(Act("Failures", "/failures?" + urlencode({"task": task})),),
             covers=frozenset({"failure_rate"}),
         )
