@@ -32,7 +32,7 @@ COMPATIBLE_FROM = 9  # the oldest version whose processes work on these tables
 
 _REQUEST_TYPE = "dl_enqueue_request"
 _DROP_REQUEST_TYPE = f"DROP TYPE IF EXISTS {_REQUEST_TYPE} CASCADE;"  # with the functions that have such a parameter
-_ALTERED_TABLE = re.compile(r"ALTER TABLE (?:ONLY )?(\w+)")
+_ALTERED_TABLE = re.compile(r"ALTER TABLE (?:IF EXISTS )?(?:ONLY )?(\w+)")
 LOCK_WAIT_SEC = 600.0  # for tables that other sessions have locked
 _MIGRATION_LOCK = 1684828528  # advisory lock: two migrations of one database
 # A role may have shorter limits for its sessions than a migration takes, and be read-only by default.

@@ -15,7 +15,7 @@ from psycopg2.errors import LockNotAvailable, QueryCanceled
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.wording import format_duration
 
-TRY_SEC = 0.2
+_TRY_SEC = 0.2
 _HARMLESS_WAIT_SEC = 5.0
 _FIRST_PAUSE_SEC, _MAX_PAUSE_SEC = 0.5, 5.0
 _REPORT_INTERVAL_SEC = 15.0
@@ -52,8 +52,9 @@ def lock_statements(altered: Collection[str], changed: Collection[str], limits: 
     """Lock these tables before they are altered, or their triggers changed.
 
     A lock that conflicts with none of a statement that reads or writes comes first, and waits for a vacuum, until
-    PostgreSQL cancels it. Then a try has its time for all tables together: while it waits for one, all statements wait
-    for those that it has. Workers lock dl_jobs before the tables of events and workers.
+    PostgreSQL cancels it. Then a try has its time for all tables that are altered together, and as much for the others:
+    while it waits for one, all statements wait for those that it has. Workers lock dl_jobs before the tables of events
+    and workers.
     """
 
     def lock(tables: Iterable[str], mode: str) -> list[str]:
@@ -64,8 +65,8 @@ def lock_statements(altered: Collection[str], changed: Collection[str], limits: 
         waiting="".join([
             f"SET LOCAL lock_timeout = '{min(limits.max_wait_sec, _HARMLESS_WAIT_SEC)}s';",
             *lock([*altered, *changed], "SHARE UPDATE EXCLUSIVE"),
-            f"SET LOCAL lock_timeout = '{min(limits.try_sec, TRY_SEC)}s';",
-            f"SET LOCAL statement_timeout = '{min(limits.try_sec, TRY_SEC)}s'",
+            f"SET LOCAL lock_timeout = '{min(limits.try_sec, _TRY_SEC)}s';",
+            f"SET LOCAL statement_timeout = '{min(limits.try_sec, _TRY_SEC)}s'",
         ]),
         blocking=[
             *lock(altered, "ACCESS EXCLUSIVE"),
@@ -86,7 +87,7 @@ class TableLocks:
         self, ask: Callable[[str], list[tuple[Any, ...]]], max_wait_sec: float, report: Callable[[str], None]
     ) -> None:
         self._ask, self._max_wait_sec, self._report = ask, max_wait_sec, report
-        self._try_sec = min(TRY_SEC, max_wait_sec)
+        self._try_sec = min(_TRY_SEC, max_wait_sec)
         self._reported_at = -_REPORT_INTERVAL_SEC
 
     def repeat(self, migrate: Callable[[float], Done]) -> Done:
@@ -117,7 +118,7 @@ class TableLocks:
 
     def _give_way_to_vacuum(self, holders: list[tuple[Any, ...]]) -> None:
         """PostgreSQL cancels a vacuum of its own for one who has waited for deadlock_timeout, and not sooner."""
-        self._try_sec = min(TRY_SEC, self._max_wait_sec)
+        self._try_sec = min(_TRY_SEC, self._max_wait_sec)
         if holders and all(kind == "autovacuum worker" for _, _, _, kind, _ in holders):
             ((deadlock_timeout_ms,),) = self._ask(
                 "SELECT setting::float8 FROM pg_settings WHERE name = 'deadlock_timeout'"
