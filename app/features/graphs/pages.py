@@ -16,6 +16,8 @@ from pydantic import Field
 from dataloader.app.acts.web import ActForms
 from dataloader.app.features.graphs.acts import cancel_graph, retry_graph
 from dataloader.app.features.graphs.rows import Graph, GraphEdge, GraphJob, Graphs, critical_path, layers
+from dataloader.app.features.graphs.times import open_tasks, queue_sec, remaining
+from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.problems import InvalidRequest, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
@@ -26,6 +28,7 @@ from dataloader.app.ui.formatter import Formatter
 _MAX_JOBS_SHOWN = 300  # of more, a layer shows its tasks with counts
 _PAGE_URL = "/graphs/{graph_id}"
 _UNSUCCESSFUL = ("failed", "lost", "canceled", "not needed")
+_SHOWN_AS = {"skipped": "not needed"}  # states of the picture whose word is another
 _WORST_FIRST = ("failed", "lost", "running", "ready", "waiting", "canceled", "skipped", "succeeded")
 
 
@@ -39,7 +42,7 @@ class GraphsQuery(FormModel):
 def create_graph_page(site: Site) -> ApiBlueprint:
     source, options = site.executor, site.options
     pages = PageRenderer("graph_page", options)
-    graphs = Graphs(source)
+    graphs, statistics = Graphs(source), Statistics(source)
     unknown = (ProblemCode.GRAPH_NOT_FOUND,)
 
     @pages.page("/graphs", query=GraphsQuery)
@@ -66,15 +69,19 @@ def create_graph_page(site: Site) -> ApiBlueprint:
         is_grouped = len(graph.jobs) > _MAX_JOBS_SHOWN
         drawn = _groups(by_layer, graph.edges) if is_grouped else _nodes(graph, run_sec, {*path}, pages.formatter)
         counts = Counter(_state(job) for job in graph.jobs)
+        tasks = open_tasks(graph)
         return pages.render(
             "graph.html",
             graph=graph,
             state=_state_of_graph(graph.jobs),
             picture=json.dumps(drawn, ensure_ascii=False),
+            legend=_legend(drawn),
             ended=sum(job.status.final for job in graph.jobs),
             layers=by_layer,
             parents=_parents_by_child(graph),
             run_sec=run_sec,
+            queue_sec=queue_sec(graph, now),
+            remaining=remaining(graph, statistics.usual_sec(tasks), now) if tasks else None,
             critical={*path},
             critical_sec=sum(run_sec[job_id] for job_id in path),
             started_at=min((job.started_at for job in graph.jobs if job.started_at is not None), default=None),
@@ -133,13 +140,27 @@ def _css_state(job: GraphJob) -> str:
     return job.status.value
 
 
+def _legend(drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """What is in the picture: the states with their words, and the kinds of lines."""
+    nodes, edges = drawn["nodes"], drawn["edges"]
+    states = {node["state"] for node in nodes}
+    kinds = {
+        "hot": any(node["hot"] for node in nodes),
+        "off": any(edge["met"] is False and not edge["hot"] for edge in edges),
+        "on_failed": any(edge["on"] == "failed" for edge in edges),
+        "on_ended": any(edge["on"] == "ended" for edge in edges),
+    }
+    return {"states": [(state, _SHOWN_AS.get(state, state)) for state in _WORST_FIRST if state in states]} | kinds
+
+
 def _nodes(graph: Graph, run_sec: Mapping[UUID, float], critical: set[UUID], formatter: Formatter) -> dict[str, Any]:
     """The picture's jobs and edges."""
     nodes = []
+    awaited = Counter(edge.child_id for edge in graph.edges if edge.met is None)
     for job in graph.jobs:
         ran = formatter.duration(run_sec[job.job_id]) if run_sec[job.job_id] else ""
         nodes.append({
-            "id": str(job.job_id), "label": job.key, "line": _node_line(job, ran),
+            "id": str(job.job_id), "label": job.key, "line": _node_line(job, ran, awaited[job.job_id]),
             "about": ", ".join(filter(None, (_state(job), ran, job.task))),
             "state": _css_state(job), "link": f"/jobs/{job.job_id}", "hot": job.job_id in critical,
         })  # fmt: skip
@@ -158,8 +179,10 @@ def _nodes(graph: Graph, run_sec: Mapping[UUID, float], critical: set[UUID], for
     return {"nodes": nodes, "edges": edges}
 
 
-def _node_line(job: GraphJob, ran: str) -> str:
+def _node_line(job: GraphJob, ran: str, awaited: int) -> str:
     """The second line of a job in the picture: its shape says that it succeeded, its first line may be its task."""
+    if _state(job) == "waiting" and awaited:
+        return f"waits for {Formatter.counted(awaited, 'job')}"
     did = f"ran {ran}" if _state(job) == "succeeded" and ran else ", ".join(filter(None, (_state(job), ran)))
     return did if job.key == job.task else f"{did}, {job.task}"
 

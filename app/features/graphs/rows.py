@@ -33,6 +33,8 @@ class GraphJob:
     wait_state: str
     skipped: bool
     attempt: int
+    created_at: datetime
+    available_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
     error: str | None

@@ -71,8 +71,8 @@ SELECT s.graph_id, s.name, s.on_failure, s.created_by, s.created_at, counts.*,
  ORDER BY (counts.ended < counts.jobs) DESC, s.graph_id DESC;
 
 -- name: graph_jobs
-SELECT job_id, coalesce(graph_key, task), queue, task, status::text, wait_state::text, coalesce(skipped, false), attempt, started_at,
-       finished_at, left(error, 1000), need
+SELECT job_id, coalesce(graph_key, task), queue, task, status::text, wait_state::text, coalesce(skipped, false), attempt, created_at,
+       available_at, started_at, finished_at, left(error, 1000), need
   FROM dl_jobs
  WHERE graph_id = %(graph_id)s::uuid AND graph_id IS NOT NULL
  ORDER BY created_at, job_id

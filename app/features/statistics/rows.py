@@ -8,7 +8,7 @@ limit; beyond it, and for succeeded jobs, counts are estimated from a sample of 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -24,6 +24,7 @@ MAX_EVENTS_PER_BATCH = 10_000
 MAX_RECENT_RUNS = 40  # of each task
 SHOWN_RECENT_RUNS = 20  # where many tasks are shown
 MAX_TASK_NAMES = 2_000
+MAX_USUAL_TASKS = 200
 PERIODS: Mapping[Period, tuple[int, timedelta]] = {
     "1h": (60, timedelta(hours=1)),
     "24h": (900, timedelta(hours=24)),
@@ -303,6 +304,10 @@ class Statistics:
         """The last attempts of each task, newest first."""
         runs = group_by_first(self._execute("recent_runs", {"task": task, "limit": limit}))
         return {name: [from_row(RecentRun, row) for row in rows] for name, rows in runs.items()}
+
+    def usual_sec(self, tasks: Sequence[str]) -> dict[str, float]:
+        """The median duration of the last successful runs of each task that has one, of at most 200 tasks."""
+        return dict(self._execute("usual_durations", {"tasks": array(tasks[:MAX_USUAL_TASKS]), "limit": MAX_RECENT_RUNS}))
 
     def task_names(self) -> list[str]:
         """The tasks of which an attempt has ended."""

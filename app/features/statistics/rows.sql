@@ -260,6 +260,18 @@ SELECT task, job_id, queue, ended_at, outcome, attempt, ran_sec
  WHERE rank <= %(limit)s::int
  ORDER BY task, rank;
 
+-- name: usual_durations
+-- The median duration of the last runs of each of these tasks that succeeded.
+SELECT t.task, percentile_cont(0.5) WITHIN GROUP (ORDER BY last.ran_sec)
+  FROM unnest(%(tasks)s::text[]) AS t (task)
+       CROSS JOIN LATERAL (SELECT r.outcome, r.ran_sec
+                             FROM dl_recent_runs r
+                            WHERE r.task = t.task
+                            ORDER BY r.event_id DESC
+                            LIMIT %(limit)s::int) last
+ WHERE last.outcome = 'succeeded' AND last.ran_sec IS NOT NULL
+ GROUP BY t.task;
+
 -- name: task_names
 -- By a loose scan of the index of recent runs.
 WITH RECURSIVE names AS (

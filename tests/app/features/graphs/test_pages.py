@@ -90,3 +90,72 @@ def test_bar_of_a_graph_is_as_long_as_what_succeeded(client, graphs, dsn):
     assert (summary.failed, summary.ended) == (1, 3)
     for path in (f"/graphs/{made.graph_id}", "/graphs?name=bad"):
         assert re.findall(r'<progress class="bar failed" max="3" value="(\d)"', client.get(path).text) == ["1"]
+
+
+def set_times(dsn, job_id, status, started, finished=None):
+    """`started` and `finished` in minutes before now; the job and its graph were created two hours ago."""
+    ended = "NULL" if finished is None else f"now() - interval '{finished} min'"
+    started = "NULL" if started is None else f"now() - interval '{started} min'"
+    execute_sql(
+        dsn,
+        f"UPDATE dl_jobs SET status = '{status}', created_at = now() - interval '2 h',"
+        f" available_at = now() - interval '2 h', started_at = {started}, finished_at = {ended} WHERE job_id = '{job_id}'",
+    )
+
+
+def add_run(dsn, task, n, ran_sec, outcome="succeeded"):
+    execute_sql(
+        dsn,
+        "INSERT INTO dl_recent_runs (task, event_id, job_id, queue, ended_at, outcome, attempt, ran_sec)"
+        f" VALUES ('{task}', {n}, dl_new_id(), 'none', now(), '{outcome}', 1, {ran_sec})",
+    )
+
+
+def legend_of(page):
+    return re.findall(r"<li>(?:<span[^>]*>)?([^<:]*)", re.search(r'<ul class="legend">(.*?)</ul>', page, re.S)[1])
+
+
+def test_legend_names_only_what_the_picture_shows(client, graphs, dsn):
+    made = graphs.enqueue([job("load"), job("mart", ("load", "succeeded"))])
+    assert legend_of(client.get(f"/graphs/{made.graph_id}").text) == ["ready", "waiting"]
+
+    set_times(dsn, made.jobs["load"], "succeeded", 60, 30)
+    assert legend_of(client.get(f"/graphs/{made.graph_id}").text)[:2] == ["ready", "succeeded"]
+    assert legend_of(client.get(f"/graphs/{made.graph_id}").text)[2:] == ["bold"]
+
+    made = graphs.enqueue([job("a"), job("alarm", ("a", "failed")), job("end", ("a", "ended"))])
+    assert legend_of(client.get(f"/graphs/{made.graph_id}").text) == ["ready", "waiting", "dotted", "long dashes"]
+
+
+def test_queue_time_of_a_job_begins_when_its_parents_have_ended(client, graphs, dsn):
+    made = graphs.enqueue([job("load"), job("mart", ("load", "succeeded")), job("report", ("mart", "succeeded"))])
+    set_times(dsn, made.jobs["load"], "succeeded", 115, 60)
+    set_times(dsn, made.jobs["mart"], "running", 53)
+
+    page = client.get(f"/graphs/{made.graph_id}").text
+    assert re.findall(r'data-l="Queue time">([^<]*)', page) == ["5 min", "7 min", ""]
+
+
+def test_remaining_time_follows_the_usual_durations(client, graphs, dsn):
+    tasks = {"load": "load.a", "mart": "mart.b", "alarm": "alarm.c"}
+    after = {"load": (), "mart": (("load", "succeeded"),), "alarm": (("load", "failed"),)}
+    made = graphs.enqueue([
+        NewGraphJob(key=key, job=NewJob(queue="none", task=task, lock_key=key), after=after[key])
+        for key, task in tasks.items()
+    ])  # fmt: skip
+    path = f"/graphs/{made.graph_id}"
+    assert " left" not in client.get(path).text
+
+    for n, seconds in enumerate((60, 1200, 1800)):
+        add_run(dsn, "load.a", n, seconds)
+    add_run(dsn, "load.a", 9, 5, "failed")
+    add_run(dsn, "alarm.c", 1, 9000)
+    assert "at least <span data-counting>20 min</span> left" in client.get(path).text
+
+    add_run(dsn, "mart.b", 1, 600)
+    assert "about <span data-counting>30 min</span> left" in client.get(path).text
+    set_times(dsn, made.jobs["load"], "running", 15)
+    assert re.search(r"about <span data-counting>1(5 min|4 min 5\d s)</span> left", client.get(path).text)
+    set_times(dsn, made.jobs["load"], "succeeded", 15, 5)
+    set_times(dsn, made.jobs["mart"], "running", 30)
+    assert "longer than its tasks usually take" in client.get(path).text
