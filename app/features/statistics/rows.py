@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
 
-from dataloader.app.db.encoding import array, from_row, validate_text
+from dataloader.app.db.encoding import array, as_uuid, from_row, validate_text
 from dataloader.app.db.statements import Executor
 from dataloader.app.queue.job import Status
 
@@ -162,6 +162,36 @@ class TaskFailures:
     @property
     def jobs(self) -> int:
         return sum(group.jobs for group in self.groups)
+
+
+@dataclass(frozen=True)
+class RowSummary:
+    """How many rows the last run produced, and how many the middle half of the runs before it."""
+
+    last: int
+    low: int | None
+    high: int | None
+
+    @classmethod
+    def of(cls, rows: Sequence[int]) -> RowSummary | None:
+        """Summarize the rows of runs, of which the last one comes first; None: no run has reported any."""
+        if not rows:
+            return None
+        before = sorted(rows[1:])
+        if not before:
+            return cls(rows[0], None, None)
+        return cls(rows[0], before[len(before) // 4], before[-1 - len(before) // 4])
+
+
+@dataclass(frozen=True)
+class RunDatasets:
+    """What runs of a task have reported: the datasets that they updated and read, the rows that each job produced, and
+    these in short."""
+
+    produced: list[str]
+    consumed: list[str]
+    rows: dict[UUID, int]
+    summary: RowSummary | None
 
 
 @dataclass(frozen=True)
@@ -324,12 +354,18 @@ class Statistics:
         groups = [from_row(TaskFailureGroup, row[1:]) for row in rows]
         return TaskFailures(groups, not any(row[0] for row in rows))
 
-    def datasets_of_runs(self, runs: Iterable[RecentRun]) -> dict[str, list[str]]:
-        """The datasets that these runs updated (`produced`) and read (`consumed`), by name."""
-        names: dict[str, list[str]] = {"produced": [], "consumed": []}
-        for kind, dataset in self._execute("datasets_of_runs", {"jobs": array(str(run.job_id) for run in runs)}):
-            names[kind].append(dataset)
-        return names
+    def datasets_of_runs(self, runs: Sequence[RecentRun]) -> RunDatasets:
+        """The datasets that these runs updated and read, and the rows of each run."""
+        names: dict[str, dict[str, None]] = {"produced": {}, "consumed": {}}
+        rows: dict[UUID, int] = {}
+        jobs = array({str(run.job_id) for run in runs})
+        for kind, dataset, raw_id, count in self._execute("datasets_of_runs", {"jobs": jobs}):
+            names[kind][dataset] = None
+            if kind == "produced" and count is not None:
+                job_id = as_uuid(raw_id)
+                rows[job_id] = rows.get(job_id, 0) + int(count)
+        rows_of_runs = [rows[run.job_id] for run in runs if run.outcome == "succeeded" and run.job_id in rows]
+        return RunDatasets([*names["produced"]], [*names["consumed"]], rows, RowSummary.of(rows_of_runs))
 
     def database_metrics(self) -> DatabaseMetrics:
         return from_row(DatabaseMetrics, self._execute("database_metrics", {"schema": self._executor.schema})[0])

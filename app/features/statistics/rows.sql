@@ -318,10 +318,11 @@ SELECT capped.reached, g.error_fingerprint, g.jobs, g.last_at, g.job_id, left(j.
  ORDER BY g.jobs DESC, g.last_at DESC, g.error_fingerprint;
 
 -- name: datasets_of_runs
-SELECT DISTINCT e.kind, e.dataset
+SELECT e.kind, e.dataset, e.job_id, sum(e.rows)::bigint
   FROM unnest(%(jobs)s::uuid[]) AS r (job_id) JOIN dl_dataset_events e ON e.job_id = r.job_id
+ GROUP BY e.kind, e.dataset, e.job_id
  ORDER BY e.kind, e.dataset
- LIMIT 200;
+ LIMIT 4000;
 
 -- Counts of jobs, now. Except for count_all, which is for small tables, every statement reads a bounded number of rows.
 

@@ -11,7 +11,7 @@ import psycopg2
 import pytest
 from pydantic import BaseModel
 
-from dataloader.app.features.statistics.rows import Statistics
+from dataloader.app.features.statistics.rows import RowSummary, Statistics
 from dataloader.pipelines.contract import Daily
 
 ERROR = re.compile(r'<small class="bad" id="submit_task_start-(\w+)-error">([^<]+)</small>')
@@ -242,15 +242,31 @@ def test_task_is_paused_and_resumed(client):
     assert act("dance").status_code == 422
 
 
-def test_datasets_of_the_last_runs_are_shown(client, dsn, pool):
-    add_run(dsn, "succeeded", 1.0)
+def test_datasets_and_rows_of_the_last_runs_are_shown(client, dsn, pool):
+    for _ in range(6):
+        add_run(dsn, "succeeded", 1.0)
+    add_run(dsn, "failed", 1.0)
     execute(
         dsn,
-        "INSERT INTO dl_dataset_events (dataset, kind, task, job_id, partition_key)"
-        " SELECT 'dwh.rates', 'produced', 'rates', job_id, '' FROM dl_recent_runs",
+        "INSERT INTO dl_dataset_events (dataset, kind, task, job_id, partition_key, rows)"
+        " SELECT 'dwh.rates', 'produced', 'rates', job_id, '', 1000 * row_number() OVER (ORDER BY event_id)"
+        "   FROM dl_recent_runs WHERE outcome = 'succeeded'",
     )
 
     runs = Statistics(pool).recent_runs(task="rates")["rates"]
+    found = Statistics(pool).datasets_of_runs(runs)
+    page = client.get("/tasks/rates").text
 
-    assert Statistics(pool).datasets_of_runs(runs) == {"produced": ["dwh.rates"], "consumed": []}
-    assert 'href="/datasets/dwh.rates"' in client.get("/tasks/rates").text
+    assert (found.produced, found.consumed) == (["dwh.rates"], [])
+    assert found.summary == RowSummary(last=6000, low=2000, high=4000)
+    assert "<dd>6 000 <small" in page
+    assert "usually 2 000–4 000" in page
+    assert page.count(", 6 000 rows") == 4  # the cell and the point, each in two texts
+    assert 'href="/datasets/dwh.rates"' in page
+
+
+def test_rows_of_runs_are_left_out_where_none_are_reported(client, dsn):
+    add_run(dsn, "succeeded", 1.0)
+
+    assert "Rows a run" not in client.get("/tasks/rates").text
+    assert RowSummary.of([7]) == RowSummary(7, None, None)
