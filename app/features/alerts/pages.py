@@ -85,7 +85,7 @@ def create_alerts_page(site: Site) -> ApiBlueprint:
         resolved = _resolved(alerts, before)
         return pages.render(
             "alerts.html",
-            firing=sorted(firing, key=lambda alert: alert.acknowledged_at is not None),
+            firing=sorted(firing, key=lambda alert: (alert.acknowledged_at is not None, not alert.is_critical)),
             rules=rules,
             rules_by_id={rule.rule_id: rule for rule in rules},
             edited=_rule_of(rules, request.form.get("rule_id") or ("" if query is None else query.edit)),

@@ -34,6 +34,11 @@ class RuleKind(StrEnum):
     DEAD_WORKER = "dead_worker"  # seconds since a worker's last heartbeat
 
 
+# Jobs run, or will, but not as they should. Of the other kinds jobs do not run, they fail, or data is missing.
+WARNING_KINDS = frozenset({
+    RuleKind.STALLED, RuleKind.LIMIT_STARVED, RuleKind.SCHEDULE_BEHIND, RuleKind.CHECK_FAILED,
+})  # fmt: skip
+
 @dataclass(frozen=True)
 class AlertRule:
     rule_id: UUID
@@ -77,6 +82,10 @@ class FiredAlert:
     sent_at: datetime | None
     acknowledged_at: datetime | None
     acknowledged_by: str | None
+
+    @property
+    def is_critical(self) -> bool:
+        return self.kind not in WARNING_KINDS
 
 
 @dataclass(frozen=True)

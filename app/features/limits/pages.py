@@ -28,6 +28,7 @@ _BREAKER_CHOICES = {
 
 class LimitsPageQuery(FormModel):
     edit: FormText = Field("", description="The limit that the form shows.")
+    holders: FormText = Field("", description="The limit of which all running jobs are listed.")
 
 
 def create_limits_page(site: Site) -> ApiBlueprint:
@@ -45,6 +46,7 @@ def create_limits_page(site: Site) -> ApiBlueprint:
             rates=[status for status in statuses if status.rate],
             holders={status.name: limits.holders(status.name) for status in statuses if status.used},
             max_holders=_MAX_HOLDERS_SHOWN,
+            shown_whole="" if query is None else query.holders,
             breakers=of_tasks,
             open_breakers=[breaker for breaker in of_tasks if breaker.state is not BreakerState.CLOSED],
             waiting=sum(status.waiting for status in statuses),

@@ -209,11 +209,11 @@ def _with_alerts(
 ) -> Problem:
     """Add alerts to the problem of their subject. An alert that says what the problem says adds no text."""
     is_handled = all(alert.acknowledged_at is not None or alert.rule_id in muted for alert in alerts)
-    covered = frozenset(kind for problem in group for kind in problem.covers)
+    is_critical, covered = any(alert.is_critical for alert in alerts), {kind for item in group for kind in item.covers}
     details = [Formatter.shorten(alert.detail) for alert in alerts if alert.kind not in covered]
     if group:
         known = _merge(group)
-        state: State = known.state if is_handled else "alert"
+        state: State = known.state if is_handled or not is_critical else "alert"
         acts = (*known.acts, *_alert_acts(alerts, muted))
         others = (*known.others, *details)
         return replace(known, state=state, alerts=tuple(alerts), others=others, acts=acts, is_handled=is_handled)
@@ -222,7 +222,7 @@ def _with_alerts(
     return Problem(
         kind=first.kind.replace("_", " "),
         subject=subject,
-        state="alert",
+        state="alert" if is_critical else "warning",
         before=details[0][:1].upper() + details[0][1:],
         since=first.started_at,
         acts=(*subject_acts, *_alert_acts(alerts, muted)),

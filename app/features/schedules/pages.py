@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from flask import Response, g
@@ -27,6 +27,7 @@ from dataloader.pipelines.schedule_definition import ScheduleDefinition
 T = TypeVar("T")
 _PREVIEW_COUNT, _FIRINGS_SHOWN, _LAST_FIRINGS = 10, 50, 10
 _SCHEDULES_SHOWN = 100
+_LATE_AFTER = timedelta(minutes=1)  # as on the overview
 _PAGE_URL = "/schedules/{name}"
 # How a firing is shown: as its job where there is one.
 _SHOWN_AS = {
@@ -82,6 +83,7 @@ def create_schedules_page(site: Site) -> ApiBlueprint:
             total=len(everything),
             more=len(rest) - len(details),
             states=Counter(_state(schedule) for schedule in found),
+            state_of=_state,
             firings=reader.schedules.last_firings_of([each.schedule_id for each in details], limit=_LAST_FIRINGS),
             affected=_affected_by_clock_changes(reader, details),
             shown_as=shown_as,
@@ -192,12 +194,15 @@ def _preview(
     return reader.preview(name, definition, parse_time("preview_from", query.preview_from, zone), _PREVIEW_COUNT)
 
 
-def _state(schedule: Schedule) -> str:
+def _state(schedule: Schedule | ScheduleDetail) -> str:
     if schedule.paused_at is not None:
         return "paused"
     if schedule.orphaned_at is not None:
         return "orphaned"
-    return "stopped" if schedule.error else "active"
+    if schedule.error:
+        return "stopped"
+    is_late = schedule.next_at is not None and schedule.next_at < datetime.now(UTC) - _LATE_AFTER
+    return "late" if is_late else "active"
 
 
 def shown_as(firing: Firing) -> str:

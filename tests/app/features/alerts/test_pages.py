@@ -121,6 +121,22 @@ def test_selected_alerts_are_acknowledged_and_their_rules_muted(client, alerts, 
         assert (refused.status_code, message in refused.text) == (422, True)
 
 
+def test_critical_alerts_come_before_warnings(client, alerts, dsn):
+    for kind, subject in (("stalled", str(uuid4())), ("check_failed", "checked"), ("breaker_open", "opened")):
+        fire(dsn, kind=kind, subject=subject)
+    fire(dsn, kind="dead_worker", subject="taken care of")
+    (handled,) = (alert for alert in alerts.all() if alert.kind == "dead_worker")
+    alerts.acknowledge(handled.alert_id, acknowledged_by="olga")
+
+    rows = client.get("/alerts").text.split('<tr id="alert-')[1:]
+
+    assert [re.search(r'class="st (alert|warning)">(critical|warning)<', row)[2] for row in rows] == [
+        "critical", "warning", "warning", "critical",
+    ]  # fmt: skip
+    assert "opened" in rows[0]
+    assert "acknowledged by olga" in rows[3]
+
+
 def test_resolved_alerts_are_paged(client, alerts, dsn):
     for number in range(21):
         fire(dsn, subject=f"s{number}")

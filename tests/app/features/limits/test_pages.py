@@ -66,3 +66,16 @@ def test_refused_breaker_is_marked_at_its_field(client):
     refused = client.post("/breakers", data={"task": "load", "action": "set", "failures": "x"})
 
     assert (refused.status_code, 'id="submit_breaker-failures-error"' in refused.text) == (422, True)
+
+
+def test_all_holders_of_a_limit_are_a_link_away(client, dsn, trigger):
+    client.post("/limits", data={"name": "partner api", "concurrency": "9"})
+    for n in range(6):
+        trigger(lock_key=f"holder-{n}", idempotency_key=None, limits={"partner api": 1})
+    execute_sql(dsn, "UPDATE dl_jobs SET status = 'running', started_at = now()")
+
+    page = client.get("/limits").text
+    link = '<a class="small" href="/limits?holders=partner%20api#limit-partner%20api">2 more<'
+    assert (page.count("× 1, "), link in page) == (4, True)
+    page = client.get("/limits?holders=partner%20api").text
+    assert (page.count("× 1, "), '#limit-partner%20api">fewer<' in page) == (6, True)

@@ -106,6 +106,14 @@ def test_alert_without_known_problem_shows_its_detail():
     assert found.link == "/tasks/load"
 
 
+def test_alert_is_as_severe_as_its_kind():
+    late, stalled = alert(), alert(kind="stalled", subject=str(ALERT), task=None, detail="no progress for 900 s")
+
+    found = find_problems(replace(CALM, alerts=[stalled, late]))
+
+    assert [(problem.kind, problem.state) for problem in found] == [("failure rate", "alert"), ("stalled", "warning")]
+
+
 def test_acknowledged_and_muted_alerts_are_not_counted():
     acknowledged = find_problems(replace(CALM, alerts=[alert(acknowledged_at=NOW)]))
     until = datetime.now(UTC) + timedelta(hours=1)

@@ -255,6 +255,20 @@ def test_schedules_are_listed_in_pages(client, monkeypatch):
     assert ("4 active" in second, 'rel="next"' in second, "First page" in second) == (True, False, True)
 
 
+def test_late_schedules_are_counted_and_marked(client, dsn):
+    client.post("/schedules", data=DAILY)
+    page = client.get("/schedules").text
+    assert ("1 active" in page, " late" in page.partition("<thead")[0]) == (True, False)
+
+    execute_sql(dsn, "UPDATE dl_schedules SET next_at = now() - interval '5 min'")
+
+    page = client.get("/schedules").text
+    assert '<span class="st failed">1 late</span>' in page
+    assert re.search(r'<span class="bad">late <time [^>]*>5 min', page)
+    client.post(f"{PAGE}/act", data={"action": "pause"})
+    assert "1 late" not in client.get("/schedules").text
+
+
 def test_secrets_in_args_are_masked_and_kept_by_a_change(client, dsn):
     client.post("/schedules", data={**DAILY, "args": '{"day": "x", "password": "geheim"}'})
     address = "/api/v1/schedules/sales by day"
