@@ -39,6 +39,7 @@ WARNING_KINDS = frozenset({
     RuleKind.STALLED, RuleKind.LIMIT_STARVED, RuleKind.SCHEDULE_BEHIND, RuleKind.CHECK_FAILED,
 })  # fmt: skip
 
+
 @dataclass(frozen=True)
 class AlertRule:
     rule_id: UUID

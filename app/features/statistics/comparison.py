@@ -22,7 +22,7 @@ _REFRESH_AFTER_SEC, _MAX_AGE_SEC, _TIMEOUT_SEC = 10.0, 300.0, 5.0
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TaskComparison:
     """What a task did in a span, and in the one before. `task`: empty for all tasks together. Rows are those that it
     produced, as far as its jobs have reported them."""
 
@@ -47,8 +47,8 @@ class ComparedSpans:
     start: datetime
     middle: datetime
     end: datetime
-    total: Comparison
-    tasks: list[Comparison]
+    total: TaskComparison
+    tasks: list[TaskComparison]
     counted_at: datetime
 
 
@@ -104,10 +104,10 @@ class SpanStatistics:
         rows = [self._rows(start, middle, task), self._rows(middle, end, task)]
         names = set[str]().union(*sides, *rows) - {""}
 
-        def compared(name: str) -> Comparison:
+        def compared(name: str) -> TaskComparison:
             counts = [side.get(name) if name else sum(side.values()) if side else None for side in rows]
             before, now = (side.get(name, _NONE) for side in sides)
-            return Comparison(name, now, before, counts[1], counts[0])
+            return TaskComparison(name, now, before, counts[1], counts[0])
 
         tasks = sorted((compared(name) for name in names), key=lambda found: found.weight, reverse=True)
         total = tasks[0] if task and tasks else compared("")

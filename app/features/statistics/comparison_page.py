@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.features.statistics.comparison import Comparison, Span, SpanComparisons
+from dataloader.app.features.statistics.comparison import Span, SpanComparisons, TaskComparison
 from dataloader.app.features.statistics.rows import PeriodStatistics
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
@@ -64,7 +64,7 @@ def create_comparison_page(site: Site) -> ApiBlueprint:
     return pages.blueprint
 
 
-def figures(compared: Comparison, formatter: Formatter) -> list[Figure]:
+def figures(compared: TaskComparison, formatter: Formatter) -> list[Figure]:
     """The figures of a task, with their changes."""
 
     def counted(name: str, before: float | None, now: float | None, *, more_is_worse: bool = False) -> Figure:

@@ -337,7 +337,8 @@ class Statistics:
 
     def usual_sec(self, tasks: Sequence[str]) -> dict[str, float]:
         """The median duration of the last successful runs of each task that has one, of at most 200 tasks."""
-        return dict(self._execute("usual_durations", {"tasks": array(tasks[:MAX_USUAL_TASKS]), "limit": MAX_RECENT_RUNS}))
+        parameters = {"tasks": array(tasks[:MAX_USUAL_TASKS]), "limit": MAX_RECENT_RUNS}
+        return dict(self._execute("usual_durations", parameters))
 
     def task_names(self) -> list[str]:
         """The tasks of which an attempt has ended."""

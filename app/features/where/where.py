@@ -99,7 +99,7 @@ class JobWhere:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunningJob:
+class RunningJobWhere:
     """A running job. `summary` says where it is; `blocked`: a statement of it waits for a lock. `memory_mb` is of its
     processes, null for one that runs in a thread. `running_sec` counts from the start of the attempt."""
 
@@ -122,7 +122,7 @@ class RunningJob:
 class RunningJobs:
     """Running jobs, those first that have been running longest."""
 
-    jobs: list[RunningJob]
+    jobs: list[RunningJobWhere]
     has_more: bool
 
 
@@ -182,9 +182,9 @@ def _run_of(job: Job, run_id: UUID) -> Run:
     return Run(job.id, job.status, run_id, job.attempt, job.worker)
 
 
-def _running_job(run: Run, where: JobWhere) -> RunningJob:
+def _running_job(run: Run, where: JobWhere) -> RunningJobWhere:
     memory_mb = round(sum(process.memory_mb for process in where.processes), 1) if where.processes else None
-    return RunningJob(
+    return RunningJobWhere(
         job_id=run.job_id,
         task=run.task,
         queue=run.queue,

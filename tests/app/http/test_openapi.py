@@ -37,6 +37,15 @@ def test_the_document_is_valid_openapi_3_1(client):
     assert errors == []
 
 
+def test_no_two_schemas_share_a_name(client):
+    """Of two classes with one name the schemas get the path of their module, and generated clients refuse them."""
+    schemas = client.get("/openapi.json").json["components"]["schemas"]
+
+    assert [name for name in schemas if "__" in name] == []
+    titles = [schema.get("title", name) for name, schema in schemas.items()]
+    assert sorted({title for title in titles if titles.count(title) > 1}) == []
+
+
 def test_document_has_the_routes_of_programs_and_no_page(client):
     routes = {
         (re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule), method)

@@ -99,7 +99,8 @@ def set_times(dsn, job_id, status, started, finished=None):
     execute_sql(
         dsn,
         f"UPDATE dl_jobs SET status = '{status}', created_at = now() - interval '2 h',"
-        f" available_at = now() - interval '2 h', started_at = {started}, finished_at = {ended} WHERE job_id = '{job_id}'",
+        f" available_at = now() - interval '2 h', started_at = {started}, finished_at = {ended}"
+        f" WHERE job_id = '{job_id}'",
     )
 
 
@@ -112,7 +113,8 @@ def add_run(dsn, task, n, ran_sec, outcome="succeeded"):
 
 
 def legend_of(page):
-    return re.findall(r"<li>(?:<span[^>]*>)?([^<:]*)", re.search(r'<ul class="legend">(.*?)</ul>', page, re.S)[1])
+    (legend,) = re.findall(r'<ul class="legend">(.*?)</ul>', page, re.S)
+    return re.findall(r"<li>(?:<span[^>]*>)?([^<:]*)", legend)
 
 
 def test_legend_names_only_what_the_picture_shows(client, graphs, dsn):
