@@ -141,7 +141,7 @@ def _parse_timestamp(text: str | bytes | None, cursor: Any) -> datetime | None:
         return None
     try:
         moment = cast("datetime", ext.PYDATETIMETZ(text, cursor))
-        return moment if _MIN_TIME < moment < _MAX_TIME else min(max(moment, _MIN_TIME), _MAX_TIME)
+        return moment if _MIN_TIME.year < moment.year < _MAX_TIME.year else min(max(moment, _MIN_TIME), _MAX_TIME)
     except (ValueError, OverflowError, TypeError):
         return _MIN_TIME if str(text).endswith("BC") or str(text) == "-infinity" else _MAX_TIME
 

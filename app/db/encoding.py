@@ -57,15 +57,16 @@ _Object = TypeVar("_Object")
 
 def from_row(row_class: Callable[..., _Object], row: Sequence[Any], **values: Any) -> _Object:
     """Make an object of a row that has its fields in their order, apart from those in `values`."""
-    decoders = [(name, decode) for name, decode in _field_decoders(row_class).items() if name not in values]
-    for (name, decode), value in zip(decoders, row, strict=True):
+    for (name, decode), value in zip(_field_decoders(row_class, tuple(values)), row, strict=True):
         values[name] = value if value is None or decode is None else decode(value)
     return row_class(**values)
 
 
 @cache
-def _field_decoders(row_class: Callable[..., Any]) -> Mapping[str, Callable[[Any], Any] | None]:
-    return {name: _decoder(hint) for name, hint in get_type_hints(row_class).items()}
+def _field_decoders(
+    row_class: Callable[..., Any], given: tuple[str, ...]
+) -> Sequence[tuple[str, Callable[[Any], Any] | None]]:
+    return [(name, _decoder(hint)) for name, hint in get_type_hints(row_class).items() if name not in given]
 
 
 def _decoder(hint: Any) -> Callable[[Any], Any] | None:
@@ -101,9 +102,9 @@ def decode_json(text: str) -> Any:
     """Decode any jsonb value; a number beyond Python's limits becomes its text."""
     try:
         try:
-            return json.loads(text, parse_float=_parse_finite_float)
+            return _JSON.decode(text)
         except ValueError:
-            return json.loads(text, parse_int=str, parse_float=_parse_finite_float)
+            return _JSON_WITH_LONG_NUMBERS.decode(text)
     except RecursionError:
         return {"$dropped": "nested too deep to be shown"}
 
@@ -117,3 +118,8 @@ def decode_object(text: str) -> dict[str, Any]:
 def _parse_finite_float(text: str) -> float | str:
     number = float(text)
     return number if math.isfinite(number) else text
+
+
+# Made once: pages decode thousands of small values.
+_JSON = json.JSONDecoder(parse_float=_parse_finite_float)
+_JSON_WITH_LONG_NUMBERS = json.JSONDecoder(parse_int=str, parse_float=_parse_finite_float)

@@ -51,7 +51,9 @@ class Formatter:
         return datetime.now(self._zone).isoformat()[-6:]
 
     def time(self, moment: datetime | None) -> str:
-        return "" if moment is None else self.pattern(moment, "%Y-%m-%d %H:%M:%S")
+        if moment is None or is_outside_calendar(moment):
+            return "" if moment is None else format_outside_calendar(moment)
+        return moment.astimezone(self._zone).isoformat(" ", "seconds")[: len("2026-11-24 16:42:10")]
 
     def pattern(self, moment: datetime, pattern: str) -> str:
         if is_outside_calendar(moment):

@@ -29,6 +29,7 @@ from dataloader.app.ui.base import (
     parse_choice,
     redirect_to,
 )
+from dataloader.app.ui.cells import run_cells
 from dataloader.app.ui.forms import NamingForm, validate_fields, validate_form
 
 _MAX_CHANGES_SHOWN = 8
@@ -104,6 +105,7 @@ def create_queues_page(site: Site) -> ApiBlueprint:
             day=statistics.by_queue("24h", queue=name).get(name),
             chart=QueueChart.from_chart(statistics.chart(period, queue=name), period),
             by_task=statistics.by_task("24h", queue=name),
+            run_cells=run_cells,
             runs=_runs_in(name, statistics.recent_runs()),
             next_jobs=queues.next_jobs(name),
             running=sorted((run for worker in workers for run in worker.running if run.queue == name), key=_started),
@@ -152,8 +154,8 @@ def _threads_in(queue: str, worker: WorkerStatus) -> int:
 
 
 def _runs_in(queue: str, runs: dict[str, list[RecentRun]]) -> dict[str, list[RecentRun]]:
-    """The recent runs in this queue by task, the oldest first."""
-    within = {task: [run for run in reversed(of_task) if run.queue == queue] for task, of_task in runs.items()}
+    """The recent runs in this queue by task, the newest first."""
+    within = {task: [run for run in of_task if run.queue == queue] for task, of_task in runs.items()}
     return {task: found for task, found in within.items() if found}
 
 

@@ -80,11 +80,11 @@ def create_calendar_page(site: Site) -> ApiBlueprint:
         chosen = [schedule for schedule in schedules if query.schedule in ("", schedule.name)]
         # What fires hourly or more often must not take the places of the others.
         frequent = [schedule for schedule in chosen if is_frequent(reader, schedule)]
-        others = [schedule for schedule in chosen if schedule not in frequent]
+        names = {schedule.name for schedule in frequent}
+        others = [schedule for schedule in chosen if schedule.name not in names]
         ranges, is_folded = _ranges(first, last, zone), not day and query.every != "yes"
         rare = read_calendar(reader, others, ranges, limit=limit, is_filtered=bool(frequent))
         often = read_calendar(reader, frequent, ranges, limit=limit) if frequent else Calendar([], [], True)
-        names = {schedule.name for schedule in frequent}
         entries = [entry for entry in (*_entries(rare), *_entries(often)) if _is_chosen(entry, query.outcome)]
         entries.sort(key=lambda entry: (entry.at, entry.schedule))
         counts = Counter(entry.state for entry in entries)

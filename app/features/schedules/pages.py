@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from flask import Response, g
+from markupsafe import Markup
 from pydantic import Field
 
 from dataloader.app.acts.web import ActForms, Choice, refusing_form
@@ -21,6 +22,8 @@ from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormText, InvalidForm, PageRenderer, parse_time, redirect_to
+from dataloader.app.ui.cells import StateCell, state_cells
+from dataloader.app.ui.formatter import Formatter
 from dataloader.app.ui.forms import validate_form
 from dataloader.pipelines.schedule_definition import ScheduleDefinition
 
@@ -86,7 +89,7 @@ def create_schedules_page(site: Site) -> ApiBlueprint:
             state_of=_state,
             firings=reader.schedules.last_firings_of([each.schedule_id for each in details], limit=_LAST_FIRINGS),
             affected=_affected_by_clock_changes(reader, details),
-            shown_as=shown_as,
+            firing_cells=firing_cells,
             query=query,
             preview=preview,
             problem=problem,
@@ -143,7 +146,7 @@ def create_schedules_page(site: Site) -> ApiBlueprint:
             preview_problem=preview_problem,
             firings=reader.schedules.firings(schedule, limit=_FIRINGS_SHOWN),
             affected=_affected_by_clock_changes(reader, [detail]),
-            shown_as=shown_as,
+            firing_cells=firing_cells,
             differences=_differences(detail),
             sent=sent,
             path=f"/schedules/{quote_name(name)}",
@@ -210,6 +213,17 @@ def shown_as(firing: Firing) -> str:
     if firing.outcome in _SHOWN_AS:
         return _SHOWN_AS[firing.outcome]
     return {None: "canceled", "queued": "ready"}.get(firing.job_status, firing.job_status or "")
+
+
+def firing_cells(firings: Sequence[Firing], formatter: Formatter) -> Markup:
+    """The firings are the newest first."""
+    return state_cells("Last firings, oldest first", (_cell(firing, formatter) for firing in reversed(firings)))
+
+
+def _cell(firing: Firing, formatter: Formatter) -> StateCell:
+    status = f", {firing.job_status}" if firing.job_status else ""
+    text = f"{firing.outcome.value.replace('_', ' ')}{status}, {formatter.time(firing.fire_at)}"
+    return StateCell(shown_as(firing), text, firing.job_id)
 
 
 def _differences(schedule: ScheduleDetail) -> list[tuple[str, Any, Any]]:

@@ -53,6 +53,7 @@ from dataloader.app.queue.job import Job
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import LiveWorker
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer, redirect_to
+from dataloader.app.ui.cells import run_cells
 from dataloader.app.ui.line_chart import LineChart
 from dataloader.pipelines.contract import Pipelines
 
@@ -194,7 +195,7 @@ def create_tasks_page(site: Site) -> ApiBlueprint:
     @pages.page("/tasks", query=TasksQuery)
     def show_tasks(query: TasksQuery) -> Response:
         """Show all tasks with their last runs, times and schedules."""
-        return pages.render("tasks.html", query=query, **reader.rows(query.q.strip()))
+        return pages.render("tasks.html", query=query, run_cells=run_cells, **reader.rows(query.q.strip()))
 
     def render_task(name: str, *, query: TaskQuery | None = None) -> Response:
         info = reader.info(name)
@@ -208,6 +209,7 @@ def create_tasks_page(site: Site) -> ApiBlueprint:
         failures = reader.statistics.failures_of_task(name, period_sec=_FAILURES_PERIOD_SEC)
         return pages.render(
             "task.html",
+            run_cells=run_cells,
             name=name,
             url_name=quote_name(name),  # one segment of the path, also for a name with slashes
             task=info,
