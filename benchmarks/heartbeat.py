@@ -86,7 +86,7 @@ def start_processes(dsn: str, recorder: Recorder, variant: HeartbeatVariant, job
     processes = [SimulatedProcess(dsn, recorder, n) for n in range(variant.processes)]
     for process in processes:
         process.claim_long(variant.jobs * jobs)
-        process.beat(0)
+        process.heartbeat(0)
     query_value(dsn, "VACUUM (ANALYZE)")
     return processes
 
@@ -100,7 +100,7 @@ def time_heartbeats(
     server, client = cpu_sec(backends), time.process_time()
     for n in range(rounds):
         for process in processes:
-            lost = process.save_progress(n) if variant.saves_progress else process.beat(n)
+            lost = process.save_progress(n) if variant.saves_progress else process.heartbeat(n)
             assert not lost, f"{variant.name}: {lost} leases were lost"
     client, server = time.process_time() - client, cpu_sec(backends) - server
     sent = rounds * len(processes)
@@ -114,7 +114,7 @@ def pages_of(recorder: Recorder, process: SimulatedProcess, variant: HeartbeatVa
     if variant.saves_progress:
         process.save_progress(-1)
     else:
-        process.beat(-1)
+        process.heartbeat(-1)
     return sum(figure.pages for figure in recorder.stop().values())
 
 

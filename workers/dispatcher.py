@@ -312,7 +312,7 @@ class Dispatcher:
         if from_front and not is_full:
             self._defer_unknown_tasks(buffer)
         if is_full or is_settled:
-            self._update_notify_state(buffer, is_full=is_full)
+            self._update_notify_state(buffer, claimed_count, is_full=is_full)
 
     def _hand_out(self, buffer: QueueBuffer, attempts: list[Attempt], kept_count: int) -> None:
         """Put attempts where the threads of the queue find them."""
@@ -326,8 +326,8 @@ class Dispatcher:
                 return
         self._release_all(attempts, ReleaseReason.SHUTDOWN)  # the claim was in progress when the stop came
 
-    def _update_notify_state(self, buffer: QueueBuffer, *, is_full: bool) -> None:
-        recheck_sec = self._notify_state.update_after_claim(buffer.queue, is_full=is_full)
+    def _update_notify_state(self, buffer: QueueBuffer, claimed_count: int, *, is_full: bool) -> None:
+        recheck_sec = self._notify_state.update_after_claim(buffer.queue, jobs=claimed_count, is_full=is_full)
         with self._lock:
             if recheck_sec == 0:
                 buffer.may_have_work = True

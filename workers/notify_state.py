@@ -11,6 +11,9 @@ from dataloader.app.queue.workers import NotifyStateTable
 from dataloader.pipelines.portable import clock
 
 _FULL_CLAIMS_BEFORE_SUPPRESSION = 3  # full claims in a row, until suppressing saves more than it costs
+# So many jobs are claimed from one suppression to the next: while a transaction of hours is open, every insert into the
+# queue reads all versions of the record. Fewer inserts than that cost less when they notify.
+_JOBS_PER_SUPPRESSION = 500
 _FIRST_RECHECK_SEC, _MAX_RECHECK_SEC = 0.005, 0.25
 _UNWANTED_INTERVAL_SEC = 60.0
 
@@ -29,6 +32,7 @@ class _QueueState:
     stored: _StoredState = _StoredState.UNKNOWN
     full_claims: int = 0
     recheck_sec: float = _FIRST_RECHECK_SEC
+    jobs: int = _JOBS_PER_SUPPRESSION  # claimed since the last suppression; the first one is free
 
 
 class UnwantedNotifications:
@@ -38,7 +42,7 @@ class UnwantedNotifications:
         self._store = store
         self._next_write_at: dict[str, float] = {}  # by queue
 
-    def update_after_claim(self, queue_name: str, *, is_full: bool) -> float | None:
+    def update_after_claim(self, queue_name: str, *, jobs: int, is_full: bool) -> float | None:
         if clock() >= self._next_write_at.get(queue_name, 0.0):
             with suppress(DatabaseUnavailable):
                 self._store.set_needs_notification([queue_name], needs_notification=False)
@@ -61,17 +65,19 @@ class NotifyState:
         self._store = store
         self._queues: dict[str, _QueueState] = {}
 
-    def update_after_claim(self, queue_name: str, *, is_full: bool) -> float | None:
+    def update_after_claim(self, queue_name: str, *, jobs: int, is_full: bool) -> float | None:
         """Return the seconds until the next claim without a notification, or None to wait for one."""
         queue = self._queues.setdefault(queue_name, _QueueState())
+        queue.jobs += jobs
         queue.full_claims = queue.full_claims + 1 if is_full else 0
         try:
             if not is_full:
                 return self._request_notifications(queue_name, queue)
-            if queue.full_claims >= _FULL_CLAIMS_BEFORE_SUPPRESSION and queue.stored is not _StoredState.SUPPRESSED:
+            is_busy = queue.full_claims >= _FULL_CLAIMS_BEFORE_SUPPRESSION and queue.jobs >= _JOBS_PER_SUPPRESSION
+            if is_busy and queue.stored is not _StoredState.SUPPRESSED:
                 queue.stored = _StoredState.UNKNOWN  # if the next statement fails
                 self._store.set_needs_notification([queue_name], needs_notification=False)
-                queue.stored = _StoredState.SUPPRESSED
+                queue.stored, queue.jobs = _StoredState.SUPPRESSED, 0
         except DatabaseUnavailable:
             queue.stored = _StoredState.UNKNOWN
         return None

@@ -2,7 +2,8 @@
 
 A version of a job's row costs all who read it, for as long as a transaction of hours keeps vacuum from removing it. So
 the lease is proved by the heartbeat of the process, progress is appended to a table of its own, and the row is renewed
-for those that know only the row: whenever a tenth of the run's time has passed.
+for those that know only the row: whenever the run has become half as long again. A checkpoint is
+written to the row, too: at once at first, and ever more seldom the longer the run takes.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
 
-_ROW_SHARE = 0.1  # of the run's time so far, until its row is renewed again
+_ROW_SHARE = 0.5  # of the run's time so far, until its row is renewed again
 _MAX_ROW_SEC = 3600.0  # dl_is_lease_expired has the same bound
+_CHECKPOINT_SHARE = 0.02  # of the run's time so far, until its next checkpoint is written
+_MAX_CHECKPOINT_SEC = 60.0
 _FREQUENT_SEC = 60.0  # so long the progress of a run is saved whenever it has changed
 _FREQUENT_INTERVAL_SEC = 0.9  # about once a second
 _PROGRESS_INTERVAL_SEC = 5.0  # from then on
@@ -26,18 +29,34 @@ _FOLLOW_SEC = 30.0  # after a request for the progress of a job
 _ChangedProgress = tuple[Attempt, Mapping[str, Any]]
 
 
+def row_interval_sec(run_sec: float, half_lease_sec: float) -> float:
+    """How long the row of a run stays as it is that was renewed when the run had taken so long."""
+    return max(half_lease_sec, min(_MAX_ROW_SEC, _ROW_SHARE * run_sec))
+
+
 class _RunTimes:
     """When the row of a run is renewed and its progress saved next."""
 
-    __slots__ = ("_claimed_at", "_half_lease_sec", "next_followed_at", "next_progress_at", "next_row_at")
+    __slots__ = (
+        "_claimed_at",
+        "_half_lease_sec",
+        "next_checkpoint_at",
+        "next_followed_at",
+        "next_progress_at",
+        "next_row_at",
+    )
 
     def __init__(self, attempt: Attempt) -> None:
         self._claimed_at, self._half_lease_sec = attempt.lease.claimed_at, attempt.lease.ttl_sec / 2
         self.next_row_at = self._claimed_at + self._half_lease_sec
-        self.next_progress_at = self.next_followed_at = 0.0
+        self.next_progress_at = self.next_followed_at = self.next_checkpoint_at = 0.0
 
     def row_interval_sec(self, now: float) -> float:
-        return max(self._half_lease_sec, min(_MAX_ROW_SEC, _ROW_SHARE * (now - self._claimed_at)))
+        return row_interval_sec(now - self._claimed_at, self._half_lease_sec)
+
+    def record_row(self, now: float) -> None:
+        self.next_row_at = now + self.row_interval_sec(now)
+        self.next_checkpoint_at = now + min(_MAX_CHECKPOINT_SEC, _CHECKPOINT_SHARE * (now - self._claimed_at))
 
     def record_progress(self, now: float) -> None:
         is_young = now - self._claimed_at < _FREQUENT_SEC
@@ -68,14 +87,15 @@ class RunRecords:
         self._times = {a.job.run_text: self._times.get(a.job.run_text) or _RunTimes(a) for a in attempts}
         if self._followed_until:
             self._followed_until = {run: until for run, until in self._followed_until.copy().items() if until > now}
-        due = {
-            a.job.run_text
-            for a in attempts
-            if now >= self._times[a.job.run_text].next_row_at or a.reported.unsaved()[1] is not None
-        }
+        due = {a.job.run_text for a in attempts if self._is_row_due(a, now)}
         changed = self._find_changed(attempts, now, due)
         self._renew_rows([a for a in attempts if a.job.run_text in due], now)  # first: their leases depend on it
         return self._save_progress(changed, now)
+
+    def _is_row_due(self, attempt: Attempt, now: float) -> bool:
+        times = self._times[attempt.job.run_text]
+        has_checkpoint = now >= times.next_checkpoint_at and attempt.reported.unsaved()[1] is not None
+        return has_checkpoint or now >= times.next_row_at
 
     def _renew_rows(self, attempts: Sequence[Attempt], now: float) -> None:
         """Renew the rows of these runs. One that another transaction has locked has to wait."""
@@ -91,9 +111,8 @@ class RunRecords:
             attempt, values = unwritten[str(run_id)]
             attempt.reported.mark_written(values)
             times = self._times[str(run_id)]
-            interval_sec = times.row_interval_sec(now)
-            times.next_row_at = now + interval_sec
-            attempt.lease.row_ends_at = sent_at + interval_sec + attempt.lease.ttl_sec
+            times.record_row(now)
+            attempt.lease.row_ends_at = sent_at + times.row_interval_sec(now) + attempt.lease.ttl_sec
 
     def _find_changed(self, attempts: Sequence[Attempt], now: float, due: set[str]) -> list[_ChangedProgress]:
         """Return the progress that has changed and is due; that of the runs `due`, whose rows get it too, always is."""

@@ -63,6 +63,9 @@ class JobQueue(JobRecords, Upkeep):
         self.executor, self._release = executor, release
         self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
         self._limits = limits or JobLimits()
+        # Where the rows of runs were found last, by run: the ctid of a row version, which says nothing once the row
+        # has another one. Kept of the runs of the last heartbeat.
+        self._row_ctids: dict[str, str] = {}
 
     # Called by producers and operators
 
@@ -190,8 +193,22 @@ class JobQueue(JobRecords, Upkeep):
         """Prove that this process lives, which renews the leases of all its runs. Returns the runs about which there is
         something to do; the others are owned as before."""
         parameters = {"worker_id": str(worker_id), "rss_bytes": rss_bytes, "min_lease_sec": self._limits.min_lease_sec}
-        rows = self._execute("beat", parameters | run_parameters(runs))
-        return [BeatAnswer(as_uuid(run_id), *flags) for run_id, *flags in rows]
+        rows = self._execute("beat", parameters | run_parameters(runs) | self._places(runs))
+        known, self._row_ctids = self._row_ctids, {}
+        for run in runs:
+            if (row_ctid := known.get(str(run.run_id))) is not None:
+                self._row_ctids[str(run.run_id)] = row_ctid
+        answers = []
+        for run_id, *flags, row_ctid in rows:
+            answer = BeatAnswer(as_uuid(run_id), *flags)
+            if row_ctid is not None:
+                self._row_ctids[str(run_id)] = row_ctid
+            if not answer.is_owned or answer.cancel_requested or answer.is_lease_short:
+                answers.append(answer)
+        return answers
+
+    def _places(self, runs: Iterable[RunRef]) -> dict[str, str]:
+        return {"row_ctids": array(self._row_ctids.get(str(run.run_id)) for run in runs)}
 
     def disown(self, runs: Sequence[RunRef]) -> set[UUID]:
         """End the leases of runs that this process has given up, though it lives; return those whose row is locked."""
@@ -205,14 +222,16 @@ class JobQueue(JobRecords, Upkeep):
 
     def save_progress(self, values: Sequence[tuple[RunRef, Mapping[str, Any]]]) -> set[UUID]:
         """Save the progress of runs; return those that own their job."""
-        return {as_uuid(run_id) for (run_id,) in self._execute("save_progress", progress_parameters(values))}
+        parameters = progress_parameters(values) | self._places(run for run, _ in values)
+        return {as_uuid(run_id) for (run_id,) in self._execute("save_progress", parameters)}
 
     def renew(self, requests: Sequence[RenewalRequest]) -> set[UUID]:
         """Renew the rows of running jobs; return the runs whose row was renewed. The others have lost it, or another
         transaction has it locked."""
         parameters = renew_parameters(requests, max_result_bytes=self._limits.max_result_bytes)
         rows = self._execute("renew", parameters | {"min_lease_sec": self._limits.min_lease_sec})
-        return {as_uuid(run_id) for (run_id,) in rows}
+        self._row_ctids |= {str(run_id): row_ctid for run_id, row_ctid in rows}
+        return {as_uuid(run_id) for run_id, _ in rows}
 
     def settle(self, settlements: Sequence[tuple[ClaimedJob, Settlement]]) -> list[SettleResult]:
         """End runs, in one transaction."""

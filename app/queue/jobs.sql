@@ -88,8 +88,9 @@ SELECT count(pg_advisory_unlock(key_hash)) FROM unnest(%(key_hashes)s::bigint[])
 -- name: beat
 -- Proves that a process lives, for all its runs. The reaper takes the same lock before it reads the last heartbeat, so that one comes
 -- first: it finds this heartbeat, or its runs are missing below. Runs are read and not written. The rows are those that the process
--- does not own any more, that are asked to stop, or whose lease an UPDATE made too short: its row is renewed at once. The commit
--- does not wait for the disk: after a crash of the server, reapers wait for the time of a heartbeat.
+-- does not own any more, that are asked to stop, whose lease an UPDATE made too short (its row is renewed at once), or that are at
+-- another place than `row_ctids` says: a row that has not moved is read there, where no older versions of it are in the way; otherwise
+-- its job id finds it. (IS NOT DISTINCT FROM, so that no plan looks the id up first.) The commit does not wait for the disk: after a crash of the server, reapers wait for the time of a heartbeat.
 SELECT pg_advisory_xact_lock(1684828534, hashtext(%(worker_id)s::text)), set_config('synchronous_commit', 'off', true);
 
 DELETE FROM dl_heartbeats WHERE worker_id = %(worker_id)s::uuid AND seen_at > (SELECT clock_timestamp());  -- the clock was ahead
@@ -97,29 +98,41 @@ DELETE FROM dl_heartbeats WHERE worker_id = %(worker_id)s::uuid AND seen_at > (S
 INSERT INTO dl_heartbeats (worker_id, seen_at, rss_bytes)
 VALUES (%(worker_id)s::uuid, clock_timestamp(), %(rss_bytes)s::bigint);
 
-SELECT r.run_id, j.job_id IS NOT NULL AS is_owned, coalesce(j.cancel_requested, false), short.is_short
-  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
-       LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running'
+SELECT r.run_id, j.job_id IS NOT NULL AS is_owned, coalesce(j.cancel_requested, false), short.is_short, j.row_ctid
+  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(row_ctids)s::tid[]) AS r (job_id, run_id, row_ctid)
+       LEFT JOIN LATERAL (
+           SELECT j.*, j.ctid AS row_ctid
+             FROM dl_jobs j
+            WHERE j.ctid = coalesce((SELECT p.ctid FROM dl_jobs p WHERE p.ctid = r.row_ctid AND p.job_id IS NOT DISTINCT FROM r.job_id),
+                                    (SELECT p.ctid FROM dl_jobs p WHERE p.job_id = ANY (ARRAY[r.job_id])))
+              AND j.run_id = r.run_id AND j.status::text = 'running'
+           OFFSET 0) j ON true
        CROSS JOIN LATERAL (SELECT coalesce(j.lease_ttl_sec < %(min_lease_sec)s::int
                                            OR coalesce(j.lease_expires_at, '-infinity')
                                               < clock_timestamp() + make_interval(secs => j.lease_ttl_sec / 3.0), false) AS is_short) short
- WHERE j.job_id IS NULL OR j.cancel_requested OR short.is_short;
+ WHERE j.job_id IS NULL OR j.cancel_requested OR short.is_short OR j.row_ctid <> coalesce(r.row_ctid, '(0,0)');
 
 -- name: save_progress
--- Of runs that own their job. The commit does not wait for the disk: a crash of the server may lose the last second.
+-- Of runs that own their job; `row_ctids` as in beat. The commit does not wait for the disk: a crash of the server may lose the last second.
 SELECT set_config('synchronous_commit', 'off', true);
 
 INSERT INTO dl_progress (job_id, run_id, ts, progress)
 SELECT j.job_id, j.run_id, clock_timestamp(), r.progress::jsonb
-  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(progress)s::text[]) AS r (job_id, run_id, progress)
-       JOIN dl_jobs j ON j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running'
+  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(row_ctids)s::tid[], %(progress)s::text[]) AS r (job_id, run_id, row_ctid, progress)
+       CROSS JOIN LATERAL (
+           SELECT j.job_id, j.run_id
+             FROM dl_jobs j
+            WHERE j.ctid = coalesce((SELECT p.ctid FROM dl_jobs p WHERE p.ctid = r.row_ctid AND p.job_id IS NOT DISTINCT FROM r.job_id),
+                                    (SELECT p.ctid FROM dl_jobs p WHERE p.job_id = ANY (ARRAY[r.job_id])))
+              AND j.run_id = r.run_id AND j.status::text = 'running'
+           OFFSET 0) j
 RETURNING run_id;
 
 -- name: renew
 -- running -> running: the rows of runs, seldom, so that those who know only the row never take a live run for dead, and that a run ends
 -- whose process has forgotten it. The next time is in `next_secs` seconds; until then and for the length of a lease the row's lease is valid. A lease that an UPDATE made shorter than this process can
 -- renew is lengthened again. Progress and checkpoint are NULL where the row has them. A row that another transaction has
--- locked is left out. The result has the runs that were renewed.
+-- locked is left out. The result has the runs that were renewed, and where their rows are now.
 SELECT set_config('dl.own_update', 'on', true);  -- no trigger has anything to do
 
 WITH requested AS (
@@ -140,7 +153,7 @@ UPDATE dl_jobs j
        checkpoint = coalesce(owned.checkpoint::jsonb, j.checkpoint)
   FROM owned
  WHERE j.job_id = ANY (ARRAY[owned.job_id])
-RETURNING j.run_id;
+RETURNING j.run_id, j.ctid;
 
 -- name: disown
 -- running -> running: the process has given up these runs, though it lives. Their leases end now, so that a reaper takes them. One that

@@ -46,7 +46,9 @@ MB = 1_000_000
 # Totals of the summary: what a user or the clock waits for.
 ACTIVITIES = (
     "beat",
+    "renewal of rows",
     "save progress",
+    "what there is to do",
     "report",
     "status read",
     "enqueue",

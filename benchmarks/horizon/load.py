@@ -4,14 +4,15 @@ readers of a service send to the database, one statement after the other, withou
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 from benchmarks.horizon.pages import Figure, MeasuredSession, Recorder, Statement
-from benchmarks.horizon.process import HEARTBEAT_SEC, LONG, SHORT, TASKS, SimulatedProcess
+from benchmarks.horizon.process import HEARTBEAT_SEC, LEASE_SEC, LONG, SHORT, TASKS, SimulatedProcess
 from benchmarks.place import query_value
 from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.features.jobs.job_search import Filter, JobSearch
@@ -28,6 +29,7 @@ from dataloader.app.queue.retention_periods import DAY_SEC, RetentionPeriods
 from dataloader.pipelines.contract import Pipelines
 from dataloader.workers.duties import Duty, DutyContext, MaintenanceOptions
 from dataloader.workers.maintenance import duties, follower_duties
+from dataloader.workers.pace import Pace
 
 PROCESSES = 2
 THREADS = 10  # of each process for short jobs
@@ -93,6 +95,8 @@ class Simulation:
         context = DutyContext(executor=leader, options=MaintenanceOptions(), tasks=Pipelines())
         self._duties = duties(context)
         self._follower_duties = follower_duties(replace(context, executor=self._processes[-1].session))
+        self._paces = {duty.name: Pace() for duty in self._duties if duty.is_paced}
+        self._ask_pace, self._next_run_at = Pace(), dict[str, float]()  # of paced duties
         self._last_short: ClaimedJob | None = None
         self._filled_at = time.monotonic()
         self.result = LaneResult()
@@ -103,10 +107,10 @@ class Simulation:
         query_value(self._dsn, _OLD_JOBS, self._rate * self._seconds, KEEP_SEC + self._seconds, self._rate)
         Limits(self._sessions["producer"]).set("narrow", concurrency=1)
         for n in range(self._jobs):
-            self._producer.enqueue(NewJob(queue=LONG, task="load", lock_key=f"long {n}", lease_ttl_sec=60))
+            self._producer.enqueue(NewJob(queue=LONG, task="load", lock_key=f"long {n}", lease_ttl_sec=LEASE_SEC))
         for process in self._processes:
             process.claim_long(self._jobs // PROCESSES)
-            process.beat(0)
+            process.heartbeat(0)
             process.report()
         query_value(self._dsn, "VACUUM (ANALYZE)")
         self.result.bytes_before = table_sizes(self._dsn)
@@ -165,7 +169,11 @@ class Simulation:
         for n, process in enumerate(self._processes):
             if second % beat_sec == n * beat_sec // PROCESSES:
                 with self._recorder.activity("beat"):
-                    self.result.leases_lost += process.beat(second)
+                    self.result.leases_lost += process.beat()
+                with self._recorder.activity("renewal of rows"):
+                    process.renew_rows(second)
+                with self._recorder.activity("what there is to do"):
+                    process.record_heartbeat()
                 with self._recorder.activity("report"):
                     process.report()
             with self._recorder.activity("save progress"):
@@ -181,17 +189,14 @@ class Simulation:
 
     def _short_jobs(self, second: int, burst: int) -> None:
         """Enqueue a part of a second's jobs, and let a process claim and settle all that are ready."""
-        process = self._processes[(second + burst) % PROCESSES]
-        needs_notification = burst >= BURSTS // 2
+        process, now = self._processes[(second + burst) % PROCESSES], second + burst / BURSTS
         if burst in (0, BURSTS // 2):
             with self._recorder.activity("notify state"):
                 for each in self._processes:
-                    each.notify_state.set_needs_notification([SHORT], needs_notification=needs_notification)
-                process.notify_state.has_no_silent_insert(SHORT)
+                    each.announce(jobs=self._rate // PROCESSES // 3, is_busy=burst == 0)
         with self._recorder.activity("enqueue"):
             for n in range(self._rate * burst // BURSTS, self._rate * (burst + 1) // BURSTS):
                 self._producer.enqueue(self._short_job(second, burst, n))
-        now = second + burst / BURSTS
         for _ in range(8):
             if not self._claim_and_settle(process, now, promotes=burst == 0, is_retried=burst == 1):
                 break
@@ -252,18 +257,29 @@ class Simulation:
     # ── the maintenance leader ──────────────────────────────────────────────────────────────────────────────────
 
     def _lead(self, second: int) -> None:
-        due = [duty for duty in self._duties if second % max(1, round(duty.interval_sec)) == 0]
-        asked = [duty for duty in self._duties if duty.has_work is not None]
-        with self._recorder.activity("has_work of the duties"):
+        awake = [duty for duty in self._duties if second >= self._next_run_at.get(duty.name, 0.0)]
+        due = [duty for duty in awake if second % max(1, round(duty.interval_sec)) == 0]
+        asked = [duty for duty in awake if duty.has_work is not None]
+        with self._recorder.activity("has_work of the duties"), self._paced(asked, self._ask_pace, second):
             answers = self._sessions["leader"].ask(duty.has_work or "" for duty in asked)
         has_work = dict(zip((duty.name for duty in asked), answers, strict=True))
         for duty in due:
             if has_work.get(duty.name, True):
-                self._run_duty(duty, second)
+                with self._paced([duty], self._paces.get(duty.name), second):
+                    self._run_duty(duty, second)
         if second % 30 == 0:
             for duty in self._follower_duties:
                 with self._recorder.activity(f"follower duty {duty.name}"):
                     duty.run()
+
+    @contextmanager
+    def _paced(self, duties: Sequence[Duty], pace: Pace | None, second: int) -> Iterator[None]:
+        """Postpone these duties as the maintenance leader does, if they take long."""
+        started_at = time.monotonic()
+        yield
+        if pace is not None and not self._recorder.is_recording:
+            pace.record(time.monotonic() - started_at)
+            self._next_run_at.update({duty.name: second + pace.interval_sec for duty in duties if duty.is_paced})
 
     def _run_duty(self, duty: Duty, second: int) -> None:
         with self._recorder.activity(f"duty {duty.name}"):

@@ -9,11 +9,14 @@ from dataloader.app.queue.job import ClaimedJob, RenewalRequest, RunRef, new_run
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import HostFacts, NotifyStateTable, WorkerInfo, WorkerLiveness
+from dataloader.workers.notify_state import NotifyState
 from dataloader.workers.queue_buffer import ClaimCursor
+from dataloader.workers.run_records import row_interval_sec
 
 LONG, SHORT = "long", "short"  # the queues
 TASKS = ("load", "step")
 HEARTBEAT_SEC = 10.0
+LEASE_SEC = 60  # of the long jobs
 
 
 class SimulatedProcess:
@@ -24,12 +27,12 @@ class SimulatedProcess:
         self.claim_session = MeasuredSession(dsn, recorder, name=f"bench-claims-{number}")
         self.queue, self.claims = JobQueue(self.session), JobQueue(self.claim_session)
         self.info = WorkerInfo(uuid4(), f"bench-{number}", "bench", (LONG, SHORT), TASKS, 60, {LONG: 50, SHORT: 10})
-        self.notify_state = NotifyStateTable(self.claim_session, self.info.id)
+        self._notify_state = NotifyState(NotifyStateTable(self.claim_session, self.info.id))
         self.control, self._liveness = QueueControl(self.session), WorkerLiveness(self.session)
         self.cursor = ClaimCursor()
         self.runs: list[ClaimedJob] = []  # the long jobs that it runs
         self._beat_count = 0
-        self._next_row_at = 30
+        self._next_row_at = LEASE_SEC / 2
 
     def claim_long(self, count: int) -> None:
         while len(self.runs) < count:
@@ -38,11 +41,21 @@ class SimulatedProcess:
             assert claimed, f"only {len(self.runs)} of {count} jobs could be claimed"
             self.runs += claimed
 
-    def beat(self, second: int) -> int:
+    def heartbeat(self, second: int) -> int:
+        """All that a heartbeat does; returns how many runs are no longer the process's own."""
+        lost = self.beat()
+        self.renew_rows(second)
+        self.record_heartbeat()
+        return lost
+
+    def beat(self) -> int:
         """Prove that the process lives; return how many of its runs are no longer its own."""
         runs = [RunRef(run.id_text, run.run_text) for run in self.runs]
         answers = self.queue.beat(self.info.id, runs, rss_bytes=80_000_000)
-        self._renew_rows(second)
+        return sum(not answer.is_owned for answer in answers)
+
+    def record_heartbeat(self) -> None:
+        """Ask what there is to do, after each heartbeat."""
         finds_others, self._beat_count = self._beat_count % 3 == 0, self._beat_count + 1
         self._liveness.send_heartbeat(
             self.info,
@@ -52,14 +65,12 @@ class SimulatedProcess:
             idle_queues=[SHORT],
             finds_others=finds_others,
         )
-        return sum(not answer.is_owned for answer in answers)
 
-    def _renew_rows(self, second: int) -> None:
-        """Renew the rows of the jobs, whenever a tenth of their time has passed."""
+    def renew_rows(self, second: int) -> None:
+        """Renew the rows of the jobs, as seldom as a worker process does."""
         if second < self._next_row_at:
             return
-        interval_sec = max(30, second // 10)
-        self._next_row_at = second + interval_sec
+        self._next_row_at = second + row_interval_sec(second, LEASE_SEC / 2)
         self.queue.renew(
             [
                 # A simulated second may take longer than one: the row's lease must not end meanwhile.
@@ -75,6 +86,11 @@ class SimulatedProcess:
             return 0
         values = [(RunRef(run.id_text, run.run_text), progress_at(second, n)) for n, run in enumerate(self.runs)]
         return len(values) - len(self.queue.save_progress(values))
+
+    def announce(self, *, jobs: int, is_busy: bool) -> None:
+        """Suppress or request the notifications of the short jobs, as after claims that found enough, or not."""
+        for is_full in (True, True, True) if is_busy else (False, False):
+            self._notify_state.update_after_claim(SHORT, jobs=jobs if is_full else 0, is_full=is_full)
 
     def report(self) -> None:
         """What the process fetches with each heartbeat; it has nothing new to report."""

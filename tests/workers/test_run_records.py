@@ -65,8 +65,8 @@ def test_row_is_renewed_ever_more_seldom(run):
     run.go_to(3 * 3600)
 
     times = [second for second, _ in run.queue.rows]
-    assert times[:12] == [30, 60, 90, 120, 150, 180, 210, 240, 270, 300, 330, 363]
-    assert len(times) < 60
+    assert times[:8] == [30, 60, 90, 135, 203, 305, 458, 687]
+    assert len(times) < 20
     for (second, request), following in zip(run.queue.rows, times[1:], strict=False):
         assert second + request.next_sec <= following < second + request.next_sec + 60, "the row's lease is valid"
     run.go_to(3 * 86_400, every=60.0)
@@ -122,6 +122,21 @@ def test_checkpoint_goes_to_the_row_at_once(run):
 
     ((second, request),) = run.queue.rows
     assert (second, request.checkpoint) == (6, {"page": 1})
+
+
+def test_checkpoints_are_written_ever_more_seldom(run):
+    for second in range(1, 3 * 3600):
+        run.attempt.reported.record_checkpoint({"page": second})
+        run.go_to(second)
+
+    times = [second for second, _ in run.queue.rows]
+    assert times[:50] == list(range(1, 51)), "each second at first"
+    assert len(times) < 400
+    gaps = [(before, after - before) for before, after in pairwise(times)]
+    assert all(gap <= min(60, 0.02 * before) + 1 for before, gap in gaps), "a minute's work at most is done again"
+    run.go_to(3 * 3600 + 60)
+    assert run.queue.rows[-1][1].checkpoint == {"page": 3 * 3600 - 1}, "the last one is written, too"
+    assert run.attempt.reported.unsaved()[1] is None
 
 
 def test_run_whose_progress_was_not_taken_may_be_lost(run):

@@ -134,6 +134,70 @@ def test_heartbeat_names_a_run_whose_lease_was_changed(queue_db, worker, run, le
     assert answer == (run.run_id, True, False, True)
 
 
+def test_heartbeat_finds_rows_that_have_moved(queue_db, worker):
+    for n in range(20):
+        queue_db.enqueue(f"k{n}", priority=n)
+    claimed, _ = queue_db.queue.claim("q", ["t"], new_run_ids(20), "host:1", worker_id=worker)
+    runs = [RunRef(run.id, run.run_id) for run in claimed]
+    for changes in (
+        ["UPDATE dl_jobs SET worker = 'another'"],
+        [
+            "CREATE INDEX by_priority ON dl_jobs ((40 - priority))",
+            "CLUSTER dl_jobs USING by_priority",
+            "DROP INDEX by_priority",
+        ],
+        ["DELETE FROM dl_jobs WHERE priority > 10", "VACUUM FULL dl_jobs"],
+    ):
+        for change in changes:
+            queue_db.sql(change)
+        left = {UUID(job_id) for (job_id,) in queue_db.sql("SELECT job_id::text FROM dl_jobs")}
+        for _ in range(2):  # from where it was found last, and where it is found now
+            answers = queue_db.queue.beat(worker, runs)
+            assert {answer.run_id for answer in answers} == {run.run_id for run in claimed if run.id not in left}
+            values = [(run, {"n": 1}) for run in runs]
+            assert queue_db.queue.save_progress(values) == {run.run_id for run in claimed if run.id in left}
+
+
+def test_heartbeat_finds_its_run_gone_wherever_the_row_is(queue_db, worker, run):
+    assert beat(queue_db, worker, run) == []
+    queue_db.sql("UPDATE dl_jobs SET run_id = gen_random_uuid()")
+    assert beat(queue_db, worker, run) == [False], "another run owns the job"
+    assert beat(queue_db, worker, run) == [False]
+    queue_db.sql("UPDATE dl_jobs SET run_id = %s, status = 'queued'", str(run.run_id))
+    assert beat(queue_db, worker, run) == [False]
+    assert beat(queue_db, worker, run) == [False]
+
+
+def pages(queue_db: QueueFixture, call: Callable[[], object]) -> int:
+    """How many pages of dl_jobs a call reads by this session."""
+    count = "SELECT pg_stat_get_xact_blocks_fetched('dl_jobs'::regclass)"
+    session = queue_db.session
+    session.execute_raw("BEGIN")
+    try:
+        ((before,),) = session.execute_raw(count)
+        call()
+        ((after,),) = session.execute_raw(count)
+    finally:
+        session.execute_raw("COMMIT")
+    return int(after - before)
+
+
+def test_heartbeat_reads_no_old_versions_of_its_rows(queue_db, worker, run):
+    """A transaction of hours keeps vacuum from removing them."""
+    runs = [RunRef(run.id, run.run_id)]
+    values = [(runs[0], {"n": 1})]
+    with queue_db.open_transaction() as step:
+        step("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        step("SELECT count(*) FROM dl_jobs")
+        for n in range(100):
+            queue_db.queue.renew([RenewalRequest(run.id, run.run_id, {"n": n, "text": "x" * 500})])
+        by_id = pages(queue_db, lambda: JobQueue(queue_db.session).beat(worker, runs))
+        assert by_id > 8, "whoever does not know where the row is reads them"
+
+        assert pages(queue_db, lambda: queue_db.queue.beat(worker, runs)) <= 3
+        assert pages(queue_db, lambda: queue_db.queue.save_progress(values)) <= 3
+
+
 def test_run_that_its_process_gave_up_ends(queue_db, worker, run):
     runs = [RunRef(run.id, run.run_id), RunRef(run.id, uuid4())]
     with queue_db.open_transaction() as step:
@@ -196,7 +260,8 @@ def test_progress_is_appended_and_read_from_its_newest_row(queue_db, run):
     assert queue_db.job(run.id).progress == {"n": 4}
     queue_db.settle(run, progress={"n": 5})
     assert queue_db.job(run.id).progress == {"n": 5}
-    assert queue_db.sql("SELECT progress ->> 'n' FROM dl_progress ORDER BY progress_id") == [(n,) for n in "0124"]
+    saved = "SELECT progress ->> 'n' FROM dl_progress WHERE job_id = %s ORDER BY progress_id"
+    assert queue_db.sql(saved, str(run.id)) == [(n,) for n in "0124"]
 
 
 def test_reaped_job_keeps_the_last_progress_and_takes_none_of_its_former_run(queue_db, worker, run, make_old):

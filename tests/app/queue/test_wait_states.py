@@ -241,6 +241,8 @@ def test_a_run_is_found_by_its_primary_key_among_ten_thousand(crowded, name, mor
     [
         ("claim", _CLAIM | {"after": CURSOR_START, "takes_session_locks": False}),
         ("claim", _CLAIM | {"after": CURSOR_START, "takes_session_locks": False, "promotes": True}),
+        ("beat", {"min_lease_sec": 1, "worker_id": NO_ONE, "rss_bytes": 1}),
+        ("save_progress", {"progress": "{1,2,3,4,5}"}),
         ("renew", {"late_sec": 60, "min_lease_sec": 1}),
         ("settle", dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}")),
         ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}"}),
