@@ -40,7 +40,7 @@ def create_overview_page(site: Site) -> ApiBlueprint:
         problems = find_problems(now)
         shown = now.running[:MAX_RUNNING_SHOWN]
         starts = search.attempt_starts(shown)
-        throughput = Throughput.from_chart(statistics.chart("24h", has_depths=False))
+        throughput = Throughput.from_chart(statistics.chart("24h", has_depths=False, has_times=False))
         due, frequent = _split_due(schedules)
         is_new = not _has_jobs(now) and not throughput.has_ended and not search.page(Filter(), limit=1).jobs
 

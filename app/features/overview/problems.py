@@ -138,7 +138,7 @@ class ProblemReader:
             workers=self._queues.workers(),
             breakers=[b for b in self._breakers.statuses() if b.state is not BreakerState.CLOSED],
             schedules=self._schedules.not_firing(late_sec=_LATE_SCHEDULE_SEC, limit=_MAX_OF_A_KIND),
-            last_hour=self._statistics.by_task("1h"),
+            last_hour=self._statistics.by_task("1h", has_times=False),
             alerts=self._alerts.all(limit=_MAX_OF_A_KIND * 5),
             rules=self._alerts.rules(),
             errors=[finding for finding in check_queue(facts) if finding.severity is Severity.ERROR],

@@ -298,7 +298,13 @@ class Statistics:
         self._execute("record_depths", {"queues": array(ages), "ages": array(ages.values())})
 
     def chart(
-        self, period: Period, *, queue: str | None = None, task: str | None = None, has_depths: bool = True
+        self,
+        period: Period,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        has_depths: bool = True,
+        has_times: bool = True,
     ) -> Chart:
         bucket_sec, length = PERIODS[period]
         now: datetime = self._execute("database_time")[0][0]
@@ -307,6 +313,7 @@ class Statistics:
             "since": now - length,
             "queue": queue,
             "task": task,
+            "has_times": has_times,
             "interval_min": _DEPTH_INTERVAL_MIN[period],
         }
         points = group_by_first(self._execute("statistics_series", parameters))
@@ -316,17 +323,18 @@ class Statistics:
         return Chart(bucket_sec, now - length, now, chart_points, depths)
 
     def by_queue(self, period: Period = "1h", *, queue: str | None = None) -> dict[str, PeriodStatistics]:
-        return self._totals(period, by_task=False, queue=queue)
+        return self._totals(period, by_task=False, queue=queue, task=None, has_times=True)
 
     def by_task(
-        self, period: Period = "24h", *, task: str | None = None, queue: str | None = None
+        self, period: Period = "24h", *, task: str | None = None, queue: str | None = None, has_times: bool = True
     ) -> dict[str, PeriodStatistics]:
-        return self._totals(period, by_task=True, queue=queue, task=task)
+        """Without `has_times` the counts alone, which are a seventh of the rows."""
+        return self._totals(period, by_task=True, queue=queue, task=task, has_times=has_times)
 
     def last_minutes(self, minutes: int) -> dict[str, PeriodStatistics]:
         """The statistics of the last minutes by queue."""
         filters = {"by_task": False, "queue": None, "task": None}
-        parameters = {"span": 60, "long_span": 60, "period_sec": minutes * 60.0, **filters}
+        parameters = {"span": 60, "long_span": 60, "period_sec": minutes * 60.0, "has_times": True, **filters}
         totals = group_by_first(self._execute("statistics_totals", parameters))
         return {name: statistics_from_rows(rows) for name, rows in totals.items()}
 
@@ -371,10 +379,10 @@ class Statistics:
     def database_metrics(self) -> DatabaseMetrics:
         return from_row(DatabaseMetrics, self._execute("database_metrics", {"schema": self._executor.schema})[0])
 
-    def _totals(self, period: Period, *, task: str | None = None, **parameters: Any) -> dict[str, PeriodStatistics]:
+    def _totals(self, period: Period, **parameters: Any) -> dict[str, PeriodStatistics]:
         bucket_sec, length = PERIODS[period]
         spans = {"span": bucket_sec, "long_span": _LONG_SPANS_SEC[bucket_sec]}
-        parameters |= {**spans, "period_sec": length.total_seconds(), "task": task}
+        parameters |= {**spans, "period_sec": length.total_seconds()}
         totals = group_by_first(self._execute("statistics_totals", parameters))
         return {name: statistics_from_rows(rows) for name, rows in totals.items()}
 

@@ -189,7 +189,7 @@ DELETE FROM dl_queue_depths WHERE at < clock_timestamp() - interval '8 days';
 
 -- name: statistics_series
 -- Statistics of each span since a time, of one queue or task, or of all: the totals of all are stored under the negative
--- span. One row for each span and measure, with its histogram buckets.
+-- span. One row for each span and measure, with its histogram buckets; without `has_times` the counts alone.
 SELECT started_at, measure, array_agg(bucket), array_agg(n), sum(sec)
   FROM (SELECT started_at, measure, bucket, sum(count)::bigint AS n, sum(total_sec) AS sec
           FROM dl_statistics
@@ -200,6 +200,7 @@ SELECT started_at, measure, array_agg(bucket), array_agg(n), sum(sec)
            AND started_at >= %(since)s::timestamptz
            AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
            AND (%(task)s::text IS NULL OR task = %(task)s::text)
+           AND (%(has_times)s::bool OR measure NOT IN ('waited', 'ran'))
          GROUP BY started_at, measure, bucket) buckets
  GROUP BY started_at, measure
  ORDER BY started_at;
@@ -207,7 +208,7 @@ SELECT started_at, measure, array_agg(bucket), array_agg(n), sum(sec)
 -- name: statistics_totals
 -- Statistics of the last `period_sec` seconds, by queue or by task: of the long spans that begin in the period, the last of which
 -- is still growing, and of the short ones before the first of these. Spans are listed one by one, so that the index is used for a
--- single queue too.
+-- single queue too. Without `has_times` the counts alone.
 WITH period AS (
     SELECT s.first, date_bin(make_interval(secs => %(long_span)s::int), s.first - interval '1 microsecond', '2000-01-01T00:00Z')
                     + make_interval(secs => %(long_span)s::int) AS first_long
@@ -232,6 +233,7 @@ SELECT name, measure, array_agg(bucket), array_agg(n), sum(sec)
                                                                       make_interval(secs => %(long_span)s::int)) FROM period))
                    AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
                    AND (%(task)s::text IS NULL OR task = %(task)s::text)) spans
+         WHERE %(has_times)s::bool OR measure NOT IN ('waited', 'ran')
          GROUP BY 1, 2, 3) buckets
  GROUP BY name, measure;
 
