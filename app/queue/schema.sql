@@ -847,6 +847,15 @@ CREATE UNLOGGED TABLE dl_notify_state (
 CREATE OR REPLACE FUNCTION dl_notify_queue(queue_name text) RETURNS void
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
+    is_notified bool := dl_notify_if_needed(queue_name);
+BEGIN
+END $$;
+
+-- The work of dl_notify_queue, for functions that have its settings and the owner's rights: each setting of a function costs time.
+-- Returns whether it has notified.
+CREATE OR REPLACE FUNCTION dl_notify_if_needed(queue_name text) RETURNS bool
+    LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
     live record;
 BEGIN
     -- An older snapshot would show an older state.
@@ -859,23 +868,31 @@ BEGIN
                                                               WHERE v.queue = queue_name AND v.worker_id = w.worker_id)) AS silent,
                EXISTS (SELECT FROM dl_notify_state v WHERE v.queue = queue_name AND v.needs_notification) AS needed
           INTO live
-          FROM (SELECT worker_id, queue_name = ANY (queues) AS serves FROM dl_live_workers()) w;
-        IF live.processes > 0 AND NOT live.needed AND live.silent = 0
-           AND (live.serving > 0
-                OR coalesce((SELECT j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
-                               FROM dl_jobs j
-                              WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready'
-                              ORDER BY j.priority, j.created_at, j.job_id
-                              LIMIT 1), false)
-                OR coalesce((SELECT j.queue = queue_name AND j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
-                               FROM dl_jobs j
-                              WHERE j.status = 'queued' AND j.wait_state = 'scheduled' AND j.available_at <= (SELECT clock_timestamp())
-                              ORDER BY j.available_at
-                              LIMIT 1), false)) THEN
-            RETURN;
+          -- Those of dl_live_workers(), which as a function that returns whole rows would be a quarter of the cost.
+          FROM (SELECT p.worker_id, queue_name = ANY (p.queues) AS serves
+                  FROM dl_workers p
+                 WHERE coalesce((SELECT h.seen_at FROM dl_heartbeats h WHERE h.worker_id = p.worker_id ORDER BY h.seen_at DESC LIMIT 1), p.seen_at)
+                       > clock_timestamp() - make_interval(secs => 3 * p.heartbeat_sec)) w;
+        IF live.processes > 0 AND NOT live.needed AND live.silent = 0 THEN
+            IF live.serving > 0 THEN
+                RETURN false;
+            END IF;
+            IF coalesce((SELECT j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
+                           FROM dl_jobs j
+                          WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready'
+                          ORDER BY j.priority, j.created_at, j.job_id
+                          LIMIT 1), false)
+               OR coalesce((SELECT j.queue = queue_name AND j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
+                              FROM dl_jobs j
+                             WHERE j.status = 'queued' AND j.wait_state = 'scheduled' AND j.available_at <= (SELECT clock_timestamp())
+                             ORDER BY j.available_at
+                             LIMIT 1), false) THEN
+                RETURN false;
+            END IF;
         END IF;
     END IF;
     PERFORM pg_notify('dl_jobs', queue_name);  -- the server sends equal ones of a transaction once
+    RETURN true;
 END $$;
 
 -- Make the next blocked job of each of these lock keys ready, if no job runs with the key, and notify its queue. Returns
@@ -1352,10 +1369,12 @@ END $$;
 CREATE OR REPLACE FUNCTION dl_jobs_inserted() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    new        record;
-    queue_name text;
-    problem    text;
-    own        text;  -- dl.own_update
+    new         record;
+    has         record;
+    queue_name  text;
+    problem     text;
+    own         text;  -- dl.own_update
+    is_notified bool;
 BEGIN
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'queued',
@@ -1363,49 +1382,63 @@ BEGIN
                 ELSE jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task, 'producer', producer) END
       FROM inserted
      WHERE status = 'queued';
-    SELECT array_agg(i.queue ORDER BY i.queue) FILTER (WHERE i.has_queued) AS queues, bool_or(q.fair IS NOT NULL AND i.has_queued) AS has_fair,
-           bool_or(i.has_ending) AS has_ending, bool_or(i.has_wrong_state) AS has_wrong_state, bool_or(i.has_limits) AS has_limits,
-           bool_or(i.has_live_key) AS has_live_key
+    -- One look at all rows for whether any of them needs more than an event and a notification.
+    SELECT min(queue) FILTER (WHERE status = 'queued') AS first_queue, max(queue) FILTER (WHERE status = 'queued') AS last_queue,
+           bool_or(limits IS NOT NULL OR live_key IS NOT NULL
+                   OR status = 'queued' AND (cancel_requested OR max_attempts < 1 OR wait_state IN ('waiting', 'limited'))
+                   OR wait_state <> 'blocked' AND (wait_state = 'ready') <> (status = 'queued' AND available_at <= clock_timestamp()))
+           OR EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL) AS is_unusual
       INTO new
-      FROM (SELECT queue, bool_or(status = 'queued') AS has_queued, bool_or(limits IS NOT NULL) AS has_limits, bool_or(live_key IS NOT NULL) AS has_live_key,
-                   bool_or(status = 'queued' AND (cancel_requested OR max_attempts < 1)) AS has_ending,
-                   bool_or(wait_state <> 'blocked' AND (wait_state = 'ready') <> (status = 'queued' AND available_at <= clock_timestamp())
-                           OR status = 'queued' AND wait_state IN ('waiting', 'limited')) AS has_wrong_state
-              FROM inserted GROUP BY queue) i
-           LEFT JOIN dl_queues q ON q.queue = i.queue;
-    IF new.has_limits THEN
-        problem := (SELECT min(found.problem) FROM inserted i CROSS JOIN LATERAL (SELECT dl_limits_problem(i.limits) AS problem) found
-                     WHERE i.limits IS NOT NULL);
-        IF problem IS NOT NULL THEN
-            RAISE invalid_parameter_value USING MESSAGE = 'limits ' || problem, COLUMN = 'limits';
+      FROM inserted;
+    IF new.is_unusual THEN
+        SELECT bool_or(q.fair IS NOT NULL AND i.has_queued) AS fair,
+               bool_or(i.has_ending) AS ending, bool_or(i.has_wrong_state) AS wrong_state, bool_or(i.has_limits) AS limits,
+               bool_or(i.has_live_key) AS live_key
+          INTO has
+          FROM (SELECT queue, bool_or(status = 'queued') AS has_queued, bool_or(limits IS NOT NULL) AS has_limits, bool_or(live_key IS NOT NULL) AS has_live_key,
+                       bool_or(status = 'queued' AND (cancel_requested OR max_attempts < 1)) AS has_ending,
+                       bool_or(wait_state <> 'blocked' AND (wait_state = 'ready') <> (status = 'queued' AND available_at <= clock_timestamp())
+                               OR status = 'queued' AND wait_state IN ('waiting', 'limited')) AS has_wrong_state
+                  FROM inserted GROUP BY queue) i
+               LEFT JOIN dl_queues q ON q.queue = i.queue;
+        IF has.limits THEN
+            problem := (SELECT min(found.problem) FROM inserted i CROSS JOIN LATERAL (SELECT dl_limits_problem(i.limits) AS problem) found
+                         WHERE i.limits IS NOT NULL);
+            IF problem IS NOT NULL THEN
+                RAISE invalid_parameter_value USING MESSAGE = 'limits ' || problem, COLUMN = 'limits';
+            END IF;
+        END IF;
+        IF has.live_key THEN
+            PERFORM dl_jobs_created((SELECT array_agg(job_id) FROM inserted WHERE live_key IS NOT NULL));
+        END IF;
+        IF has.wrong_state THEN
+            own := set_config('dl.own_update', 'on', true);
+            UPDATE dl_jobs j
+               SET wait_state = CASE WHEN j.status = 'queued' AND j.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END::dl_wait_state
+              FROM inserted i
+             WHERE j.job_id = i.job_id
+               AND (i.wait_state <> 'blocked' AND (i.wait_state = 'ready') <> (i.status = 'queued' AND i.available_at <= clock_timestamp())
+                    OR i.status = 'queued' AND i.wait_state IN ('waiting', 'limited'));
+            own := set_config('dl.own_update', '', true);
+        END IF;
+        IF has.fair THEN
+            UPDATE dl_jobs j SET fair_key = dl_fair_key(f.queue, f.partition_key, f.producer, f.args)
+              FROM inserted f JOIN dl_queues q ON q.queue = f.queue AND q.fair IS NOT NULL
+             WHERE j.job_id = f.job_id AND f.status = 'queued' AND f.fair_key IS NULL;
+        END IF;
+        IF has.ending THEN
+            UPDATE dl_jobs j SET cancel_requested = j.cancel_requested  -- fires dl_jobs_before_upd
+              FROM inserted f
+             WHERE j.job_id = f.job_id AND f.status = 'queued' AND (f.cancel_requested OR f.max_attempts < 1);
         END IF;
     END IF;
-    IF new.has_live_key THEN
-        PERFORM dl_jobs_created((SELECT array_agg(job_id) FROM inserted WHERE live_key IS NOT NULL));
+    IF new.first_queue = new.last_queue THEN
+        is_notified := dl_notify_if_needed(new.first_queue);
+    ELSE
+        FOR queue_name IN SELECT DISTINCT queue FROM inserted WHERE status = 'queued' ORDER BY queue LOOP
+            is_notified := dl_notify_if_needed(queue_name);
+        END LOOP;
     END IF;
-    IF new.has_wrong_state THEN
-        own := set_config('dl.own_update', 'on', true);
-        UPDATE dl_jobs j
-           SET wait_state = CASE WHEN j.status = 'queued' AND j.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END::dl_wait_state
-          FROM inserted i
-         WHERE j.job_id = i.job_id
-           AND (i.wait_state <> 'blocked' AND (i.wait_state = 'ready') <> (i.status = 'queued' AND i.available_at <= clock_timestamp())
-                OR i.status = 'queued' AND i.wait_state IN ('waiting', 'limited'));
-        own := set_config('dl.own_update', '', true);
-    END IF;
-    IF new.has_fair THEN
-        UPDATE dl_jobs j SET fair_key = dl_fair_key(f.queue, f.partition_key, f.producer, f.args)
-          FROM inserted f JOIN dl_queues q ON q.queue = f.queue AND q.fair IS NOT NULL
-         WHERE j.job_id = f.job_id AND f.status = 'queued' AND f.fair_key IS NULL;
-    END IF;
-    IF new.has_ending THEN
-        UPDATE dl_jobs j SET cancel_requested = j.cancel_requested  -- fires dl_jobs_before_upd
-          FROM inserted f
-         WHERE j.job_id = f.job_id AND f.status = 'queued' AND (f.cancel_requested OR f.max_attempts < 1);
-    END IF;
-    FOREACH queue_name IN ARRAY coalesce(new.queues, '{}') LOOP
-        PERFORM dl_notify_queue(queue_name);
-    END LOOP;
     RETURN NULL;
 END $$;
 

@@ -21,9 +21,10 @@ CREATE INDEX dl_audit_changes_idx ON dl_audit (audit_id) WHERE subject <> 'job' 
 
 -- The actor of this transaction: dl.audit_context, if the account may write the audit itself; NULL if it sets none. Of any
 -- other account, whatever it has set, the account: the triggers have the owner's rights, and would write any name
--- otherwise. The setting `role` is the caller's, also within a function with the owner's rights.
+-- otherwise. The setting `role` is the caller's, also within a function with the owner's rights. Only triggers call it: they set
+-- the search path.
 CREATE OR REPLACE FUNCTION dl_audit_context(operation text) RETURNS jsonb
-    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+    LANGUAGE plpgsql STABLE AS $$
 DECLARE
     caller text := coalesce(nullif(current_setting('role', true), 'none'), session_user);
 BEGIN
@@ -80,27 +81,26 @@ END $$;
 CREATE OR REPLACE FUNCTION dl_audit_jobs_inserted() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    actor          jsonb := dl_audit_context(TG_OP);
-    inserted_count bigint;
+    actor jsonb := dl_audit_context(TG_OP);
 BEGIN
     IF actor IS NULL THEN
         RETURN NULL;
     END IF;
-    inserted_count := (SELECT count(*) FROM inserted);
-    IF inserted_count = 1 THEN
-        INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, after)
-        SELECT actor ->> 'action', actor ->> 'actor', actor ->> 'key_id', actor ->> 'via', actor ->> 'address',
-               actor ->> 'request_id', 'job', job_id::text,
-               jsonb_strip_nulls(jsonb_build_object(
-                   'queue', queue, 'task', task, 'lock_key', lock_key, 'priority', priority, 'available_at', available_at,
-                   'idempotency_key', idempotency_key, 'producer', producer))
-          FROM inserted;
-    ELSIF inserted_count > 1 THEN
+    INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, after)
+    SELECT actor ->> 'action', actor ->> 'actor', actor ->> 'key_id', actor ->> 'via', actor ->> 'address',
+           actor ->> 'request_id', 'job', job_id::text,
+           jsonb_strip_nulls(jsonb_build_object(
+               'queue', queue, 'task', task, 'lock_key', lock_key, 'priority', priority, 'available_at', available_at,
+               'idempotency_key', idempotency_key, 'producer', producer))
+      FROM inserted
+     WHERE (SELECT count(*) FROM inserted) = 1;
+    IF NOT FOUND THEN
         INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, after)
         SELECT actor ->> 'action', actor ->> 'actor', actor ->> 'key_id', actor ->> 'via', actor ->> 'address', actor ->> 'request_id',
                'job',
-               jsonb_build_object('jobs', inserted_count, 'queues', jsonb_agg(DISTINCT queue), 'tasks', jsonb_agg(DISTINCT task))
-          FROM inserted;
+               jsonb_build_object('jobs', count(*), 'queues', jsonb_agg(DISTINCT queue), 'tasks', jsonb_agg(DISTINCT task))
+          FROM inserted
+        HAVING count(*) > 1;
     END IF;
     RETURN NULL;
 END $$;
