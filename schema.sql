@@ -1682,25 +1682,12 @@ BEGIN
     RETURN debounced_job;
 END $$;
 
--- What is wrong with a request: a field, and its problem; NULL: nothing. The limits are those of the HTTP API. Its callers
--- are planned with its text, as that of a view.
-CREATE OR REPLACE FUNCTION dl_request_problem(r dl_enqueue_request) RETURNS text[]
-    LANGUAGE sql STABLE
+-- What is wrong with the fields of a request that most do not have: a field, and its problem; NULL: nothing.
+CREATE OR REPLACE FUNCTION dl_seldom_problem(r dl_enqueue_request) RETURNS text[]
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+BEGIN
     RETURN CASE
-        WHEN r.queue IS NULL THEN ARRAY['queue', 'is required']
-        WHEN btrim(r.queue, E' \t\n\r\f\x0b') = '' OR octet_length(r.queue) > 1000 THEN ARRAY['queue', 'must be a text that is not empty, of at most 1000 bytes in UTF-8']
-        WHEN r.task IS NULL THEN ARRAY['task', 'is required']
-        WHEN btrim(r.task, E' \t\n\r\f\x0b') = '' OR octet_length(r.task) > 1000 THEN ARRAY['task', 'must be a text that is not empty, of at most 1000 bytes in UTF-8']
-        WHEN r.lock_key IS NULL THEN ARRAY['lock_key', 'is required']
-        WHEN btrim(r.lock_key, E' \t\n\r\f\x0b') = '' OR octet_length(r.lock_key) > 2000 THEN ARRAY['lock_key', 'must be a text that is not empty, of at most 2000 bytes in UTF-8']
-        WHEN jsonb_typeof(r.args) NOT IN ('object', 'null') THEN ARRAY['args', 'must be a JSON object']
-        WHEN btrim(r.idempotency_key, E' \t\n\r\f\x0b') = '' OR octet_length(r.idempotency_key) > 2000 THEN ARRAY['idempotency_key', 'must be a text that is not empty, of at most 2000 bytes in UTF-8']
-        WHEN octet_length(r.partition_key) > 2000 THEN ARRAY['partition_key', 'must be a text of at most 2000 bytes in UTF-8']
-        WHEN r.priority < 0 THEN ARRAY['priority', 'must be 0 or more']
         WHEN extract(epoch FROM r.available_at) < -62135596800 OR extract(epoch FROM r.available_at) >= 253402214400 THEN ARRAY['available_at', 'must be a time between the years 1 and 9999']
-        WHEN r.max_attempts < 1 THEN ARRAY['max_attempts', 'must be 1 or more']
-        WHEN r.lease_ttl_sec < 1 THEN ARRAY['lease_ttl_sec', 'must be 1 or more']
-        WHEN octet_length(r.producer) > 2000 THEN ARRAY['producer', 'must be a text of at most 2000 bytes in UTF-8']
         WHEN octet_length(r.consumer_group) > 2000 THEN ARRAY['consumer_group', 'must be a text of at most 2000 bytes in UTF-8']
         WHEN btrim(r.live_key, E' \t\n\r\f\x0b') = '' OR octet_length(r.live_key) > 2000 THEN ARRAY['live_key', 'must be a text that is not empty, of at most 2000 bytes in UTF-8']
         WHEN r.time_limit_sec < 1 THEN ARRAY['time_limit_sec', 'must be 1 or more']
@@ -1733,6 +1720,32 @@ CREATE OR REPLACE FUNCTION dl_request_problem(r dl_enqueue_request) RETURNS text
         THEN ARRAY['throttle', dl_throttle_problem(r.throttle)]
         WHEN nullif(r.throttle, 'null') IS NOT NULL AND r.live_key IS NOT NULL
         THEN ARRAY['throttle', 'cannot be combined with live_key or debounce']
+    END;
+END $$;
+
+-- What is wrong with a request: a field, and its problem; NULL: nothing. The limits are those of the HTTP API. Its callers
+-- are planned with its text, as that of a view: what most requests do not have is looked at by a function that is not.
+CREATE OR REPLACE FUNCTION dl_request_problem(r dl_enqueue_request) RETURNS text[]
+    LANGUAGE sql STABLE
+    RETURN CASE
+        WHEN r.queue IS NULL THEN ARRAY['queue', 'is required']
+        WHEN btrim(r.queue, E' \t\n\r\f\x0b') = '' OR octet_length(r.queue) > 1000 THEN ARRAY['queue', 'must be a text that is not empty, of at most 1000 bytes in UTF-8']
+        WHEN r.task IS NULL THEN ARRAY['task', 'is required']
+        WHEN btrim(r.task, E' \t\n\r\f\x0b') = '' OR octet_length(r.task) > 1000 THEN ARRAY['task', 'must be a text that is not empty, of at most 1000 bytes in UTF-8']
+        WHEN r.lock_key IS NULL THEN ARRAY['lock_key', 'is required']
+        WHEN btrim(r.lock_key, E' \t\n\r\f\x0b') = '' OR octet_length(r.lock_key) > 2000 THEN ARRAY['lock_key', 'must be a text that is not empty, of at most 2000 bytes in UTF-8']
+        WHEN jsonb_typeof(r.args) NOT IN ('object', 'null') THEN ARRAY['args', 'must be a JSON object']
+        WHEN btrim(r.idempotency_key, E' \t\n\r\f\x0b') = '' OR octet_length(r.idempotency_key) > 2000 THEN ARRAY['idempotency_key', 'must be a text that is not empty, of at most 2000 bytes in UTF-8']
+        WHEN octet_length(r.partition_key) > 2000 THEN ARRAY['partition_key', 'must be a text of at most 2000 bytes in UTF-8']
+        WHEN r.priority < 0 THEN ARRAY['priority', 'must be 0 or more']
+        WHEN r.max_attempts < 1 THEN ARRAY['max_attempts', 'must be 1 or more']
+        WHEN r.lease_ttl_sec < 1 THEN ARRAY['lease_ttl_sec', 'must be 1 or more']
+        WHEN octet_length(r.producer) > 2000 THEN ARRAY['producer', 'must be a text of at most 2000 bytes in UTF-8']
+        WHEN num_nonnulls(
+            r.available_at, r.consumer_group, r.live_key, r.time_limit_sec, r.retry, r.limits, r.after, r.need,
+            r.fair_key, r.debounce, r.throttle, r.expires_at, r.start_within_sec, r.logical_at, r.interval_start,
+            r.interval_end, r.tags, r.webhook, r.parent_id, r.traceparent, r.schedule_id, r.backfill_id
+        ) > 0 THEN dl_seldom_problem(r)
     END;
 
 -- Requests as rows with their defaults filled in, each with what is wrong with it. A value that cannot be cast raises an

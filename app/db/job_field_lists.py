@@ -45,6 +45,11 @@ _CHECKS: Mapping[Kind, tuple[str, str]] = {
 _COMPUTED = ("args", "available_at", "fair_key", "expires_at", "start_within_sec")
 # Fields that may find an earlier job, or that need further rows: the INSERT of dl_create_plain_jobs is without them.
 _NEED_LOOKUP = ("idempotency_key", "live_key", "after", "need", "debounce", "throttle", "start_within_sec")
+# Fields that most requests have. dl_request_problem looks at the others only where one is set.
+_OFTEN_SET = (
+    "queue", "task", "lock_key", "args", "idempotency_key", "partition_key", "priority", "max_attempts",
+    "lease_ttl_sec", "producer",
+)  # fmt: skip
 _NOT_OF_SQL = ("webhook", "traceparent", "schedule_id", "backfill_id")  # dl_enqueue has no parameter for them
 _PLAIN_FIELDS = [f for f in JOB_FIELDS.values() if f.has_column and f.name not in (*_COMPUTED, *_NEED_LOOKUP)]
 _COLUMNS = [f for f in JOB_FIELDS.values() if f.has_column]
@@ -55,8 +60,8 @@ def fill_lists(text: str) -> str:
 
     def make_list(match: re.Match[str]) -> str:
         indent, name, comma = match.groups()
-        if name == "checks":
-            return "\n".join(f"{indent}{case}" for case in _checks())
+        if name in ("often_checks", "seldom_checks"):
+            return "\n".join(f"{indent}{case}" for case in _checks(often=name == "often_checks"))
         return _wrap(_LISTS[name](), indent, comma)
 
     return _PLACEHOLDER.sub(make_list, text).replace(_CONDITIONS, f"{_conditions()};")
@@ -112,9 +117,11 @@ def _parsed(field: JobField) -> str:
     return f"v.{field.name}" if field.name in _COMPUTED else _value(field)
 
 
-def _checks() -> Iterator[str]:
+def _checks(*, often: bool) -> Iterator[str]:
     """The cases of dl_request_problem for what a field must be by itself."""
     for name, field in JOB_FIELDS.items():
+        if (name in _OFTEN_SET) is not often:
+            continue
         if name in REQUIRED_FIELDS:
             yield f"WHEN r.{name} IS NULL THEN ARRAY['{name}', 'is required']"
         if field.kind in _CHECKS:
@@ -124,6 +131,7 @@ def _checks() -> Iterator[str]:
 
 _LISTS: Mapping[str, Callable[[], list[str]]] = {
     "names": lambda: [f"'{name}'" for name in JOB_FIELDS],
+    "seldom_set": lambda: [f"r.{name}" for name in JOB_FIELDS if name not in _OFTEN_SET],
     "attributes": lambda: [f"{f.name} {f.kind.sql_type}" for f in JOB_FIELDS.values()],
     "parameters": lambda: [_parameter(JOB_FIELDS[name]) for name in enqueue_parameters()],
     "arguments": lambda: [

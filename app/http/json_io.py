@@ -125,6 +125,8 @@ def parse(body: bytes, *, max_depth: int) -> ParsedJson:
 def _is_too_deep(value: Any, max_depth: int) -> bool:
     level = [value] if isinstance(value, (dict, list)) else []  # the containers of one depth
     for _ in range(max_depth):
+        if not level:
+            return False
         level = [
             item
             for container in level

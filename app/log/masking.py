@@ -177,7 +177,30 @@ class Masker:
         return self._mask_nested(value, ())
 
     def mask_fields(self, fields: Mapping[Any, Any]) -> dict[str, Any]:
-        return self._mask_mapping(fields, ())
+        return dict(fields) if self._is_open(fields) else self._mask_mapping(fields, ())
+
+    def _is_open(self, fields: Mapping[Any, Any]) -> bool:
+        """Whether a line is of texts and numbers without a secret: most are, and one search of the whole line tells."""
+        texts = []
+        for name, value in fields.items():
+            kind = type(value)
+            if kind is str:
+                texts.append(value)
+            elif kind is int or kind is float:
+                if not -_MAX_INT < value < _MAX_INT:
+                    return False
+            elif value is not None and kind is not bool:
+                return False
+            if type(name) is not str or not _is_open_name(name):
+                return False
+        text = "\n".join(texts)
+        if not text.isascii() or _SHAPE_MARKER.search(text.lower()):
+            return False
+        line = "\n".join((*fields, text))
+        names = "\n".join(fields).lower() if self._extra_names else ""
+        return not any(form in line for form in (*_SECRETS.forms, *self._known_forms)) and not any(
+            word in names for word in self._extra_names
+        )
 
     def _mask_nested(self, value: Any, ancestors: tuple[int, ...]) -> Any:
         match value:
@@ -326,6 +349,11 @@ def secret_forms(secret: str) -> set[str]:
 def _is_secret_name(name: str) -> bool:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
     return _SECRET_NAME.search(words) is not None
+
+
+@lru_cache(maxsize=1024)
+def _is_open_name(name: str) -> bool:
+    return not _is_secret_name(name) and _mask_shapes(name) == name
 
 
 def _to_text(value: Any) -> str:

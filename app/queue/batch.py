@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from dataloader.app.db.encoding import validate_json
 from dataloader.app.db.statements import Executor
 from dataloader.app.queue.job import NewJob, Status, encode_request
+from dataloader.pipelines.json_values import encode_strictly
 
 _MAYBE_UNSTORABLE = re.compile(r"\\u0000|[\ud800-\udfff]|\d{300}")
 
@@ -51,14 +52,24 @@ def enqueue_batch(executor: Executor, jobs: Sequence[NewJob], *, all_or_none: bo
 
 def encode_requests(jobs: Sequence[NewJob]) -> str:
     """Return the requests as JSON. Raises InvalidJob for a value that PostgreSQL cannot store."""
+    requests = [encode_request(job) for job in jobs]
     with suppress(TypeError, ValueError, RecursionError):
-        text = json.dumps([encode_request(job) for job in jobs], ensure_ascii=False, allow_nan=False)
+        text = json.dumps(requests, ensure_ascii=False, allow_nan=False)
         if not _MAYBE_UNSTORABLE.search(text):
             return text
-    return f"[{', '.join(encode_job(job) for job in jobs)}]"
+    return f"[{', '.join(map(_encode_by_field, requests))}]"
 
 
 def encode_job(job: NewJob) -> str:
-    """Return one request as JSON, each field checked by itself. Raises InvalidJob."""
-    fields = (f'"{name}": {validate_json(name, value)}' for name, value in encode_request(job).items())
-    return f"{{{', '.join(fields)}}}"
+    """Return one request as JSON. Raises InvalidJob."""
+    fields = encode_request(job)
+    try:
+        return encode_strictly(fields)
+    except (TypeError, ValueError, RecursionError):
+        return _encode_by_field(fields)
+
+
+def _encode_by_field(fields: Mapping[str, Any]) -> str:
+    """Each field is checked by itself, so that an error names it."""
+    values = (f'"{name}": {validate_json(name, value)}' for name, value in fields.items())
+    return f"{{{', '.join(values)}}}"

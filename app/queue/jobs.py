@@ -80,7 +80,7 @@ class JobQueue(JobRecords, Upkeep):
         if not rows:  # invalid, or the job of its key was not visible yet: this says which, and tries again
             return self._enqueue_by_batch(job)
         job_id, status, created, is_same = rows[0]
-        enqueued = from_row(Enqueued, (job_id, status, created, False))
+        enqueued = Enqueued(as_uuid(job_id), Status(status), created)
         if not is_same:
             raise IdempotencyConflict(job.unique_key, enqueued.job_id)
         return enqueued

@@ -1643,12 +1643,12 @@ BEGIN
     RETURN debounced_job;
 END $$;
 
--- What is wrong with a request: a field, and its problem; NULL: nothing. The limits are those of the HTTP API. Its callers
--- are planned with its text, as that of a view.
-CREATE OR REPLACE FUNCTION dl_request_problem(r dl_enqueue_request) RETURNS text[]
-    LANGUAGE sql STABLE
+-- What is wrong with the fields of a request that most do not have: a field, and its problem; NULL: nothing.
+CREATE OR REPLACE FUNCTION dl_seldom_problem(r dl_enqueue_request) RETURNS text[]
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+BEGIN
     RETURN CASE
-        -- fields of a job: checks
+        -- fields of a job: seldom_checks
         WHEN nullif(r.limits, 'null') IS NOT NULL AND dl_limits_problem(r.limits) IS NOT NULL
         THEN ARRAY['limits', dl_limits_problem(r.limits)]
         WHEN (r.need IS NOT NULL OR nullif(r.after, 'null') IS NOT NULL)
@@ -1668,6 +1668,18 @@ CREATE OR REPLACE FUNCTION dl_request_problem(r dl_enqueue_request) RETURNS text
         THEN ARRAY['throttle', dl_throttle_problem(r.throttle)]
         WHEN nullif(r.throttle, 'null') IS NOT NULL AND r.live_key IS NOT NULL
         THEN ARRAY['throttle', 'cannot be combined with live_key or debounce']
+    END;
+END $$;
+
+-- What is wrong with a request: a field, and its problem; NULL: nothing. The limits are those of the HTTP API. Its callers
+-- are planned with its text, as that of a view: what most requests do not have is looked at by a function that is not.
+CREATE OR REPLACE FUNCTION dl_request_problem(r dl_enqueue_request) RETURNS text[]
+    LANGUAGE sql STABLE
+    RETURN CASE
+        -- fields of a job: often_checks
+        WHEN num_nonnulls(
+            -- fields of a job: seldom_set
+        ) > 0 THEN dl_seldom_problem(r)
     END;
 
 -- Requests as rows with their defaults filled in, each with what is wrong with it. A value that cannot be cast raises an
