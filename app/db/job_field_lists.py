@@ -45,7 +45,7 @@ _CHECKS: Mapping[Kind, tuple[str, str]] = {
 _COMPUTED = ("args", "available_at", "fair_key", "expires_at", "start_within_sec")
 # Fields that may find an earlier job, or that need further rows: the INSERT of dl_create_plain_jobs is without them.
 _NEED_LOOKUP = ("idempotency_key", "live_key", "after", "need", "debounce", "throttle", "start_within_sec")
-# Fields that most requests have. dl_request_problem looks at the others only where one is set.
+# Fields that a usual request has. dl_request_problem looks at the others only where one is set.
 _OFTEN_SET = (
     "queue", "task", "lock_key", "args", "idempotency_key", "partition_key", "priority", "max_attempts",
     "lease_ttl_sec", "producer",

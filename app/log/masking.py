@@ -180,7 +180,7 @@ class Masker:
         return dict(fields) if self._is_open(fields) else self._mask_mapping(fields, ())
 
     def _is_open(self, fields: Mapping[Any, Any]) -> bool:
-        """Whether a line is of texts and numbers without a secret: most are, and one search of the whole line tells."""
+        """Whether a line has only texts and numbers, and no secret: the usual case, for one search of it."""
         texts = []
         for name, value in fields.items():
             kind = type(value)

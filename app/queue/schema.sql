@@ -1643,7 +1643,7 @@ BEGIN
     RETURN debounced_job;
 END $$;
 
--- What is wrong with the fields of a request that most do not have: a field, and its problem; NULL: nothing.
+-- What is wrong with the fields that a usual request does not have: a field, and its problem; NULL: nothing.
 CREATE OR REPLACE FUNCTION dl_seldom_problem(r dl_enqueue_request) RETURNS text[]
     LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
 BEGIN
@@ -1672,7 +1672,7 @@ BEGIN
 END $$;
 
 -- What is wrong with a request: a field, and its problem; NULL: nothing. The limits are those of the HTTP API. Its callers
--- are planned with its text, as that of a view: what most requests do not have is looked at by a function that is not.
+-- are planned with its text, as that of a view: what a usual request does not have is looked at by a function that is not.
 CREATE OR REPLACE FUNCTION dl_request_problem(r dl_enqueue_request) RETURNS text[]
     LANGUAGE sql STABLE
     RETURN CASE
