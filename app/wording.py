@@ -34,26 +34,30 @@ def format_count(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
-def format_duration(seconds: float | timedelta | None) -> str:
-    """At most two units, such as `3 h 20 min`; empty for None, `unknown` for NaN and infinity."""
+def format_duration(seconds: float | timedelta | None, *, gap: str = " ") -> str:
+    """At most two units, such as `3 h 20 min`; empty for None, `unknown` for NaN and infinity.
+
+    `gap` is between a number and its unit.
+    """
     if seconds is None:
         return ""
     exact = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
     if not math.isfinite(exact):
         return "unknown"
     if exact <= 0:
-        return "0 s"
+        return f"0{gap}s"
     if exact * 1000 < 999.5:  # noqa: PLR2004 - a second when rounded
-        return f"{exact * 1000:.0f} ms"
+        return f"{exact * 1000:.0f}{gap}ms"
     if exact < _MIN_WHOLE_SEC:
-        return f"{exact:.1f} s".replace(".0 s", " s")
+        return f"{exact:.1f}".removesuffix(".0") + f"{gap}s"
     whole_sec = round(exact)
     first = next(n for n, (unit_sec, _) in enumerate(_TIME_UNITS) if whole_sec >= unit_sec)
     parts = []
     for unit_sec, unit in _TIME_UNITS[first : first + 2]:
-        parts.append(f"{whole_sec // unit_sec} {unit}")
-        whole_sec %= unit_sec
-    return " ".join(part for part in parts if not part.startswith("0 "))
+        count, whole_sec = divmod(whole_sec, unit_sec)
+        if count:
+            parts.append(f"{count}{gap}{unit}")
+    return " ".join(parts)
 
 
 def format_rate(per_second: float) -> str:
@@ -84,9 +88,9 @@ def format_attempt(attempt: int, run: int) -> str:
     return str(attempt) if run == 1 else f"{attempt}, run {run}"
 
 
-def replace_seconds(sentence: str) -> str:
+def replace_seconds(sentence: str, *, gap: str = " ") -> str:
     """Write the seconds within a sentence, such as `5561 s`, as durations."""
-    return _SECONDS_PATTERN.sub(lambda match: format_duration(float(match[1])), sentence)
+    return _SECONDS_PATTERN.sub(lambda match: format_duration(float(match[1]), gap=gap), sentence)
 
 
 def parse_duration(text: str) -> float:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -80,10 +80,17 @@ class RefreshingValue(Generic[T]):
             with self._lock:
                 self._timed_out = fetch
 
-    def get_recent(self, *, refresh_after_sec: float, max_age_sec: float) -> T | None:
-        """Return a value of at most `max_age_sec`, or None when none comes in time. One that is older than
-        `refresh_after_sec` is replaced in the background."""
-        if self.age_sec > max_age_sec:
+    @property
+    def is_fetching(self) -> bool:
+        with self._lock:
+            return self._in_progress is not None
+
+    def get_recent(self, *, refresh_after_sec: float, max_age_sec: float, wait_sec: float | None = None) -> T | None:
+        """Return a value of at most `max_age_sec`, or None when none comes in time: within the timeout, or within
+        `wait_sec`. One that is older than `refresh_after_sec` is replaced in the background."""
+        if self.age_sec > max_age_sec and wait_sec is not None:
+            wait([fetch] if (fetch := self.start()) else [], wait_sec)
+        elif self.age_sec > max_age_sec:
             self.refresh()
         elif self.age_sec > refresh_after_sec:
             self.start()
@@ -125,14 +132,21 @@ class RefreshingValues(Generic[K, T]):
         self._lock = threading.Lock()
         self._values: dict[K, RefreshingValue[T]] = {}  # under the lock; the last one read is the last one
 
-    def get_recent(self, key: K, *, refresh_after_sec: float, max_age_sec: float) -> T | None:
+    def is_fetching(self, key: K) -> bool:
+        with self._lock:
+            value = self._values.get(key)
+        return value is not None and value.is_fetching
+
+    def get_recent(
+        self, key: K, *, refresh_after_sec: float, max_age_sec: float, wait_sec: float | None = None
+    ) -> T | None:
         """As of RefreshingValue."""
         with self._lock:
             value = self._values.pop(key, None) or self._make_value(key)
             self._values[key] = value
             for oldest in list(self._values)[: -self._max_count]:
                 del self._values[oldest]
-        return value.get_recent(refresh_after_sec=refresh_after_sec, max_age_sec=max_age_sec)
+        return value.get_recent(refresh_after_sec=refresh_after_sec, max_age_sec=max_age_sec, wait_sec=wait_sec)
 
     def _make_value(self, key: K) -> RefreshingValue[T]:
         times = {"timeout_sec": self._timeout_sec, "retry_sec": self._timeout_sec}

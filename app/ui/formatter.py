@@ -26,6 +26,7 @@ _UUID_PATTERN = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _GROUPED_PATTERN = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 # Characters that change the direction of the text after them; in JSON they are written as escapes.
 _BIDI_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_GAP = "\u00a0"  # no line ends between a number and its unit, or within a number
 _MIN_SEC = 60
 _NEARLY_NONE, _NEARLY_ALL = 0.1, 0.99  # shares
 _MIN_SHORTENED, _MIN_MILLIONS = 100_000, 999_500  # numbers that are written with a unit
@@ -95,7 +96,7 @@ class Formatter:
     @staticmethod
     def group_digits(sentence: str) -> str:
         """Write the large numbers in a sentence as the pages do: `48 200` for `48,200`."""
-        return _GROUPED_PATTERN.sub(lambda match: match[0].replace(",", " "), sentence)
+        return _GROUPED_PATTERN.sub(lambda match: match[0].replace(",", _GAP), sentence)
 
     def time_ago(self, moment: datetime | None) -> str:
         if moment is None:
@@ -105,7 +106,7 @@ class Formatter:
         age_sec = round((datetime.now(UTC) - moment).total_seconds())
         if age_sec == 0:
             return "now"
-        length = f"{abs(age_sec)} s" if abs(age_sec) < _MIN_SEC else self.duration(abs(age_sec))
+        length = f"{abs(age_sec)}{_GAP}s" if abs(age_sec) < _MIN_SEC else self.duration(abs(age_sec))
         return f"{length} ago" if age_sec > 0 else f"in {length}"
 
     def time_until(self, moment: datetime | None) -> str:
@@ -123,11 +124,11 @@ class Formatter:
         if seconds is None:
             return ""
         exact = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
-        return f"{max(0, int(exact))} s" if exact < 10 else cls.duration(exact)  # noqa: PLR2004 - as in `duration`
+        return f"{max(0, int(exact))}{_GAP}s" if exact < 10 else cls.duration(exact)  # noqa: PLR2004 - as in `duration`
 
     @staticmethod
     def duration(seconds: float | timedelta | None) -> str:
-        return format_duration(seconds)
+        return format_duration(seconds, gap=_GAP)
 
     @classmethod
     def retry_policy(cls, policy: Mapping[str, Any]) -> str:
@@ -150,7 +151,7 @@ class Formatter:
     @staticmethod
     def rate(per_second: float) -> str:
         """A rate by the second, or by the minute or hour when it is less than one."""
-        return format_rate(per_second).replace(",", " ")
+        return format_rate(per_second).replace(",", _GAP)
 
     def elapsed(self, start: datetime | None, end: datetime | None = None) -> str:
         """From the start to the end, or so far."""
@@ -167,7 +168,7 @@ class Formatter:
     @classmethod
     def shorten(cls, sentence: str) -> str:
         """Write the seconds and the ids in a sentence as the pages do."""
-        return cls.group_digits(replace_seconds(cls.short_ids(sentence)))
+        return cls.group_digits(replace_seconds(cls.short_ids(sentence), gap=_GAP))
 
     @classmethod
     def short_ids(cls, sentence: str) -> str:
@@ -175,19 +176,19 @@ class Formatter:
 
     @staticmethod
     def number(value: float | None) -> str:
-        return "" if value is None else f"{value:,.0f}".replace(",", " ")
+        return "" if value is None else f"{value:,.0f}".replace(",", _GAP)
 
     @classmethod
     def about(cls, value: float) -> str:
         """An estimate: `≈ 9 130`, `≈ 1.07 M`."""
         if value < _MIN_SHORTENED:
-            return f"≈ {cls.number(value)}"
+            return f"≈{_GAP}{cls.number(value)}"
         size, unit = (1e6, "M") if value >= _MIN_MILLIONS else (1e3, "k")
-        return f"≈ {value / size:.3g} {unit}"
+        return f"≈{_GAP}{value / size:.3g}{_GAP}{unit}"
 
     @staticmethod
     def counted(count: int, noun: str) -> str:
-        return format_count(count, noun).replace(",", " ")
+        return format_count(count, noun).replace(",", _GAP)
 
     @staticmethod
     def percent(value: float | None) -> str:
@@ -195,7 +196,8 @@ class Formatter:
         if value is None:
             return ""
         has_decimal = 0 < value < _NEARLY_NONE or _NEARLY_ALL < value < 1
-        return f"{min(value * 100, 99.9):.1f} %" if has_decimal else f"{value * 100:.0f} %"
+        share = f"{min(value * 100, 99.9):.1f}" if has_decimal else f"{value * 100:.0f}"
+        return f"{share}{_GAP}%"
 
     @staticmethod
     def labels(labels: Labels) -> str:
@@ -208,7 +210,8 @@ class Formatter:
         step = 0
         while value >= 1024 and step < len(_BYTE_UNITS) - 1:  # noqa: PLR2004
             value, step = value / 1024, step + 1
-        return f"{value:.0f} {_BYTE_UNITS[step]}" if step == 0 or value >= 10 else f"{value:.1f} {_BYTE_UNITS[step]}"  # noqa: PLR2004
+        size = f"{value:.0f}" if step == 0 or value >= 10 else f"{value:.1f}"  # noqa: PLR2004
+        return f"{size}{_GAP}{_BYTE_UNITS[step]}"
 
     @staticmethod
     def json(value: Any) -> str:

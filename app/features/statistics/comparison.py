@@ -18,7 +18,8 @@ Span = Literal["1d", "7d", "28d"]
 SPANS: dict[Span, timedelta] = {"1d": timedelta(days=1), "7d": timedelta(days=7), "28d": timedelta(days=28)}
 _NONE = PeriodStatistics()
 _MAX_KEPT = 16  # each is of a span, an hour and perhaps a task
-_REFRESH_AFTER_SEC, _MAX_AGE_SEC, _TIMEOUT_SEC = 10.0, 300.0, 5.0
+_TIMEOUT_SEC = 5.0
+_AGES = {"refresh_after_sec": 10.0, "max_age_sec": 300.0}
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,22 @@ class SpanComparisons:
     def get(self, span: Span, until: datetime | None, *, task: str | None = None) -> ComparedSpans:
         """Compare the span that ends with the hour of `until`, or now, with the one before it. Raises
         DatabaseUnavailable."""
-        now = _next_hour(datetime.now(UTC))
-        end = now if until is None else min(_next_hour(until.astimezone(UTC)), now)
-        times = {"refresh_after_sec": _REFRESH_AFTER_SEC, "max_age_sec": _MAX_AGE_SEC}
-        kept = self._kept.get_recent((span, end, task), **times)
+        return self._with_age(self._kept.get_recent(_key(span, until, task), **_AGES))
+
+    def find(
+        self, span: Span, until: datetime | None, *, task: str | None = None, wait_sec: float
+    ) -> ComparedSpans | None:
+        """The same; None if it is not read within `wait_sec`: then it is still being read. Raises
+        DatabaseUnavailable."""
+        key = _key(span, until, task)
+        kept = self._kept.get_recent(key, wait_sec=wait_sec, **_AGES)
+        if kept is None and self._kept.is_fetching(key):
+            return None
+        return self._with_age(kept or self._kept.get_recent(key, wait_sec=0, **_AGES))
+
+    @staticmethod
+    def _with_age(kept: tuple[ComparedSpans, float | None] | None) -> ComparedSpans:
+        """Record how old the data is that a standby has answered."""
         if kept is None:
             raise DatabaseUnavailable("the statistics cannot be read in time")
         spans, standby_age_sec = kept
@@ -82,6 +95,11 @@ class SpanComparisons:
         """The comparison, and how old its data was if a standby has answered."""
         with allowing_standby() as reads:
             return self._statistics.compare(span, end, task=task), reads.age_sec
+
+
+def _key(span: Span, until: datetime | None, task: str | None) -> tuple[Span, datetime, str | None]:
+    now = _next_hour(datetime.now(UTC))
+    return span, now if until is None else min(_next_hour(until.astimezone(UTC)), now), task
 
 
 def _next_hour(moment: datetime) -> datetime:

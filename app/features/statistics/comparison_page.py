@@ -16,6 +16,7 @@ from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRendere
 from dataloader.app.ui.formatter import Formatter
 
 _MAX_TASKS = 200  # on a page
+_WAIT_SEC, _RELOAD_SEC = 0.1, 1  # for figures that are not read yet, and until the page is loaded again
 _NOTABLE = 0.2  # a change by this share is marked
 _UNCHANGED, _MANY_TIMES = 0.005, 9
 
@@ -50,16 +51,20 @@ def create_comparison_page(site: Site) -> ApiBlueprint:
             until = parse_time("until", query.until, formatter.zone)
         except InvalidForm as refused:
             error = str(refused)
-        spans = comparisons.get(query.span, until, task=query.task or None)
-        return pages.render(
+        spans = comparisons.find(query.span, until, task=query.task or None, wait_sec=_WAIT_SEC)
+        tasks = [] if spans is None else spans.tasks
+        response = pages.render(
             "compare.html",
             query=query,
             error=error,
             spans=spans,
-            figures=figures(spans.total, formatter),
-            tasks=[(found, figures(found, formatter)) for found in spans.tasks[:_MAX_TASKS]],
-            hidden=max(0, len(spans.tasks) - _MAX_TASKS),
+            figures=[] if spans is None else figures(spans.total, formatter),
+            tasks=[(found, figures(found, formatter)) for found in tasks[:_MAX_TASKS]],
+            hidden=max(0, len(tasks) - _MAX_TASKS),
         )
+        if spans is None:
+            response.headers["Refresh"] = str(_RELOAD_SEC)
+        return response
 
     return pages.blueprint
 

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg2
 import pytest
 from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
 
 from dataloader.app.db.pool import Pool
 from dataloader.app.db.schema import migrate
@@ -19,6 +20,19 @@ from dataloader.pipelines.contract import Context, Pipelines
 from tests.support import Databases
 
 AppMaker = Callable[..., FlaskClient]
+
+
+class PageResponse(TestResponse):
+    """A response whose text has plain spaces: pages have others between a number and its unit."""
+
+    @property
+    def text(self) -> str:
+        return super().text.replace("\u00a0", " ")
+
+
+def with_plain_spaces(client: FlaskClient) -> FlaskClient:
+    client.response_wrapper = type("PlainPageResponse", (PageResponse, client.response_wrapper), {})
+    return client
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +88,15 @@ def pipelines() -> Pipelines:
 
 @pytest.fixture
 def client(queue: JobQueue, pipelines: Pipelines, pool: Pool) -> FlaskClient:
-    return create_app(queue, pipelines, WebOptions(version="1.2.3", queues=("etl",)), pool=pool).test_client()
+    app = create_app(queue, pipelines, WebOptions(version="1.2.3", queues=("etl",)), pool=pool)
+    return with_plain_spaces(app.test_client())
 
 
 @pytest.fixture(scope="module")
 def lasting_client(kept_pool: Pool) -> FlaskClient:
     """One app for all the cases of a module that do not mind what is there."""
-    return create_app(JobQueue(kept_pool), Pipelines(), WebOptions(version="1.2.3"), pool=kept_pool).test_client()
+    app = create_app(JobQueue(kept_pool), Pipelines(), WebOptions(version="1.2.3"), pool=kept_pool)
+    return with_plain_spaces(app.test_client())
 
 
 @pytest.fixture

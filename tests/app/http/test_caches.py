@@ -51,6 +51,16 @@ def test_no_recent_value_comes_without_an_answer_in_time():
     fetch.released.set()
 
 
+def test_short_wait_leaves_the_fetch_to_callers_who_wait_longer():
+    fetch = HangingFetch()
+    value = make_value(fetch)
+    assert value.get_recent(refresh_after_sec=1, max_age_sec=60, wait_sec=0.01) is None
+    assert value.is_fetching
+
+    threading.Timer(0.05, fetch.released.set).start()
+    assert (value.get_recent(refresh_after_sec=1, max_age_sec=60), value.is_fetching, fetch.count) == (7, False, 1)
+
+
 def test_values_of_the_keys_read_last_are_kept():
     fetched: list[str] = []
 

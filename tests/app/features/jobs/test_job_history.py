@@ -29,7 +29,7 @@ def described(kind, **payload):
         (
             "requeue",
             {"attempt": 1, "reason": "error", "pause_sec": 60},
-            ("attempt 1 failed", "failed", "retried in 1 min"),
+            ("attempt 1 failed", "failed", "retried in 1\u00a0min"),
         ),
         ("requeue", {"attempt": 1, "reason": "lock_busy"}, ("queued again", "ready", "lock busy")),
         ("canceled", {"reason": "expired"}, ("canceled", "canceled", "expired")),

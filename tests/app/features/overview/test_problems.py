@@ -102,7 +102,7 @@ def test_facts_of_one_task_are_one_problem():
 def test_alert_without_known_problem_shows_its_detail():
     (found,) = find_problems(replace(CALM, alerts=[alert()]))
 
-    assert found.before == "5 of 10 runs of load failed within 1 h"
+    assert found.before == "5 of 10 runs of load failed within 1\u00a0h"
     assert found.link == "/tasks/load"
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 import pytest
 
 from dataloader.app.db.statements import parse_statements
+from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.features.statistics import comparison
 from dataloader.app.features.statistics.comparison import SpanStatistics
+from tests.support import eventually
 from tests.support.databases import execute_sql
 
 STATEMENTS = parse_statements(Path(comparison.__file__).with_name("rows.sql").read_text(encoding="utf-8"), "public")
@@ -50,6 +55,12 @@ VALUES ('sales', 'produced', 'slow', '{END - timedelta(days=8)}', gen_random_uui
     )
 
 
+@pytest.fixture
+def own_connection(dsn: str) -> Iterator[Any]:
+    with closing(psycopg2.connect(dsn)) as connection:
+        yield connection
+
+
 def test_weeks_are_compared_by_task_and_together(pool):
     spans = SpanStatistics(pool).compare("7d", END)
 
@@ -75,6 +86,35 @@ def test_page_marks_what_got_worse(client):
     assert '<td data-l="Change" class="num bad">+100 %</td>' in of_task
     assert '<td data-l="Change" class="num">−60 %</td>' in of_task  # of rows
     assert "By task" not in of_task
+
+
+def test_page_answers_at_once_while_figures_are_read(client, own_connection):
+    """The tables are locked meanwhile, as if they were slow to read."""
+    with own_connection.cursor() as cursor:
+        cursor.execute("LOCK TABLE dl_statistics IN ACCESS EXCLUSIVE MODE")
+    path = "/compare?span=28d&until=2026-01-05"
+    started_at = time.monotonic()
+    answer = client.get(path)
+    took_sec = time.monotonic() - started_at
+
+    assert (answer.status_code, answer.headers["Refresh"]) == (200, "1")
+    assert "are being read" in answer.text
+    assert took_sec < 1.0  # a tenth of a second and the page itself; the query takes until the lock is gone
+
+    own_connection.rollback()
+    eventually(lambda: "Refresh" not in client.get(path).headers)
+    assert "No job has ended in these two spans" in client.get(path).text
+
+
+def test_page_of_figures_that_cannot_be_read_is_unavailable(client, monkeypatch):
+    def fail(*_args, **_options):
+        raise DatabaseUnavailable("gone")
+
+    monkeypatch.setattr(SpanStatistics, "compare", fail)
+
+    answer = client.get("/compare?span=28d&until=2026-01-04")
+
+    assert (answer.status_code, "Refresh" in answer.headers) == (503, False)
 
 
 def test_page_of_a_time_without_jobs_is_empty(client):
