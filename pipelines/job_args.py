@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -314,3 +315,21 @@ def outside_refs(errors: list[ArgError], args: Mapping[str, Any]) -> list[ArgErr
         return [*errors, ("", str(error))]
     within = tuple(f"{path}{separator}" for path in paths for separator in ".[")
     return [e for e in errors if not paths or (e[0] and e[0] not in paths and not e[0].startswith(within))]
+
+
+def result_errors(args: Mapping[str, Any], parents: Collection[str]) -> list[ArgError]:
+    """What is wrong with references to results in the args of a job that waits for `parents`."""
+    with suppress(BadReference):  # an error of a known task's args already
+        return [
+            (path, "refers to the result of a job that this one does not wait for; name its parents in `after`")
+            for path, reference in find_references(args)
+            if reference.key == RESULT_KEY and parent_of(reference.name, parents) is None
+        ]
+    return []
+
+
+def path_of_arg(path: str) -> str:
+    """The path of a value in the args within a request."""
+    if not path:
+        return "args"
+    return f"args{path}" if path.startswith("[") else f"args.{path}"

@@ -27,6 +27,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from dataloader.pipelines.context import Interval
+from dataloader.pipelines.job_args import path_of_arg, result_errors
 from dataloader.pipelines.limits import check_limits
 from dataloader.pipelines.partitions import Partitions, Slice, partitions_from_json
 from dataloader.pipelines.retry import policy_from_json
@@ -331,11 +332,10 @@ def fill_job(
     args = fill_template(definition.args, values, definition.zone)
     queue = definition.queue or (None if task is None else task.options.queue) or DEFAULT_QUEUE
     limits, live_key = definition.limits, None
+    errors = [*([] if task is None else task.check_args(args)), *result_errors(args, ())]
+    if errors:
+        raise ValueError("; ".join(f"{path_of_arg(path)}: {message}" for path, message in errors))
     if task is not None:
-        if errors := task.check_args(args):
-            raise ValueError(
-                "; ".join(f"args.{path}: {message}" if path else f"args: {message}" for path, message in errors)
-            )
         limits = limits if limits is not None else task.fill_limits(args)
         live_key = task.unique_live_key(args)
         if task.options.lock_key is not None:

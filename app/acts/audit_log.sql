@@ -28,8 +28,9 @@ SELECT audit_id, at, action, actor, key_id, via, address, request_id, subject, s
 -- `limit` rows and ends before the newest entry of the next one, so that no entry is in two rows: the last column has the `before` of the
 -- next page, NULL after the last one. It reads `max_scanned` entries at most.
 WITH scanned AS MATERIALIZED (
-    SELECT a.*, CASE WHEN subject = 'job' AND before IS NULL AND after IS NOT NULL THEN date_trunc('hour', at) END AS hour
-      FROM dl_audit a
+    SELECT audit_id, at, actor, action, via,
+           CASE WHEN subject = 'job' AND before IS NULL AND after IS NOT NULL THEN date_trunc('hour', at) END AS hour
+      FROM dl_audit
      WHERE (%(before)s::bigint IS NULL OR audit_id < %(before)s::bigint)
        AND (%(after)s::bigint IS NULL OR audit_id > %(after)s::bigint)
        AND (%(action)s::text IS NULL OR action = %(action)s::text)
@@ -61,7 +62,7 @@ SELECT s.audit_id, s.at, s.action, s.actor, s.key_id, s.via, CASE WHEN f.count =
        CASE WHEN f.count = 1 THEN s.request_id END, s.subject, CASE WHEN f.count = 1 THEN s.subject_id END,
        CASE WHEN f.count = 1 THEN s.before::text END, CASE WHEN f.count = 1 THEN s.after::text END, s.db_user, f.count, f.first_at,
        (SELECT id + 1 FROM page_end) AS next
-  FROM folded f JOIN scanned s USING (audit_id)
+  FROM folded f JOIN dl_audit s USING (audit_id)
  ORDER BY f.audit_id DESC;
 
 -- name: audit_changes

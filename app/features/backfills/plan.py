@@ -17,7 +17,6 @@ from dataloader.app.features.backfills.rows import BackfillMode, is_selected
 from dataloader.app.features.backfills.template import new_definition
 from dataloader.app.features.schedules.rows import Schedules
 from dataloader.app.features.statistics.rows import Statistics
-from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.problems import InvalidRequest
 from dataloader.app.http.schemas import INT4_MAX, BodyModel, field_errors
@@ -115,7 +114,7 @@ def plan_backfill(call: Call, body: NewBackfill) -> PlannedBackfill:
     task, zone = call.pipelines.get(body.task), call.options.timezone
     partitions = _partitions(body, task, zone)
     definition, queue = _template(call, body, task)
-    current_actor().require_trigger(body.task, queue)
+    call.jobs.check_caller(body.task, queue)
     reader = BackfillReader(call.executor, call.pipelines, call.options)
     total = partitions.count()
     first = list(islice(partitions.slices(), _SHOWN))
@@ -125,7 +124,9 @@ def plan_backfill(call: Call, body: NewBackfill) -> PlannedBackfill:
         try:
             job = reader.job(definition, part)
         except (ValueError, TypeError) as error:
-            raise InvalidRequest([FieldError("args", f"of the slice {part.key}: {error}")]) from None
+            field, _, message = str(error).partition(": ")
+            at, reason = (field, message) if message else ("args", field)
+            raise InvalidRequest([FieldError(at, f"of the slice {part.key}: {reason}")]) from None
     counts = reader.backfills.counts(body.task, **_extent(partitions, first, last))
     by_state: dict[str, int] = {}
     for state, _, count in counts:

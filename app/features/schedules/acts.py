@@ -235,7 +235,7 @@ def run_schedule(call: Call, name: str, body: RunRequest) -> ScheduleRun:
         job = reader.job(name, schedule.schedule_id, definition, fire_at)
     except (ValueError, TypeError) as error:
         raise InvalidRequest([FieldError("at", str(error))]) from None
-    current_actor().require_trigger(definition.task, job["queue"])
+    call.jobs.check_caller(definition.task, job["queue"])
     if body.again:
         job.pop("idempotency_key")
     job_id, created = schedules.run(schedule, fire_at, job, again=body.again, detail=f"run by {call.actor}")

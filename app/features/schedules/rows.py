@@ -257,9 +257,9 @@ class Schedules:
         rows = self._execute("record_firing", parameters)
         if not rows:
             raise TimeHasFired(schedule.name, fire_at)
-        outcome, job_id, problem = rows[0]
+        outcome, job_id, field, problem = rows[0]
         if outcome == "invalid":
-            raise InvalidJob(f"the schedule makes no job: {problem}")
+            raise InvalidJob.at_field(field, problem)
         return as_uuid(job_id), outcome == "created"
 
     # Called by the process that fires

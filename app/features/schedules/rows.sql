@@ -194,7 +194,7 @@ WITH made AS (
         ON CONFLICT (schedule_id, fire_at) DO UPDATE
        SET outcome = excluded.outcome, job_id = excluded.job_id, made_by = 'person', detail = excluded.detail, made_at = clock_timestamp()
 )
-SELECT outcome, job_id, concat_ws(' ', field, detail) FROM made;
+SELECT outcome, job_id, field, detail FROM made;
 
 -- name: declare_schedules
 -- What the tasks of a process declare; the maintenance leader computes their next times. A process that started earlier than the one that declared last changes nothing, and neither

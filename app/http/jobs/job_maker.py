@@ -39,6 +39,11 @@ class JobMaker:
         self._queue, self._pipelines, self._queue_settings, self._tracer = queue, pipelines, queue_settings, tracer
         self._executor = queue.executor
 
+    def check_caller(self, task: str, queue: str) -> None:
+        """Raise what refuses any job of the task in the queue: RequestRejected or QueueDraining."""
+        current_actor().require_trigger(task, queue)
+        self._queue_settings.reject_if_draining(queue)
+
     def check(
         self,
         *,
@@ -52,12 +57,10 @@ class JobMaker:
 
         `parent_keys` are the names by which args may refer to results of parents; None: any id.
         """
-        actor = current_actor()
-        actor.require_trigger(task, queue)
-        self._queue_settings.reject_if_draining(queue)
+        self.check_caller(task, queue)
         if errors := validate_args(self._pipelines.get(task), args, parents=parent_keys):
             raise InvalidRequest(errors)
-        if problem := self._parent_problem(actor, parent_ids):
+        if problem := self._parent_problem(current_actor(), parent_ids):
             raise InvalidRequest([FieldError("after", problem)])
 
     def check_request(self, job: JobRequest) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -39,15 +38,7 @@ from dataloader.app.http.schemas import (
 )
 from dataloader.app.queue.job import NewJob, Status
 from dataloader.pipelines.contract import Args, Pipelines, Task
-from dataloader.pipelines.job_args import (
-    RESULT_KEY,
-    ArgError,
-    ArgumentError,
-    BadReference,
-    find_references,
-    format_path,
-    parent_of,
-)
+from dataloader.pipelines.job_args import ArgError, ArgumentError, format_path, path_of_arg, result_errors
 from dataloader.pipelines.limits import check_limits
 from dataloader.pipelines.schedule_definition import slice_live_key, slice_of_args
 
@@ -132,7 +123,7 @@ def _from_args(task: Task, fill: Callable[[Args], Any], args: Any) -> Any:
 def resolve_default(value: Any) -> Any:
     """Return the value, or raise if it is a default that could not be made from the args."""
     if isinstance(value, _DefaultFailed):
-        errors = [FieldError(_args_path(path), message) for path, message in value.errors]
+        errors = [FieldError(path_of_arg(path), message) for path, message in value.errors]
         raise PydanticCustomError(
             "task_default", "cannot be made from the args: {reason}", {"reason": value.reason, "errors": errors}
         )
@@ -144,24 +135,8 @@ def validate_args(task: Task | None, args: Args, *, parents: Collection[str] | N
     results. `parents`: the keys of the jobs that the job waits for; None: not known."""
     errors = [] if task is None else task.check_args(args)
     if parents is not None:
-        errors = errors + _result_errors(args, parents)
-    return [FieldError(_args_path(path), message) for path, message in errors]
-
-
-def _result_errors(args: Args, parents: Collection[str]) -> list[ArgError]:
-    with suppress(BadReference):  # an error of a known task's args already
-        return [
-            (path, "refers to the result of a job that this one does not wait for; name its parents in `after`")
-            for path, reference in find_references(args)
-            if reference.key == RESULT_KEY and parent_of(reference.name, parents) is None
-        ]
-    return []
-
-
-def _args_path(path: str) -> str:
-    if not path:
-        return "args"
-    return f"args{path}" if path.startswith("[") else f"args.{path}"
+        errors = errors + result_errors(args, parents)
+    return [FieldError(path_of_arg(path), message) for path, message in errors]
 
 
 def parse_limits(raw: dict[str, int]) -> dict[str, int]:

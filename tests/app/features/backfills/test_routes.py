@@ -149,7 +149,7 @@ def test_a_task_that_this_process_does_not_know_takes_its_unit(client):
         ({"slices": {"list": []}}, "slices.list", ""),
         ({"task": "elsewhere", "queue": "q"}, "slices", "unit is required: this service does not know the task"),
         ({"task": "elsewhere", "slices": {"from": "2026", "to": "2026", "unit": "day"}, "queue": "q"}, "slices", ""),
-        ({"task": "typed"}, "args", "of the slice 2026-01-31: args.day: is required"),
+        ({"task": "typed"}, "args.day", "of the slice 2026-01-31: is required"),
         ({"args": {"x": "{parttion}"}}, "args", "{parttion} is none of the placeholders"),
         ({"concurrency": 0}, "concurrency", ""),
         ({"mode": "some"}, "mode", ""),

@@ -30,7 +30,7 @@ JOB: dict[str, Any] = {"queue": "etl", "task": "rates", "lock_key": "k", "args":
 WITHOUT_CALLER = "the caller of HTTP has a key; others have the rights of their database role"
 OF_SERVICE = "the service made the work that leads to the job, which is not lost while its queue is being drained"
 NOT_KNOWN = "the process may not know the task; a wrong job fails in its first attempt"
-TABLES = "dl_jobs, dl_graphs, dl_limits, dl_queues, dl_api_keys"
+TABLES = "dl_jobs, dl_schedules, dl_backfills, dl_graphs, dl_limits, dl_queues, dl_api_keys"
 
 
 @dataclass(frozen=True)
@@ -45,43 +45,52 @@ class Refusal:
     not_by: Mapping[str, str] = field(default_factory=dict)  # why a way has no such refusal
 
 
+OF_SCHEDULE = "a schedule makes no job before its time; its jobs are those of the service"
+NOT_MADE = "there is no schedule with it, which is refused in the same words"
+NO_FIELD = "has no field for it"
 OUTSIDE_HTTP = ("sql", "enqueue", "fan-out")
+SCHEDULES = ("schedule", "run of a schedule")
 REFUSALS = {
     "queue that is being drained": Refusal(
         {}, "queue_draining", "queue 'etl' is being drained and takes no new jobs: moving",
         before="INSERT INTO dl_queues (queue, state, note) VALUES ('etl', 'draining', 'moving')",
-        not_by=dict.fromkeys(OUTSIDE_HTTP, OF_SERVICE),
+        not_by=dict.fromkeys(OUTSIDE_HTTP, OF_SERVICE) | {"schedule": OF_SCHEDULE},
     ),
     "queue outside the key's limits": Refusal(
         {"queue": "other"}, "outside_key_limits", "this key may not trigger the task 'rates' in the queue 'other'",
         not_by=dict.fromkeys(OUTSIDE_HTTP, WITHOUT_CALLER)
-        | dict.fromkeys(("clone", "clone form"), "a key that may clone has no limits"),
+        | dict.fromkeys(
+            ("clone", "clone form", *SCHEDULES, "backfill"), "a key that may do so has no limits"
+        ),
     ),
     "args that the task does not take": Refusal(
         {"args": {"day": "tomorrow"}}, "invalid_request", "Input should be a valid date or datetime", at="args.day",
-        not_by=dict.fromkeys(OUTSIDE_HTTP, NOT_KNOWN),
+        not_by=dict.fromkeys(OUTSIDE_HTTP, NOT_KNOWN) | {"run of a schedule": NOT_MADE},
     ),
     "result of a job that is no parent": Refusal(
         {"args": {"day": {"$result": "extract"}}}, "invalid_request",
         "refers to the result of a job that this one does not wait for; name its parents in `after`", at="args.day",
-        not_by=dict.fromkeys(OUTSIDE_HTTP, NOT_KNOWN),
+        not_by=dict.fromkeys(OUTSIDE_HTTP, NOT_KNOWN) | {"run of a schedule": NOT_MADE},
     ),
     "parent that does not exist": Refusal(
         {"after": [{"job_id": str(OTHER), "on": "succeeded"}]}, "invalid_request",
         f"[0].job_id: there is no job {OTHER}", at="after",
         not_by=dict.fromkeys(("clone", "clone form"), "a clone waits for no job")
-        | {"graph": "names parents by their keys", "fan-out": "names no parents"},
+        | {"graph": "names parents by their keys", "fan-out": "names no parents"}
+        | dict.fromkeys((*SCHEDULES, "backfill"), NO_FIELD),
     ),
     "weight above its limit": Refusal(
         {"limits": {"api": 3}}, "invalid_request", 'asks for 3 of "api", which has 2', at="limits",
         before="INSERT INTO dl_limits (name, concurrency) VALUES ('api', 2)",
+        not_by={"schedule": "its limit may be another one when it fires", "backfill": NO_FIELD},
     ),
     "idempotency key of another request": Refusal(
         {"idempotency_key": "once"}, "idempotency_conflict",
         f"the key 'once' already belongs to job {OTHER}, which has another queue, task or args",
         before="INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key)"
         f" VALUES ('{OTHER}', 'etl', 'other', 'x', 'once')",
-        not_by={"graph": "its jobs have no keys", "clone form": "has no field for it", "sql": "an outcome has no text"},
+        not_by={"graph": "its jobs have no keys", "sql": "an outcome has no text"}
+        | dict.fromkeys(("clone form", *SCHEDULES, "backfill"), NO_FIELD),
     ),
 }  # fmt: skip
 
@@ -159,6 +168,30 @@ def _submit(site: Site, path: str, values: Mapping[str, Any]) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", response.text)).split())
 
 
+def by_schedule(site: Site, fields: Mapping[str, Any]) -> Answer:
+    return _answer(site.post("/schedules", {**_schedule("new"), **fields}).json)
+
+
+def by_run_of_schedule(site: Site, fields: Mapping[str, Any]) -> Answer:
+    assert site.post("/schedules", {**_schedule("original"), **fields}).status_code == 200
+    return _answer(site.post("/schedules/original/run", {}).json)
+
+
+def by_backfill(site: Site, fields: Mapping[str, Any]) -> Answer:
+    slices = {"from": "2026-11-01", "to": "2026-11-02", "unit": "day"}
+    answer = site.post("/backfills", {"task": "rates", "slices": slices, **_template(), **fields})
+    code, at, message = _answer(answer.json)
+    return code, at, message.removeprefix("of the slice 2026-11-02: ")
+
+
+def _template() -> dict[str, Any]:
+    return {name: JOB[name] for name in ("queue", "args", "lock_key")}
+
+
+def _schedule(name: str) -> dict[str, Any]:
+    return {"name": name, "expression": "0 6 * * *", "task": "rates", **_template()}
+
+
 def by_sql(site: Site, fields: Mapping[str, Any]) -> Answer:
     request = json.dumps([{**JOB, **fields}]).replace("'", "''")
     ((at, detail),) = query_rows(site.dsn, f"SELECT field, detail FROM dl_enqueue_many('{request}')")
@@ -187,7 +220,8 @@ def by_fan_out(site: Site, fields: Mapping[str, Any]) -> Answer:
 
 WAYS: Mapping[str, Callable[[Site, Mapping[str, Any]], Answer | str]] = {
     "trigger": by_trigger, "batch": by_batch, "graph": by_graph, "clone": by_clone, "clone form": by_clone_form,
-    "start form": by_start_form, "sql": by_sql, "enqueue": by_enqueue, "fan-out": by_fan_out,
+    "start form": by_start_form, "schedule": by_schedule, "run of a schedule": by_run_of_schedule,
+    "backfill": by_backfill, "sql": by_sql, "enqueue": by_enqueue, "fan-out": by_fan_out,
 }  # fmt: skip
 
 
