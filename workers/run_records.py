@@ -34,6 +34,11 @@ def row_interval_sec(run_sec: float, half_lease_sec: float) -> float:
     return max(half_lease_sec, min(_MAX_ROW_SEC, _ROW_SHARE * run_sec))
 
 
+def checkpoint_interval_sec(run_sec: float) -> float:
+    """How long a run's next checkpoint waits after the one that was written when the run had taken so long."""
+    return min(_MAX_CHECKPOINT_SEC, _CHECKPOINT_SHARE * run_sec)
+
+
 class _RunTimes:
     """When the row of a run is renewed and its progress saved next."""
 
@@ -56,7 +61,7 @@ class _RunTimes:
 
     def record_row(self, now: float) -> None:
         self.next_row_at = now + self.row_interval_sec(now)
-        self.next_checkpoint_at = now + min(_MAX_CHECKPOINT_SEC, _CHECKPOINT_SHARE * (now - self._claimed_at))
+        self.next_checkpoint_at = now + checkpoint_interval_sec(now - self._claimed_at)
 
     def record_progress(self, now: float) -> None:
         is_young = now - self._claimed_at < _FREQUENT_SEC

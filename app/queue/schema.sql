@@ -164,7 +164,9 @@ CREATE INDEX dl_jobs_schedule_idx ON dl_jobs (schedule_id, logical_at) WHERE sch
 CREATE INDEX dl_jobs_backfill_idx ON dl_jobs (backfill_id) WHERE backfill_id IS NOT NULL AND status IN ('queued', 'running');
 CREATE INDEX dl_jobs_slice_idx ON dl_jobs (task, partition_key, created_at) WHERE live_key LIKE 'slice:%';
 
--- No two running jobs share a lock key, whatever else goes wrong.
+-- No two running jobs share a lock key, whatever else goes wrong. Claims and the ends of runs look up a key with BETWEEN, for which the
+-- other index of lock keys does not serve: while a transaction of hours keeps vacuum from cleaning this one, plans with = prefer that
+-- one, and read all finished jobs of the key.
 CREATE UNIQUE INDEX dl_jobs_running_key_idx ON dl_jobs (lock_key) WHERE status = 'running';
 
 CREATE UNIQUE INDEX dl_jobs_live_key_idx ON dl_jobs (live_key)
@@ -911,7 +913,7 @@ BEGIN
                                     ORDER BY j.priority, j.created_at, j.job_id
                                     LIMIT 1
                                       FOR NO KEY UPDATE SKIP LOCKED) candidate
-         WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running' OFFSET 0)
+         WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key BETWEEN freed.lock_key AND freed.lock_key AND r.status = 'running' OFFSET 0)
     ), unblocked AS (
         UPDATE dl_jobs j SET wait_state = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id])
         RETURNING j.queue, j.lock_key
@@ -1153,7 +1155,7 @@ BEGIN
         SELECT array_agg(c.job_id ORDER BY c.n) FILTER (WHERE NOT c.is_busy), coalesce(array_agg(c.job_id) FILTER (WHERE c.is_busy), '{}')
           INTO ids, busy
           FROM (SELECT f.job_id, f.n, row_number() OVER (PARTITION BY f.lock_key ORDER BY f.n) > 1
-                                      OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = f.lock_key AND r.status = 'running' OFFSET 0) AS is_busy
+                                      OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key BETWEEN f.lock_key AND f.lock_key AND r.status = 'running' OFFSET 0) AS is_busy
                   FROM unnest(ids, keys) WITH ORDINALITY AS f (job_id, lock_key, n)) c;
         room := dl_free_slots(queue_name);
         ids := ids[:least(wanted, room)];
@@ -1175,7 +1177,7 @@ BEGIN
             SELECT f.job_id, f.n, hashtext(f.lock_key)::bigint AS key_hash,
                    CASE WHEN takes_session_locks THEN pg_try_advisory_lock(hashtext(f.lock_key)::bigint) ELSE true END AS is_free
               FROM unnest(ids, keys) WITH ORDINALITY AS f (job_id, lock_key, n)
-             WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = f.lock_key AND r.status = 'running' OFFSET 0)
+             WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key BETWEEN f.lock_key AND f.lock_key AND r.status = 'running' OFFSET 0)
         ), claimed AS (
             -- An operator may have lowered max_attempts. A running job is `scheduled`: dl_jobs_before_update then sets the wait
             -- state of one that a release, a reap or a plain UPDATE queues again.

@@ -29,7 +29,7 @@ WITH RECURSIVE keys AS (
     SELECT lock_key
       FROM batch
      WHERE lock_key <> ALL (%(recently_repaired)s::text[])
-       AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = batch.lock_key AND r.status = 'running' OFFSET 0)
+       AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key BETWEEN batch.lock_key AND batch.lock_key AND r.status = 'running' OFFSET 0)
        AND hashtext(lock_key)::bigint NOT IN (SELECT hash FROM held)
 )
 SELECT set_config('dl.cursor', coalesce((SELECT max(lock_key) FROM batch), ''), true),

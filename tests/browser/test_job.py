@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import pytest
 from playwright.sync_api import expect
 
 from dataloader import Client
+from dataloader.app.features.jobs.progress_chart import MIN_POINTS
 from dataloader.app.queue.job import Status
 from tests.browser.conftest import ObservedPage
+from tests.support import eventually
 from tests.support.real_service import RunningService
 
 pytestmark = pytest.mark.browser
@@ -51,6 +54,49 @@ def test_job_page_shows_log_and_cancels_and_retries(seen: OpenPage, client: Clie
     expect(page.locator("#a1")).to_contain_text("canceled")
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("#state")).to_have_text("canceled")
+
+
+def test_progress_of_a_running_job_is_drawn_with_its_rate_and_the_time_left(seen: OpenPage, client: Client):
+    made = client.trigger("test.advance", {"rows": 36_000}, queue="q", lock_key="advances")
+    observed = seen()
+    page = observed.go(f"/jobs/{made['job_id']}")
+    chart, bar = page.locator("#progress-chart"), page.locator("#progress")
+    picture = chart.get_by_role("img", name="Progress over time")
+    expect(picture).to_be_visible()  # once there are some points, without a reload
+    expect(picture).to_have_accessible_name(
+        re.compile(r"^Progress over time: \d+ of 36\D?000 rows, now \d.+ highest \d")
+    )
+    expect(chart.locator("figcaption")).to_contain_text(re.compile(r"\d+ of 36\D?000 rows, now \d"))
+    expect(bar).to_contain_text(re.compile(r"36\D?000 rows · .+ · .+ left"))
+    expect(bar.get_by_role("progressbar")).to_have_attribute("value", re.compile(r"^0\.0"))
+    assert chart.locator("rect title").count() > 0, "the rate, a bar for each part of the time"
+
+    line = chart.locator("polyline")
+    expect(line).not_to_have_attribute("points", line.get_attribute("points") or "")  # it goes on
+    assert observed.accessibility_problems() == []
+
+    client.cancel(made["job_id"])
+    expect(page.locator("#state")).to_have_text("canceled")
+    expect(chart.locator("figcaption")).to_contain_text(", mean ")
+    expect(bar).not_to_contain_text("left")
+
+
+def test_progress_is_drawn_without_scripts(seen: OpenPage, client: Client):
+    made = client.trigger("test.advance", {"rows": 36_000}, queue="q", lock_key="advances without")
+    points = eventually(lambda: _points(client, made["job_id"]), message="some progress is saved")
+
+    page = seen(scripts=False).go(f"/jobs/{made['job_id']}")
+
+    expect(page.get_by_role("img", name="Progress over time")).to_be_visible()
+    drawn = page.locator("#progress-chart polyline").get_attribute("points") or ""
+    assert len(drawn.split()) >= len(points)
+    expect(page.locator("#progress")).to_contain_text(re.compile(r"36\D?000 rows · .+ · .+ left"))
+    client.cancel(made["job_id"])
+
+
+def _points(client: Client, job_id: str) -> list[dict[str, Any]]:
+    points: list[dict[str, Any]] = client.progress(job_id)["points"]
+    return points if len(points) >= MIN_POINTS else []
 
 
 def test_log_is_filtered_downloaded_and_linked(seen: OpenPage, client: Client):

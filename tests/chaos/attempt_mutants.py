@@ -12,7 +12,7 @@ _RUNNING_CONDITION = r"AND j\.status::text = 'running'"
 _NO_LOOK_AT_KEY = (
     (r"row_number\(\) OVER \(PARTITION BY f\.lock_key[^>]*> 1\s+OR EXISTS \(.*?'running' OFFSET 0\)", "false"),
     (
-        r"NOT EXISTS \(SELECT FROM dl_jobs r WHERE r\.lock_key = f\.lock_key AND r\.status = 'running' OFFSET 0\)",
+        r"NOT EXISTS \(SELECT FROM dl_jobs r WHERE r\.lock_key BETWEEN f\.lock_key AND [^)]*'running' OFFSET 0\)",
         "true",
     ),
 )

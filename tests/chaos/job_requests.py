@@ -58,7 +58,7 @@ class Mix:
     zombie_holds: float = 1.0
     tombs: float = 0.5  # of the zombies, how many share a few keys
     long_sec: tuple[float, float] = (1.0, 6.0)
-    steady_sec: tuple[float, float] = (26.0, 36.0)  # a tenth of it is more than the shortest lease
+    steady_sec: tuple[float, float] = (26.0, 36.0)  # half of it is more than each lease
     limited_sec: tuple[float, float] = (0.2, 1.4)
     limited_long: float = 0.5  # of the jobs of a limit, how many take that long
     sql_sec: tuple[float, float] = (2.0, 6.0)  # beyond a lease

@@ -194,7 +194,7 @@ def takeovers_with_effects(history: History) -> set[UUID]:
 
 
 def long_runs(history: History) -> set[UUID]:
-    """Runs that trusted their lease ten leases after they had begun: a tenth of their time is longer than the lease."""
+    """Runs that trusted their lease ten leases after they had begun: their rows are renewed more seldom than that."""
     return {
         run_id
         for run_id, words in history.reports_by_run().items()

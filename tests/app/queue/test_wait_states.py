@@ -235,6 +235,35 @@ def test_a_run_is_found_by_its_primary_key_among_ten_thousand(crowded, name, mor
         assert rows_read(plan) <= 10
 
 
+def test_a_key_is_looked_up_among_running_jobs_while_dead_ones_fill_their_index(own_queue_db):
+    """They stay for as long as a transaction of hours does; finished jobs of the key are not looked at."""
+    queue_db = own_queue_db
+    queue_db.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+    run = queue_db.enqueue_and_claim("busy")
+    with queue_db.open_transaction() as step:
+        step("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        step("SELECT count(*) FROM dl_jobs")
+        queue_db.sql(
+            "INSERT INTO dl_jobs (queue, task, lock_key, status, wait_state, priority)"
+            " SELECT 'q', 't', 'key ' || n, 'running', 'scheduled', n FROM generate_series(1, 20050) n"
+        )
+        queue_db.sql(
+            "UPDATE dl_jobs"
+            "   SET status = 'succeeded', lock_key = CASE WHEN priority % 100 = 0 THEN 'busy' ELSE lock_key END"
+            " WHERE priority > 50 AND lock_key <> 'busy'"
+        )
+        queue_db.sql("VACUUM (ANALYZE) dl_jobs")
+        key = [str(queue_db.fetch_row("SELECT hashtext('busy')"))]
+
+        values = {"job_ids": [str(run.id)], "run_ids": [str(run.run_id)], "key_hashes": key, "statuses": ["succeeded"]}
+        more = dict.fromkeys(("pauses", "refunds", "crashes"), "{0}")
+        made = plans(queue_db, "settle", {name: "{" + ",".join(items) + "}" for name, items in values.items()} | more)
+
+    indexes = {index for plan in made for _, index in scans(plan)}
+    assert "dl_jobs_running_key_idx" in indexes
+    assert "dl_jobs_lock_key_idx" not in indexes
+
+
 @pytest.mark.parametrize("analysed", [False, True])
 @pytest.mark.parametrize(
     ("name", "more"),

@@ -87,6 +87,15 @@ def report_progress(args: dict[str, Any], ctx: Context) -> dict[str, int]:
     return {"rows": 100}
 
 
+@register("test.advance")
+def advance(args: dict[str, Any], ctx: Context) -> dict[str, int]:
+    """Loads ten rows a second, and reports each as progress."""
+    for done in range(args["rows"]):
+        ctx.progress(done + 1, args["rows"], "rows")
+        ctx.sleep(0.1)
+    return {"rows": args["rows"]}
+
+
 @register("test.steps")
 def run_steps(args: dict[str, Any], ctx: Context) -> dict[str, int]:
     """Takes steps of a tenth of a second, with a checkpoint after each, for so many seconds or until a file exists."""
