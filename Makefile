@@ -19,7 +19,7 @@ REQUIRE_LINKS := test -d dataloader/app || { echo 'dataloader/app does not lead 
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: engines field hostile help run demo test test-full coverage check lint format schema docs screenshots pictures chaos chaos-short chaos-mutants model rehearsal targets-proof targets-mutants planted-bugs lock dist clean
+.PHONY: engines field hostile help run demo test test-full coverage check lint format schema docs screenshots pictures chaos chaos-short chaos-mutants model rehearsal targets-proof targets-mutants planted-bugs yardstick lock dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -98,6 +98,10 @@ pictures: $(VENV)/.installed-dev
 
 chaos: $(VENV)/.installed-dev
 	@exec $(CHAOS) run $(SEED:%=--seed %)
+
+# Fails if a statement of a job costs the server more than a quarter over what it cost in the last release.
+yardstick: $(VENV)/.installed-dev
+	@exec $(BIN)/python -m benchmarks yardstick --max 1.25
 
 chaos-short: $(VENV)/.installed-dev
 	@exec $(CHAOS) run $(SEED:%=--seed %) --seconds 120

@@ -47,9 +47,13 @@ def note_30_ms():
     os.write(_pipe, time.monotonic_ns().to_bytes(8, "big"))
     time.sleep(0.03)
 """
-# Release 0.2.0 had a second way for triggers alone, which decision 45 removed. It is closed when the app is wrapped.
+# Release 0.2.0 had a second way for triggers alone, and wrote in one statement those that came together, which decision 45
+# removed. The first is closed when the app is wrapped.
 _ORDINARY_WSGI = """
+from app.queue.together import Together
 from wsgi import app
+
+Together.enqueue = lambda together, job: together._queue.enqueue(job)
 
 _wrapped = app.wsgi_app
 app.wsgi_app = lambda environ, start_response: _wrapped(environ, start_response)
