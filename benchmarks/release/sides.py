@@ -47,8 +47,8 @@ def note_30_ms():
     os.write(_pipe, time.monotonic_ns().to_bytes(8, "big"))
     time.sleep(0.03)
 """
-# Release 0.2.0 had a second way for triggers alone, and wrote in one statement those that came together; decision 45 removed
-# both. The first is closed when the app is wrapped.
+# Release 0.2.0 had a second way for triggers alone, and wrote in one statement those that came together; decision 45
+# removed both. The first is closed when the app is wrapped.
 _ORDINARY_WSGI = """
 from app.queue.together import Together
 from wsgi import app
