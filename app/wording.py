@@ -37,7 +37,7 @@ def format_count(count: int, noun: str, plural: str | None = None) -> str:
 def format_duration(seconds: float | timedelta | None, *, gap: str = " ") -> str:
     """At most two units, such as `3 h 20 min`; empty for None, `unknown` for NaN and infinity.
 
-    `gap` is between a number and its unit.
+    `gap` is the space in it.
     """
     if seconds is None:
         return ""
@@ -57,7 +57,7 @@ def format_duration(seconds: float | timedelta | None, *, gap: str = " ") -> str
         count, whole_sec = divmod(whole_sec, unit_sec)
         if count:
             parts.append(f"{count}{gap}{unit}")
-    return " ".join(parts)
+    return gap.join(parts)
 
 
 def format_rate(per_second: float) -> str:

@@ -26,7 +26,7 @@ _UUID_PATTERN = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _GROUPED_PATTERN = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 # Characters that change the direction of the text after them; in JSON they are written as escapes.
 _BIDI_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-_GAP = "\u00a0"  # no line ends between a number and its unit, or within a number
+_GAP = "\u00a0"  # no line ends within a number or a duration, or before a unit
 _MIN_SEC = 60
 _NEARLY_NONE, _NEARLY_ALL = 0.1, 0.99  # shares
 _MIN_SHORTENED, _MIN_MILLIONS = 100_000, 999_500  # numbers that are written with a unit
@@ -181,10 +181,15 @@ class Formatter:
     @classmethod
     def about(cls, value: float) -> str:
         """An estimate: `≈ 9 130`, `≈ 1.07 M`."""
+        return f"≈{_GAP}{cls.short_number(value)}"
+
+    @classmethod
+    def short_number(cls, value: float) -> str:
+        """Three digits of a large number: `9 130`, `1.07 M`."""
         if value < _MIN_SHORTENED:
-            return f"≈{_GAP}{cls.number(value)}"
+            return cls.number(value)
         size, unit = (1e6, "M") if value >= _MIN_MILLIONS else (1e3, "k")
-        return f"≈{_GAP}{value / size:.3g}{_GAP}{unit}"
+        return f"{value / size:.3g}{_GAP}{unit}"
 
     @staticmethod
     def counted(count: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""What an operator does, each with its number of clicks; and the pages for it, in all sizes and themes, refreshed."""
+"""What an operator does, each with its number of clicks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from playwright.sync_api import Locator, Page, expect
 
 from dataloader import Client
 from tests.browser.conftest import ObservedPage
-from tests.browser.test_refresh import COUNT_AGAIN, COUNT_REFRESHES, HeldPart
 from tests.support.real_service import RunningService
 
 pytestmark = pytest.mark.browser
 
 OpenPage = Callable[..., ObservedPage]
-REFRESHED = ("/runs", "/failures", "/alerts", "/charts", "/compare", "/logs", "/jobs?q=status:none")
 
 
 @pytest.fixture
@@ -99,30 +97,6 @@ def test_receivers_of_alerts_are_tested_with_two_clicks(seen: OpenPage, client: 
     expect(row.get_by_role("link", name="test", exact=True)).to_be_visible()
     assert operator.clicks == 2
     client.request("DELETE", f"/api/v1/webhooks/{hook['webhook_id']}")
-
-
-@pytest.mark.parametrize("size", ["desktop", "phone"])
-@pytest.mark.parametrize(
-    "path", ["/runs", "/failures", "/alerts", "/charts", "/compare", "/logs", "/jobs?q=status:none"]
-)
-def test_page_passes_axe_in_both_themes_after_refreshes(seen: OpenPage, size: str, path: str):
-    window, name = seen(size=size), path.strip("/").partition("?")[0]
-    window.page.route("**/*", HeldPart().send)
-    page = window.go(path)
-    if page.locator("#live[hx-get]").count():
-        page.evaluate(COUNT_REFRESHES)
-        expect(page.locator("html")).to_have_attribute("data-refreshes", re.compile("x"))
-        page.evaluate(COUNT_AGAIN)
-        expect(page.locator("html")).to_have_attribute("data-refreshes", re.compile("xx"))
-
-    flaws = window.accessibility_problems()
-    window.save_screenshot(f"{name}-{size}-light")
-    window.set_color_scheme("dark")
-    flaws += window.accessibility_problems(scope="colours")
-    window.save_screenshot(f"{name}-{size}-dark")
-    wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-
-    assert (flaws, wider <= 0) == ([], True)
 
 
 def test_grid_of_runs_works_without_scripts(seen: OpenPage):

@@ -1,5 +1,5 @@
 """Each page after two refreshes of its live part: pictures are visible, nothing has moved, the focus is kept, and axe
-finds nothing.
+finds nothing at both sizes, in light and in dark.
 
 Every refresh of a page gets the answer to its first one, so that a place can change only by the refresh itself.
 """
@@ -14,7 +14,7 @@ from playwright.sync_api import APIResponse, Route, expect
 
 from dataloader import Client
 from tests.browser.addresses import create_addresses
-from tests.browser.conftest import ObservedPage
+from tests.browser.conftest import SIZES, ObservedPage
 from tests.support.real_service import RunningService
 
 pytestmark = pytest.mark.browser
@@ -45,6 +45,7 @@ FOCUS_FIRST_LINK = """() => {
   link?.focus({ preventScroll: true });
   return link?.getAttribute("href") ?? null;
 }"""
+WIDER_PX = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 FOCUSED_LINK = "() => document.activeElement?.getAttribute('href') ?? null"
 
 
@@ -69,9 +70,23 @@ class HeldPart:
         route.fulfill(response=self._response)
 
 
-@pytest.mark.timeout(600)  # some fifty pages
+def accessibility_problems(window: ObservedPage) -> list[str]:
+    """What axe finds in the page as it is, at both sizes, in light and in dark."""
+    flaws = []
+    for size, viewport in SIZES.items():
+        window.page.set_viewport_size(viewport)
+        wider = window.page.evaluate(WIDER_PX)
+        flaws += [f"{size}: {wider} px wider than the window"] if wider > 0 else []
+        window.set_color_scheme("light")
+        flaws += [f"{size}: {flaw}" for flaw in window.accessibility_problems()]
+        window.set_color_scheme("dark")
+        flaws += [f"{size}, dark: {flaw}" for flaw in window.accessibility_problems(scope="colours")]
+    return flaws
+
+
+@pytest.mark.timeout(1200)  # some fifty pages, each looked at by axe in four ways
 def test_every_page_is_unchanged_by_two_refreshes(seen: Callable[..., ObservedPage], client: Client):
-    addresses = [*create_addresses(client).items()]
+    addresses = [*create_addresses(client).items(), ("no job", "/jobs?q=status:none")]
     refreshed: list[str] = []
     flaws = []
 
@@ -98,7 +113,7 @@ def test_every_page_is_unchanged_by_two_refreshes(seen: Callable[..., ObservedPa
                     flaws.append(f"{name}: {looked} became {page.evaluate(query)}")
             if page.evaluate(FOCUSED_LINK) != focused:
                 flaws.append(f"{name}: the focus was on {focused}, now on {page.evaluate(FOCUSED_LINK)}")
-            flaws += [f"{name}: {flaw}" for flaw in opened[name][2].accessibility_problems()]
+            flaws += [f"{name}, {flaw}" for flaw in accessibility_problems(opened[name][2])]
             refreshed.append(name)
             page.close()
 

@@ -108,7 +108,7 @@ def _add_run(history: History, load: Load, at: datetime, now: datetime, broken_o
     if not is_failed:
         ended = started + timedelta(seconds=load.typical_sec * share + locked_sec)
         attempts.append((len(attempts) + 1, started, ended, None))
-    number, started, ended, last_error = attempts[-1]
+    number, _, ended, last_error = attempts[-1]
     if ended > now - timedelta(seconds=30):
         return
 
@@ -123,7 +123,7 @@ def _add_run(history: History, load: Load, at: datetime, now: datetime, broken_o
         "status": "failed" if is_failed else "succeeded", "attempt": number,
         "error": last_error and f"{last_error[0]}: {last_error[1]}",
         "fingerprint": last_error and last_error[0],
-        "created_at": at, "started_at": started, "finished_at": ended, "run_id": run_ids[-1], "worker": worker,
+        "created_at": at, "started_at": attempts[0][1], "finished_at": ended, "run_id": run_ids[-1], "worker": worker,
         "result": None if is_failed else {load.unit: rows},
         "progress": {} if is_failed else {"processed": rows, "total": rows, "unit": load.unit},
         "warnings": int(is_short) or None, "logical_at": at,

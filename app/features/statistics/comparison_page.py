@@ -101,7 +101,9 @@ def _figure(
     share = None if not before or now is None else now / before - 1
     is_more = bool(now) and (share is None or share >= _NOTABLE) if before is not None else False
     texts = ["–" if value is None else write(value) for value in (before, now)]
-    return Figure(name, texts[0], texts[1], "" if share is None else _change(share), more_is_worse and is_more)
+    is_new = before == 0 and bool(now)
+    change = "new" if is_new else "" if share is None else _change(share)
+    return Figure(name, texts[0], texts[1], change, more_is_worse and is_more)
 
 
 def _change(share: float) -> str:

@@ -57,6 +57,11 @@ def test_estimate_is_short(value, text):
     assert plain(Formatter.about(value)) == text
 
 
+@pytest.mark.parametrize(("value", "text"), [(9_130, "9 130"), (1_960_551, "1.96 M")])
+def test_short_number_has_three_digits_where_it_is_large(value, text):
+    assert plain(Formatter.short_number(value)) == text
+
+
 @pytest.mark.parametrize(
     ("share", "text"),
     [(0, "0 %"), (0.004, "0.4 %"), (0.93, "93 %"), (0.997, "99.7 %"), (0.9999, "99.9 %"), (1, "100 %"), (None, "")],
@@ -76,7 +81,7 @@ def test_large_numbers_in_sentences_are_grouped_as_those_of_pages():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (Formatter.duration(12_081), "3_h 21_min"),
+        (Formatter.duration(12_081), "3_h_21_min"),
         (Formatter.duration(0.25), "250_ms"),
         (Formatter.duration(2), "2_s"),
         (Formatter.counting(3.7), "3_s"),
@@ -85,7 +90,7 @@ def test_large_numbers_in_sentences_are_grouped_as_those_of_pages():
         (Formatter.counted(12_751, "row"), "12_751 rows"),
         (Formatter.byte_size(3_500_000), "3.3_MB"),
         (Formatter.rate(48_200), "48_200/s"),
-        (Formatter.shorten("stalled for 5561 s of 10,000"), "stalled for 1_h 32_min of 10_000"),
+        (Formatter.shorten("stalled for 5561 s of 10,000"), "stalled for 1_h_32_min of 10_000"),
     ],
 )
 def test_no_line_ends_between_a_number_and_its_unit(text: str, expected: str):

@@ -88,6 +88,14 @@ def test_page_marks_what_got_worse(client):
     assert "By task" not in of_task
 
 
+def test_failures_after_none_are_marked_as_new(client, dsn):
+    execute_sql(dsn, HOUR.format(at=END - timedelta(hours=1), task="slow", succeeded=0, failed=3, bucket=22))
+
+    page = client.get("/compare?task=slow&span=1d").text
+
+    assert '<td data-l="Change" class="num bad">new</td>' in page
+
+
 def test_page_answers_at_once_while_figures_are_read(client, own_connection):
     """The tables are locked meanwhile, as if they were slow to read."""
     with own_connection.cursor() as cursor:
