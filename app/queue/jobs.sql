@@ -101,12 +101,12 @@ VALUES (%(worker_id)s::uuid, clock_timestamp(), %(rss_bytes)s::bigint);
 SELECT r.run_id, j.job_id IS NOT NULL AS is_owned, coalesce(j.cancel_requested, false), short.is_short, j.row_ctid
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(row_ctids)s::tid[]) AS r (job_id, run_id, row_ctid)
        LEFT JOIN LATERAL (
-           SELECT j.*, j.ctid AS row_ctid
-             FROM dl_jobs j
-            WHERE j.ctid = coalesce((SELECT p.ctid FROM dl_jobs p WHERE p.ctid = r.row_ctid AND p.job_id IS NOT DISTINCT FROM r.job_id),
-                                    (SELECT p.ctid FROM dl_jobs p WHERE p.job_id = ANY (ARRAY[r.job_id])))
-              AND j.run_id = r.run_id AND j.status::text = 'running'
-           OFFSET 0) j ON true
+           SELECT j.job_id, j.run_id, j.status, j.cancel_requested, j.lease_ttl_sec, j.lease_expires_at, j.ctid AS row_ctid
+             FROM dl_jobs j WHERE j.ctid = r.row_ctid AND j.job_id IS NOT DISTINCT FROM r.job_id
+           UNION ALL
+           SELECT j.job_id, j.run_id, j.status, j.cancel_requested, j.lease_ttl_sec, j.lease_expires_at, j.ctid
+             FROM dl_jobs j WHERE j.job_id = ANY (ARRAY[r.job_id])
+            LIMIT 1) j ON j.job_id = r.job_id AND j.run_id = r.run_id AND j.status::text = 'running'
        CROSS JOIN LATERAL (SELECT coalesce(j.lease_ttl_sec < %(min_lease_sec)s::int
                                            OR coalesce(j.lease_expires_at, '-infinity')
                                               < clock_timestamp() + make_interval(secs => j.lease_ttl_sec / 3.0), false) AS is_short) short
@@ -119,13 +119,11 @@ SELECT set_config('synchronous_commit', 'off', true);
 INSERT INTO dl_progress (job_id, run_id, ts, progress)
 SELECT j.job_id, j.run_id, clock_timestamp(), r.progress::jsonb
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(row_ctids)s::tid[], %(progress)s::text[]) AS r (job_id, run_id, row_ctid, progress)
-       CROSS JOIN LATERAL (
-           SELECT j.job_id, j.run_id
-             FROM dl_jobs j
-            WHERE j.ctid = coalesce((SELECT p.ctid FROM dl_jobs p WHERE p.ctid = r.row_ctid AND p.job_id IS NOT DISTINCT FROM r.job_id),
-                                    (SELECT p.ctid FROM dl_jobs p WHERE p.job_id = ANY (ARRAY[r.job_id])))
-              AND j.run_id = r.run_id AND j.status::text = 'running'
-           OFFSET 0) j
+       JOIN LATERAL (
+           SELECT j.job_id, j.run_id, j.status FROM dl_jobs j WHERE j.ctid = r.row_ctid AND j.job_id IS NOT DISTINCT FROM r.job_id
+           UNION ALL
+           SELECT j.job_id, j.run_id, j.status FROM dl_jobs j WHERE j.job_id = ANY (ARRAY[r.job_id])
+            LIMIT 1) j ON j.job_id = r.job_id AND j.run_id = r.run_id AND j.status::text = 'running'
 RETURNING run_id;
 
 -- name: renew
