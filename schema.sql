@@ -628,11 +628,13 @@ BEGIN
      LIMIT 1;
 END $$;
 
--- When the progress of a run last changed. NULL: its task reports none, or the change is older than what is kept.
+-- When the progress of a run last changed. NULL: its task reports none, or the change is older than what is kept or without a time.
 CREATE OR REPLACE FUNCTION dl_progress_changed_at(of_job uuid, of_run uuid) RETURNS timestamptz
     LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+DECLARE
+    changed_at timestamptz := (dl_newest_progress(of_job, of_run, 0)).ts;
 BEGIN
-    RETURN (dl_newest_progress(of_job, of_run, 0)).ts;
+    RETURN CASE WHEN isfinite(changed_at) THEN changed_at END;
 END $$;
 
 -- The progress of a job: what its run has saved since its row was renewed, or that of its row.

@@ -14,7 +14,7 @@ WITH RECURSIVE first AS MATERIALIZED (
       FROM dl_progress
      WHERE (job_id, progress_id) >= (%(job_id)s::uuid, dl_lowest_id_since(%(started_at)s::timestamptz))
        AND (job_id, progress_id) <= (%(job_id)s::uuid, 9223372036854775807)
-       AND progress_id >= dl_lowest_id_since(%(started_at)s::timestamptz) AND run_id = %(run_id)s::uuid
+       AND progress_id >= dl_lowest_id_since(%(started_at)s::timestamptz) AND run_id = %(run_id)s::uuid AND isfinite(ts)
      ORDER BY job_id, progress_id
      LIMIT 1
 ), latest AS MATERIALIZED (
@@ -22,7 +22,7 @@ WITH RECURSIVE first AS MATERIALIZED (
       FROM dl_progress
      WHERE (job_id, progress_id) >= (%(job_id)s::uuid, dl_lowest_id_since(%(started_at)s::timestamptz))
        AND (job_id, progress_id) <= (%(job_id)s::uuid, 9223372036854775807)
-       AND progress_id >= dl_lowest_id_since(%(started_at)s::timestamptz) AND run_id = %(run_id)s::uuid
+       AND progress_id >= dl_lowest_id_since(%(started_at)s::timestamptz) AND run_id = %(run_id)s::uuid AND isfinite(ts)
      ORDER BY job_id DESC, progress_id DESC
      LIMIT %(latest)s::int
 ), whole AS MATERIALIZED (

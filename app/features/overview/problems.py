@@ -422,7 +422,7 @@ def _job_problems(now: Situation) -> Iterator[Problem]:
 
 def _job_problem(job: JobSummary, now: Situation) -> Problem | None:
     """Describe what is wrong with a running job, or return None."""
-    stalled_sec, runs = now.stalled_sec.get(job.job_id, 0.0), now.recent_runs.get(job.task, [])
+    stalled_sec, runs = min(now.stalled_sec.get(job.job_id, 0.0), _MAX_AGE_SEC), now.recent_runs.get(job.task, [])
     on = f" on {job.worker}" if job.worker else ""
     heartbeat_at = job.heartbeat_at or job.started_at or now.at
     longest_sec = max((run.duration_sec or 0.0 for run in runs if run.outcome == "succeeded"), default=0.0)

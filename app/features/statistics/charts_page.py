@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
@@ -95,7 +96,7 @@ def _table_rows(chart: LineChart, formatter: Formatter) -> Iterator[tuple[str, l
 
 
 def _figure_text(value: float | None, unit: str, formatter: Formatter) -> str:
-    if value is None:
+    if value is None or not math.isfinite(value):
         return "–"
     if unit == "seconds":
         return formatter.duration(value)

@@ -9,7 +9,7 @@ from datetime import date, datetime
 from typing import Any
 from uuid import UUID
 
-from dataloader.app.db.encoding import from_row
+from dataloader.app.db.encoding import decode_json, from_row
 from dataloader.app.db.statements import Executor
 
 MAX_USUAL_RUNS = 20
@@ -71,6 +71,24 @@ class DayTotals:
     cost: float
 
 
+# What is shown of an account whose text is none: somebody else wrote it.
+_UNREADABLE: dict[str, Any] = {
+    "watched_sec": 0.0,
+    "kinds": {},
+    "entries": [],
+    "problems": {"account": "cannot be read"},
+}
+
+
+def _stored(row: Sequence[Any]) -> StoredAccount:
+    try:
+        account = decode_json(row[-1])
+    except ValueError:
+        account = None
+    is_known = isinstance(account, dict) and account.keys() >= _UNREADABLE.keys()
+    return from_row(StoredAccount, row[:-1], account=account if is_known else _UNREADABLE)
+
+
 class Accounts:
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
@@ -81,18 +99,18 @@ class Accounts:
     def of_job(self, job_id: UUID) -> list[StoredAccount]:
         """Of its attempts, the last one first."""
         rows = self._execute("accounts_of_job", {"job_id": str(job_id), "limit": _MAX_ATTEMPTS})
-        return [from_row(StoredAccount, row) for row in rows]
+        return [_stored(row) for row in rows]
 
     def usual(self, task: str, *, except_job: UUID | None = None) -> list[StoredAccount]:
         """The last ones of attempts that succeeded."""
         job_id = None if except_job is None else str(except_job)
         rows = self._execute("usual_accounts", {"task": task, "job_id": job_id, "limit": MAX_USUAL_RUNS})
-        return [from_row(StoredAccount, row) for row in rows]
+        return [_stored(row) for row in rows]
 
     def lost(self, *, limit: int) -> list[StoredAccount]:
         """Of attempts that have ended with their worker processes. Their times are those until the loss was found."""
         rows = self._execute("lost_accounts", {"limit": limit})
-        return [from_row(StoredAccount, row) for row in rows]
+        return [_stored(row) for row in rows]
 
     def days(self, *, days: int, task: str | None = None, limit: int) -> list[DayTotals]:
         """Totals of the last days, the newest first."""
