@@ -71,7 +71,7 @@ class DayTotals:
     cost: float
 
 
-# What is shown of an account whose text is none: somebody else wrote it.
+# What is shown of an account whose text cannot be read: another program wrote it.
 _UNREADABLE: dict[str, Any] = {
     "watched_sec": 0.0,
     "kinds": {},
