@@ -33,6 +33,8 @@ class ReportedState:
     _unsaved_checkpoint: Any = None  # read by the heartbeat
     _saved_progress: dict[str, Any] | None = None  # the heartbeat's, as the next two
     _written_progress: dict[str, Any] | None = None  # in the job's row
+    _is_over = False  # progress stays as `_last_progress`; both are written under the lock
+    _last_progress: dict[str, Any] | None = None
     _saved_checkpoint: Any = None
 
     def __init__(self) -> None:
@@ -133,16 +135,29 @@ class ReportedState:
     def checkpoint_to_commit(self) -> Any:
         return self.unsaved()[1] if self._transaction_checkpoint is None else self._transaction_checkpoint
 
+    def end(self) -> None:
+        """Leave progress as it is: what a thread that cannot be stopped reports from now on is not saved, since the
+        outcome of its attempt has what was reported until now."""
+        with self._lock:
+            if not self._is_over:
+                self._last_progress, self._is_over = self.progress, True
+
+    def _progress_to_save(self) -> dict[str, Any] | None:
+        with self._lock:
+            return self._last_progress if self._is_over else self.progress
+
     def unsaved(self) -> tuple[dict[str, Any] | None, Any]:
         """Progress and checkpoint, each None if it is saved."""
+        progress = self._progress_to_save()
         return (
-            None if self.progress is self._saved_progress else self.progress,
+            None if progress is self._saved_progress else progress,
             None if self._unsaved_checkpoint is self._saved_checkpoint else self._unsaved_checkpoint,
         )
 
     def unwritten(self) -> tuple[dict[str, Any] | None, Any]:
         """Progress and checkpoint, each None if the job's row has it."""
-        return None if self.progress is self._written_progress else self.progress, self.unsaved()[1]
+        progress = self._progress_to_save()
+        return None if progress is self._written_progress else progress, self.unsaved()[1]
 
     @property
     def is_written(self) -> bool:

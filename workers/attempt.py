@@ -170,6 +170,7 @@ class Attempt(JobContext):
             return LeaseLost()
         if self.has_finished:
             outcome = success(self.targets.result)
+        self.reported.end()
         progress, checkpoint = self.reported.unwritten()
         if progress is not None or checkpoint is not None:
             outcome = replace(outcome, progress=progress, checkpoint=checkpoint)

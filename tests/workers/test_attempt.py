@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dataloader.app.queue.attempt_sessions import ServerSessions, SessionsEnded
-from dataloader.app.queue.job import Settlement, Status
+from dataloader.app.queue.job import ReleaseReason, Settlement, Status
 from dataloader.pipelines.contract import Pipelines, Stop, StopReason
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings, Lease
@@ -399,3 +399,14 @@ def test_event_names_the_server_whose_sessions_may_be_left():
         ctx.connections = _UnreachedConnections()
 
     assert settled(opens_connections).event_fields == {"sessions_left": ["warehouse"]}
+
+
+def test_no_progress_is_saved_that_was_reported_after_the_outcome():
+    attempt = attempt_at()
+    attempt.reported.replace_progress({"processed": 1})
+    released = attempt.complete(Released(ReleaseReason.SHUTDOWN))  # of a thread that could not be stopped
+    attempt.reported.replace_progress({"processed": 2})
+
+    assert isinstance(released, Released)
+    assert released.progress == {"processed": 1}
+    assert attempt.reported.unsaved()[0] == {"processed": 1}
