@@ -192,7 +192,7 @@ def test_heartbeat_reads_no_old_versions_of_its_rows(queue_db, worker, run):
         for n in range(100):
             queue_db.queue.renew([RenewalRequest(run.id, run.run_id, {"n": n, "text": "x" * 500})])
         by_id = pages(queue_db, lambda: JobQueue(queue_db.session).beat(worker, runs))
-        assert by_id > 8, "whoever does not know where the row is reads them"
+        assert by_id > 8, "a reader that does not know where the row is reads them"
 
         assert pages(queue_db, lambda: queue_db.queue.beat(worker, runs)) <= 3
         assert pages(queue_db, lambda: queue_db.queue.save_progress(values)) <= 3
