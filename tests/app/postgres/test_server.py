@@ -32,6 +32,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def assert_gone(pid: int) -> None:
+    """The server removes its pid file, for which `pg_ctl stop` waits, a moment before its process ends."""
+    eventually(lambda: not alive(pid), message="the server is gone")
+
+
 def test_what_was_written_is_found_again_at_the_next_start(quick):
     query_value(quick.start(), "CREATE TABLE kept AS SELECT 7 AS number")
     quick.stop()
@@ -72,7 +77,7 @@ def test_a_second_start_and_a_second_stop_change_nothing(quick):
 
     quick.stop()
     quick.stop()
-    assert not alive(pid)
+    assert_gone(pid)
 
 
 def test_server_runs_in_its_own_session(quick):
@@ -93,7 +98,7 @@ def test_the_last_sharer_stops_the_server(quick, share, folder):
     assert query_value(quick.dsn, "SELECT 1") == "1"
 
     quick.stop()
-    assert not alive(pid)
+    assert_gone(pid)
 
 
 def test_two_sharers_in_one_process_are_two(quick, made, postgres_binaries):
@@ -111,7 +116,7 @@ def test_exit_without_stop_leaves_no_server(share, made):
     only.signal(signal.SIGTERM)
 
     assert only.wait() == 0
-    assert not alive(pid)
+    assert_gone(pid)
 
 
 def test_starters_at_the_same_moment_share_one_server(share, folder):
@@ -123,7 +128,7 @@ def test_starters_at_the_same_moment_share_one_server(share, folder):
 
     assert len(pids) == 1
     assert [sharer.wait() for sharer in sharers] == [0, 0, 0]
-    assert not alive(pids.pop())
+    assert_gone(pids.pop())
 
 
 def test_the_server_of_a_killed_process_is_taken_over(quick, share, folder):
@@ -137,7 +142,7 @@ def test_the_server_of_a_killed_process_is_taken_over(quick, share, folder):
     assert quick.pid == pid
 
     quick.stop()
-    assert not alive(pid)
+    assert_gone(pid)
 
 
 def test_a_killed_server_is_started_again_with_its_data(server: PrivateServer):
@@ -212,7 +217,7 @@ def test_a_stop_that_hangs_becomes_an_immediate_one(server: PrivateServer, monke
 
     server.stop()
 
-    eventually(lambda: not alive(pid), message="the server is gone")
+    assert_gone(pid)
     hanging.close()
 
 
@@ -276,7 +281,7 @@ def test_invalid_server_setting_shows_the_servers_error(made, postgres_binaries)
     assert pid is not None
     right.stop()
 
-    assert not alive(pid)  # the failed start has kept no share
+    assert_gone(pid)  # the failed start has kept no share
 
 
 def test_a_word_that_is_no_setting_is_refused(made, postgres_binaries):
