@@ -2074,7 +2074,8 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = coalesce(result.field || ' ', '') || result.detail;
     ELSIF result.outcome = 'conflict' THEN
         RAISE unique_violation
-              USING MESSAGE = format('the key %L belongs to job %s, which has another queue, task or args',
+              USING MESSAGE = format('the key %L already belongs to job %s, which has another queue, task or args; '
+                                     'use a new key for a new request',
                                      coalesce(idempotency_key, live_key, throttle ->> 'key', debounce ->> 'key'), result.job_id),
                     DETAIL = result.job_id::text;
     END IF;

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from flask import Flask
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from dataloader.app.db.pool import Pool
@@ -24,18 +25,29 @@ class _QuietHandler(WSGIRequestHandler):
 
 
 @contextmanager
-def serving(dsn: str, pipelines: Pipelines | None = None) -> Iterator[str]:
-    """The address of a service on this database."""
-    pool, closing = Pool(dsn, size=2, overflow=4), threading.Event()
-    app = create_app(JobQueue(pool), pipelines or Pipelines(), WebOptions(version="1"), pool=pool, closing=closing)
+def serving_app(app: Flask) -> Iterator[str]:
+    """The address of this app."""
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_QuietHandler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
-        closing.set()
         server.shutdown()
         thread.join(10)
         server.server_close()
+
+
+@contextmanager
+def serving(dsn: str, pipelines: Pipelines | None = None) -> Iterator[str]:
+    """The address of a service on this database."""
+    pool, closing = Pool(dsn, size=2, overflow=4), threading.Event()
+    app = create_app(JobQueue(pool), pipelines or Pipelines(), WebOptions(version="1"), pool=pool, closing=closing)
+    try:
+        with serving_app(app) as url:
+            try:
+                yield url
+            finally:
+                closing.set()
+    finally:
         pool.close()

@@ -96,14 +96,15 @@ def trigger(
       make-requests | dataloader trigger load.cbr.rates --from -
     """
     options = without_none({**options, "tags": list(options["tags"]) or None})
-    if "debounce" not in options:
-        options = {"idempotency_key": f"cli-{uuid4()}", **options}
+    fresh_key = f"cli-{uuid4()}"
     if lines is not None:
         if watching or strict:
             raise click.UsageError("--watch and --strict are for one job; --from triggers many, and prints warnings")
-        prefix = options.pop("idempotency_key")
+        prefix = options.pop("idempotency_key", fresh_key)
         defaults = {name: value for name, value in {"task": task, **options}.items() if value not in (None, {})}
         return _trigger_lines(service, lines, defaults, prefix)
+    if "debounce" not in options:
+        options = {"idempotency_key": fresh_key, **options}
     if task is None:
         raise click.UsageError("name a TASK, or a file of jobs with --from")
     try:
@@ -199,7 +200,9 @@ def _build_request(text: str, defaults: Mapping[str, Any], key: str) -> dict[str
         fields = parse_object(text)
     except ValueError as error:
         return str(error)
-    request = {"idempotency_key": key, **defaults, **fields}
+    request = {**defaults, **fields}
+    if request.get("debounce") is None:
+        request = {"idempotency_key": key, **request}
     if isinstance(fields.get("args"), dict):
         request["args"] = {**defaults.get("args", {}), **fields["args"]}
     return request
@@ -241,12 +244,15 @@ def _send_batch(
             incomplete[number] = {**requests[number], **missing}
     items |= trigger(incomplete)
     for line in batch:
-        item = items.get(line.number) or {"outcome": "invalid", "problem": {"detail": str(line.request)}}
+        item = items.get(line.number) or _unreadable_item(str(line.request))
         totals.outcomes[item["outcome"]] += 1
         totals.byte_count += line.byte_count
-        if item["outcome"] not in ("created", "exists"):
-            problem = item["problem"] or {}
-            detail = str(problem.get("detail") or problem.get("code"))
-            totals.rejected.append({"line": line.number, "outcome": item["outcome"], "detail": detail})
+        if problem := item["problem"]:
+            shown = {name: problem[name] for name in ("code", "detail", "errors")}
+            totals.rejected.append({"line": line.number, "outcome": item["outcome"], **shown})
             if len(totals.rejected) <= _MAX_SHOWN_ERRORS and not is_json():
-                print_notice(f"line {line.number}: {detail}")
+                print_notice(f"line {line.number}: {problem['detail']}")
+
+
+def _unreadable_item(detail: str) -> dict[str, Any]:
+    return {"outcome": "invalid", "problem": {"code": "invalid_request", "detail": detail, "errors": []}}

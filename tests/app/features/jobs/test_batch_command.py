@@ -38,7 +38,8 @@ def sent(queue, monkeypatch) -> list[dict[str, Any]]:
     bodies: list[Any] = []
 
     def ask(self: Client, method: str, path: str, *, body: Any = None, repeatable: bool = False) -> Any:
-        assert repeatable, "every line has a key"
+        if not any("debounce" in job for job in body["jobs"]):
+            assert repeatable, "every line has a key"
         if bodies and bodies[-1] == "away":
             raise ServiceUnavailable("it went away", sent=True)
         bodies.append(body)
@@ -81,6 +82,28 @@ def test_refused_lines_are_named_and_the_others_done(sent, queue):
         assert output in shown.stderr
     result = json.loads(run(lines, "--json").stdout)
     assert (result["lines"], result["invalid"], [one["line"] for one in result["rejected"]]) == (5, 4, [1, 2, 3, 5])
+
+
+def test_rejected_lines_have_the_problems_of_a_trigger(sent):
+    rejected = json.loads(run(["{", {"queue": "q", "priority": -1}], "--json").stdout)["rejected"]
+
+    assert [(line["line"], line["outcome"], line["code"]) for line in rejected] == [
+        (1, "invalid", "invalid_request"),
+        (2, "invalid", "invalid_request"),
+    ]
+    assert {error["field"] for error in rejected[1]["errors"]} >= {"task", "priority"}
+
+
+@pytest.mark.parametrize("is_option", [False, True])
+def test_debounced_lines_change_one_job_and_are_not_rejected(sent, queue, is_option):
+    rule = {"key": "reload", "wait_sec": 60}
+    lines = [{"task": "t", "args": {"n": n}, **({} if is_option else {"debounce": rule})} for n in (1, 2)]
+
+    shown = run(lines, *(["--debounce", json.dumps(rule)] if is_option else []))
+
+    assert (shown.exit_code, shown.stdout) == (0, "1 created, 1 debounced.\n"), shown.output
+    (job,) = list_jobs(queue)
+    assert job.args == {"n": 2}
 
 
 def test_the_same_command_goes_on_where_it_was_interrupted(sent, queue, monkeypatch):

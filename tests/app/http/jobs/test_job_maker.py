@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import date
 from html import unescape
 from typing import Any
 from uuid import UUID
 
+import psycopg2
 import pytest
+from click.testing import CliRunner, Result
 from pydantic import BaseModel
 
+import dataloader
+from dataloader import Client, Refused
+from dataloader.app.cli.command import cli
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import IdempotencyConflict, InvalidJob
 from dataloader.app.features.graphs.rows import Graphs
@@ -22,6 +28,7 @@ from dataloader.app.http.auth.api_keys import ApiKeys, NewApiKey, Scope
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.job import NewJob
 from dataloader.app.queue.jobs import JobQueue
+from tests.support.api_server import serving_app
 from tests.support.databases import execute_sql
 from tests.support.real_service import query_rows
 
@@ -31,6 +38,9 @@ WITHOUT_CALLER = "the caller of HTTP has a key; others have the rights of their 
 OF_SERVICE = "the service made the work that leads to the job, which is not lost while its queue is being drained"
 NOT_KNOWN = "the process may not know the task; a wrong job fails in its first attempt"
 TABLES = "dl_jobs, dl_schedules, dl_backfills, dl_graphs, dl_limits, dl_queues, dl_api_keys"
+
+
+Answer = tuple[str, str, str]  # code, field, message
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,8 @@ class Refusal:
 OF_SCHEDULE = "a schedule makes no job before its time; its jobs are those of the service"
 NOT_MADE = "there is no schedule with it, which is refused in the same words"
 NO_FIELD = "has no field for it"
-OUTSIDE_HTTP = ("sql", "enqueue", "fan-out")
+OUTSIDE_HTTP = ("sql", "connection", "enqueue", "fan-out")
+GRAPHS = ("graph", "client, graph")
 SCHEDULES = ("schedule", "run of a schedule")
 REFUSALS = {
     "queue that is being drained": Refusal(
@@ -76,8 +87,9 @@ REFUSALS = {
         {"after": [{"job_id": str(OTHER), "on": "succeeded"}]}, "invalid_request",
         f"[0].job_id: there is no job {OTHER}", at="after",
         not_by=dict.fromkeys(("clone", "clone form"), "a clone waits for no job")
-        | {"graph": "names parents by their keys", "fan-out": "names no parents"}
-        | dict.fromkeys((*SCHEDULES, "backfill"), NO_FIELD),
+        | dict.fromkeys(GRAPHS, "names parents by their keys")
+        | {"fan-out": "names no parents"}
+        | dict.fromkeys((*SCHEDULES, "backfill", "command"), NO_FIELD),
     ),
     "weight above its limit": Refusal(
         {"limits": {"api": 3}}, "invalid_request", 'asks for 3 of "api", which has 2', at="limits",
@@ -89,7 +101,7 @@ REFUSALS = {
         f"the key 'once' already belongs to job {OTHER}, which has another queue, task or args",
         before="INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key)"
         f" VALUES ('{OTHER}', 'etl', 'other', 'x', 'once')",
-        not_by={"graph": "its jobs have no keys", "sql": "an outcome has no text"}
+        not_by=dict.fromkeys(GRAPHS, "its jobs have no keys") | {"sql": "an outcome has no text"}
         | dict.fromkeys(("clone form", *SCHEDULES, "backfill"), NO_FIELD),
     ),
 }  # fmt: skip
@@ -100,13 +112,26 @@ class Site:
     client: Any
     executor: Executor
     dsn: str
+    url: str
+    env: dict[str, str]  # of commands
 
     def limit_caller(self) -> None:
         key = NewApiKey(
             name="caller", scopes=frozenset({Scope.READ, Scope.TRIGGER}), created_by="test",
             tasks=frozenset({"rates"}), queues=frozenset({"etl"}),
         )  # fmt: skip
-        self.client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {ApiKeys(self.executor).create(key)[1]}"
+        self.env["DL_API_KEY"] = ApiKeys(self.executor).create(key)[1]
+        self.client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {self.env['DL_API_KEY']}"
+
+    def caught(self, send: Callable[[Client], Any]) -> Answer:
+        """The refusal of a request that a client sends."""
+        with pytest.raises(Refused) as caught:
+            send(Client(self.url, key=self.env.get("DL_API_KEY")))
+        errors = [vars(error) for error in caught.value.errors]
+        return _answer({"code": caught.value.code, "detail": caught.value.detail, "errors": errors}, "jobs[0].")
+
+    def run(self, *args: str, lines: str = "") -> Result:
+        return CliRunner().invoke(cli, ["trigger", *args, "--json"], env={"DL_URL": self.url, **self.env}, input=lines)
 
     def post(self, path: str, body: Any) -> Any:
         return self.client.post(f"/api/v1{path}", json=body)
@@ -119,9 +144,6 @@ class Site:
             "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, limits) VALUES"
             f" ('{ORIGINAL}', 'etl', 'rates', 'k', '{{\"day\": \"2026-11-22\"}}', {limits})",
         )
-
-
-Answer = tuple[str, str, str]  # code, field, message
 
 
 def _answer(problem: Mapping[str, Any], prefix: str = "") -> Answer:
@@ -140,6 +162,40 @@ def by_batch(site: Site, fields: Mapping[str, Any]) -> Answer:
 
 def by_graph(site: Site, fields: Mapping[str, Any]) -> Answer:
     return _answer(site.post("/graphs", {"jobs": [{**JOB, **fields, "key": "a"}]}).json, "jobs[0].")
+
+
+def by_client(site: Site, fields: Mapping[str, Any]) -> Answer:
+    job = {**JOB, **fields}
+    task, args = job.pop("task"), job.pop("args")
+    return site.caught(lambda client: client.trigger(task, args, **job))
+
+
+def by_client_batch(site: Site, fields: Mapping[str, Any]) -> Answer:
+    (item,) = Client(site.url, key=site.env.get("DL_API_KEY")).trigger_many([{**JOB, **fields}])["items"]
+    return _answer(item["problem"])
+
+
+def by_client_graph(site: Site, fields: Mapping[str, Any]) -> Answer:
+    return site.caught(lambda client: client.trigger_graph([{**JOB, **fields, "key": "a"}]))
+
+
+def by_command(site: Site, fields: Mapping[str, Any]) -> Answer:
+    """As `dataloader trigger rates` does."""
+    job = {**JOB, **fields}
+    task = job.pop("task")
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in job.items()}
+    options = [text for name, value in texts.items() for text in (f"--{name.replace('_', '-')}", value)]
+    result = site.run(task, *options)
+    assert result.exit_code == 4, result.output
+    return _answer(json.loads(result.stderr))
+
+
+def by_import(site: Site, fields: Mapping[str, Any]) -> Answer:
+    """As `dataloader trigger --from FILE` does with each line."""
+    result = site.run("--from", "-", lines=json.dumps({**JOB, **fields}))
+    assert result.exit_code == 4, result.output
+    (line,) = json.loads(result.stdout)["rejected"]
+    return _answer(line)
 
 
 def _changes(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,6 +254,18 @@ def by_sql(site: Site, fields: Mapping[str, Any]) -> Answer:
     return "invalid_request", at, detail
 
 
+def by_connection(site: Site, fields: Mapping[str, Any]) -> Answer:
+    """As `dataloader.enqueue` does in the caller's transaction."""
+    connection = psycopg2.connect(site.dsn)
+    with pytest.raises((psycopg2.DataError, psycopg2.IntegrityError)) as caught, closing(connection):
+        dataloader.enqueue(connection, **{**JOB, **fields})
+    message = caught.value.diag.message_primary or ""
+    if isinstance(caught.value, psycopg2.IntegrityError):
+        return "idempotency_conflict", "", message
+    at, _, detail = message.partition(" ")
+    return "invalid_request", at, detail
+
+
 def _caught(enqueue: Callable[[NewJob], Any], fields: Mapping[str, Any]) -> Answer:
     try:
         enqueue(NewJob(**{**JOB, **fields}))
@@ -219,9 +287,12 @@ def by_fan_out(site: Site, fields: Mapping[str, Any]) -> Answer:
 
 
 WAYS: Mapping[str, Callable[[Site, Mapping[str, Any]], Answer | str]] = {
-    "trigger": by_trigger, "batch": by_batch, "graph": by_graph, "clone": by_clone, "clone form": by_clone_form,
+    "trigger": by_trigger, "batch": by_batch, "graph": by_graph, "client": by_client, "client, batch": by_client_batch,
+    "client, graph": by_client_graph, "command": by_command, "import": by_import,
+    "clone": by_clone, "clone form": by_clone_form,
     "start form": by_start_form, "schedule": by_schedule, "run of a schedule": by_run_of_schedule,
-    "backfill": by_backfill, "sql": by_sql, "enqueue": by_enqueue, "fan-out": by_fan_out,
+    "backfill": by_backfill, "sql": by_sql, "connection": by_connection, "enqueue": by_enqueue,
+    "fan-out": by_fan_out,
 }  # fmt: skip
 
 
@@ -236,8 +307,9 @@ def site(queue, pipelines, pool, dsn):
         """Rates of the bank."""
 
     execute_sql(dsn, f"TRUNCATE {TABLES} CASCADE")
-    client = create_app(queue, pipelines, WebOptions(version="1", queues=("etl",)), pool=pool, keys=ApiKeys(pool))
-    yield Site(client.test_client(), pool, dsn)
+    app = create_app(queue, pipelines, WebOptions(version="1", queues=("etl",)), pool=pool, keys=ApiKeys(pool))
+    with serving_app(app) as url:
+        yield Site(app.test_client(), pool, dsn, url, {})
     execute_sql(dsn, f"TRUNCATE {TABLES} CASCADE")
 
 
