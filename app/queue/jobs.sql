@@ -335,34 +335,8 @@ SELECT count(pg_advisory_xact_lock(1684828526, hash))
 SELECT count(*) FROM dl_unblock_next(%(lock_keys)s::text[]);
 
 -- name: cancel
--- queued -> canceled, at once, in any wait state; running: sets the flag, and a trigger notifies the worker. A
--- finished job is left as it is. Of a cancel and a claim that meet, exactly one wins: both wait for the row.
-SELECT count(pg_advisory_xact_lock(1684828526, hashtext(lock_key)))
-  FROM (SELECT lock_key FROM dl_jobs WHERE job_id = %(job_id)s::uuid AND status::text = 'queued') k;
-
-WITH found AS MATERIALIZED (
-    SELECT job_id, waits_on FROM dl_jobs WHERE job_id = %(job_id)s::uuid FOR NO KEY UPDATE
-), canceled AS (
-    UPDATE dl_jobs j
-       SET status = CASE WHEN j.status = 'queued' THEN 'canceled'::dl_status ELSE j.status END,
-           finished_at = CASE WHEN j.status = 'queued' THEN clock_timestamp() END,
-           wait_state = 'scheduled', waits_on = NULL, unknown_task = false, cancel_requested = true
-      FROM found
-     WHERE j.job_id = %(job_id)s::uuid
-       AND (j.status::text = 'queued' OR j.status::text = 'running' AND NOT j.cancel_requested)
-    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, found.waits_on AS woken_for
-), events AS (
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
-      FROM canceled
-     WHERE status = 'canceled'
-)
-SELECT c.status::text,
-       (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
-       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL),
-                             woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
-          FROM canceled WHERE status = 'canceled') AS woken
-  FROM canceled c;
+-- queued -> canceled; running: sets the flag. See dl_cancel_jobs in schema.sql.
+SELECT dl_cancel_jobs(%(job_ids)s::uuid[]);
 
 -- name: retry
 -- failed | canceled | lost -> queued, by an operator: the same job with all its attempts. Not while another job has its live

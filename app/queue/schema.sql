@@ -1360,6 +1360,52 @@ BEGIN
     END IF;
 END $$;
 
+-- queued -> canceled, at once, in any wait state; running: sets the flag, and a trigger notifies the worker. A finished job is left
+-- as it is. With a filter: only jobs that still match it. Returns how many were changed.
+-- Of a cancel and a claim that meet, exactly one wins: both wait for the row. The triggers of the rows come after dl_jobs_ended, as
+-- the locks of limits come before those of slices.
+CREATE OR REPLACE FUNCTION dl_cancel_jobs(job_ids uuid[], filter jsonb DEFAULT NULL) RETURNS int
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    ended record;
+BEGIN
+    PERFORM pg_advisory_xact_lock(1684828526, hash)
+       FROM (SELECT DISTINCT hashtext(j.lock_key) AS hash
+               FROM dl_jobs j
+              WHERE j.job_id = ANY (job_ids) AND j.status::text = 'queued'
+              ORDER BY 1 OFFSET 0) k;
+    WITH open AS MATERIALIZED (
+        SELECT j.job_id, j.waits_on
+          FROM dl_jobs j
+         WHERE j.job_id = ANY (job_ids)
+           AND (j.status::text = 'queued' OR j.status::text = 'running' AND NOT j.cancel_requested)
+           AND (filter IS NULL OR dl_job_matches(j, filter))
+         ORDER BY j.job_id
+           FOR NO KEY UPDATE
+    ), changed AS (
+        UPDATE dl_jobs j
+           SET status = CASE WHEN j.status = 'queued' THEN 'canceled'::dl_status ELSE j.status END,
+               finished_at = CASE WHEN j.status = 'queued' THEN clock_timestamp() END,
+               wait_state = 'scheduled', waits_on = NULL, unknown_task = false, cancel_requested = true
+          FROM open
+         WHERE j.job_id = ANY (ARRAY[open.job_id])
+        RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, open.waits_on AS woken_for
+    ), canceled AS (
+        SELECT * FROM changed WHERE status = 'canceled'
+    ), events AS (
+        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+        SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
+          FROM canceled
+    )
+    SELECT (SELECT count(*)::int FROM changed) AS jobs,
+           (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM canceled))) AS unblocked,
+           (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL),
+                                 woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
+              FROM canceled) AS woken
+      INTO ended;
+    RETURN ended.jobs;
+END $$;
+
 -- ── Jobs written by other services ───────────────────────────────────────────────────────────────────────────────────
 
 -- Triggers that make a plain INSERT, UPDATE or DELETE of a job as good as ours. SECURITY DEFINER: a service that may only

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.chaos.mutant import FunctionEdit, Mutant, StatementEdit, replace_attribute
 
-_KEY_TRANSACTION_LOCK = r"pg_advisory_xact_lock\(1684828526, hash(text\(lock_key\))?\)"
+_KEY_TRANSACTION_LOCK = r"pg_advisory_xact_lock\(1684828526, hash\)"
 _RUNNING_CONDITION = r"AND j\.status::text = 'running'"
 _NO_LOOK_AT_KEY = (
     (r"row_number\(\) OVER \(PARTITION BY f\.lock_key[^>]*> 1\s+OR EXISTS \(.*?'running' OFFSET 0\)", "false"),
@@ -229,10 +229,9 @@ ATTEMPT_MUTANTS: Sequence[Mutant] = (
         "no-block-lock-no-repair",
         "blocking and unblocking do not meet under the key's lock, and no repair follows",
         "key freed during a claim",
-        edits=[
-            *(StatementEdit(name, _KEY_TRANSACTION_LOCK, "1") for name in ("release", "reap", "cancel")),
-        ],
+        edits=[StatementEdit(name, _KEY_TRANSACTION_LOCK, "1") for name in ("release", "reap")],
         functions=[
+            FunctionEdit("dl_cancel_jobs", _KEY_TRANSACTION_LOCK, "1"),
             FunctionEdit("dl_settle", r"PERFORM pg_advisory_xact_lock\(1684828526, k\.hash\)", "PERFORM 1"),
             FunctionEdit("dl_claim", *_NO_KEY_LOCK_OF_CLAIM),
         ],

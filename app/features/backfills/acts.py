@@ -20,7 +20,7 @@ from dataloader.app.queue.job import Status
 from dataloader.app.queue.jobs import JobQueue
 
 MAX_SLICES_RUN = 5_000
-_CANCEL_BATCH = 10_000
+_MAX_CANCELED = 10_000
 _NOT_FOUND = (ProblemCode.BACKFILL_NOT_FOUND,)
 _OUTSIDE = ProblemCode.OUTSIDE_KEY_LIMITS
 _ENDED = (ProblemCode.BACKFILL_NOT_FOUND, ProblemCode.BACKFILL_ENDED)
@@ -133,10 +133,9 @@ def resume_backfill(call: Call, backfill_id: UUID) -> Backfill:
 def cancel_backfill(call: Call, backfill_id: UUID, query: CancelQuery) -> Backfill:
     """End a backfill: no further job is made, and its queued ones are canceled."""
     _change(call, backfill_id, state=BackfillState.CANCELED)
-    backfills, queue = Backfills(call.executor), JobQueue(call.executor)
+    backfills = Backfills(call.executor)
     states = [Status.QUEUED, Status.RUNNING] if query.running else [Status.QUEUED]
-    for job_id in backfills.jobs(backfill_id, states, limit=_CANCEL_BATCH):
-        queue.cancel(job_id)
+    JobQueue(call.executor).cancel_all(backfills.jobs(backfill_id, states, limit=_MAX_CANCELED))
     return visible_backfill(backfills.get(backfill_id))
 
 
@@ -172,9 +171,7 @@ def run_task_slices(call: Call, task: str, body: SlicesToRun) -> Backfill:
 @_act("slices.canceled")  # by a form alone
 def cancel_slices(call: Call, task: str, body: SlicesToCancel) -> CanceledSlices:
     """Cancel the jobs of these slices that have not started."""
-    queue = JobQueue(call.executor)
     found = Backfills(call.executor).slices(task=task, keys=body.keys, state=Status.QUEUED, limit=len(body.keys))
-    for part in found:
-        queue.cancel(part.job_id)
-    call.audit(slices=len(found))
-    return CanceledSlices(len(found))
+    canceled = JobQueue(call.executor).cancel_all([part.job_id for part in found])
+    call.audit(slices=canceled)
+    return CanceledSlices(canceled)

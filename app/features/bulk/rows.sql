@@ -70,54 +70,22 @@ UPDATE dl_bulk
  WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running';
 
 -- name: bulk_cancel
--- queued -> canceled. A running job gets cancel_requested, and a trigger notifies its worker. Like `cancel`, for many jobs.
+-- As `cancel`, of the jobs that still match.
 SELECT bulk_id FROM dl_bulk
  WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
    FOR UPDATE;
 
-SELECT count(pg_advisory_xact_lock(1684828526, hash))
-  FROM (SELECT DISTINCT hashtext(lock_key) AS hash
-          FROM dl_jobs
-         WHERE job_id = ANY (%(job_ids)s::uuid[]) AND status::text = 'queued'
-         ORDER BY 1 OFFSET 0) ordered;
-
 WITH operation AS MATERIALIZED (
-    SELECT bulk_id FROM dl_bulk
+    SELECT bulk_id, dl_cancel_jobs(%(job_ids)s::uuid[], %(filter)s::jsonb) AS jobs
+      FROM dl_bulk
      WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
-), targets AS MATERIALIZED (
-    SELECT j.job_id, j.waits_on
-      FROM dl_jobs j
-     WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND EXISTS (SELECT FROM operation)
-       AND (j.status::text = 'queued' OR j.status::text = 'running' AND NOT j.cancel_requested)
-       AND dl_job_matches(j, %(filter)s::jsonb)
-     ORDER BY j.job_id
-       FOR NO KEY UPDATE
-), canceled AS (
-    UPDATE dl_jobs j
-       SET status = CASE WHEN j.status = 'queued' THEN 'canceled'::dl_status ELSE j.status END,
-           finished_at = CASE WHEN j.status = 'queued' THEN clock_timestamp() END,
-           wait_state = 'scheduled', waits_on = NULL, unknown_task = false, cancel_requested = true
-      FROM targets
-     WHERE j.job_id = ANY (ARRAY[targets.job_id])
-    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, targets.waits_on AS woken_for
-), events AS (
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
-      FROM canceled
-     WHERE status = 'canceled'
-), advanced AS (
-    UPDATE dl_bulk b
-       SET cursor_at = %(to_at)s::timestamptz, cursor_id = %(to_id)s::uuid, failed_batches = 0, error = NULL,
-           scanned = scanned + %(scanned)s::int, matched = matched + %(matched)s::int,
-           changed = changed + (SELECT count(*) FROM canceled)
-     WHERE b.bulk_id IN (SELECT bulk_id FROM operation)
-    RETURNING b.changed
 )
-SELECT (SELECT changed FROM advanced),
-       (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
-       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL),
-                             woken_for => array_agg(DISTINCT woken_for) FILTER (WHERE woken_for IS NOT NULL))
-          FROM canceled WHERE status = 'canceled') AS woken;
+UPDATE dl_bulk b
+   SET cursor_at = %(to_at)s::timestamptz, cursor_id = %(to_id)s::uuid, failed_batches = 0, error = NULL,
+       scanned = scanned + %(scanned)s::int, matched = matched + %(matched)s::int, changed = changed + operation.jobs
+  FROM operation
+ WHERE b.bulk_id = operation.bulk_id
+RETURNING b.changed;
 
 -- name: bulk_retry
 -- failed | canceled | lost -> queued, like `retry`; also the step of a redrive, which merges its patch into the jobs' args, and

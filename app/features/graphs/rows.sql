@@ -152,36 +152,9 @@ INSERT INTO dl_graph_work (job_id) SELECT job_id FROM waiting
 SELECT current_setting('dl.retried')::int;
 
 -- name: cancel_graph
--- queued -> canceled, at once; running: sets the flag, and a trigger notifies the worker.
-SELECT count(pg_advisory_xact_lock(1684828526, hash))
-  FROM (SELECT DISTINCT hashtext(lock_key) AS hash FROM dl_jobs
-         WHERE graph_id = %(graph_id)s::uuid AND graph_id IS NOT NULL AND status::text = 'queued' ORDER BY 1 OFFSET 0) ordered;
-
-WITH open AS MATERIALIZED (
-    SELECT job_id, waits_on FROM dl_jobs
-     WHERE graph_id = %(graph_id)s::uuid AND graph_id IS NOT NULL
-       AND (status::text = 'queued' OR status::text = 'running' AND NOT cancel_requested)
-     ORDER BY job_id
-       FOR NO KEY UPDATE
-), canceled AS (
-    UPDATE dl_jobs j
-       SET status = CASE WHEN j.status = 'queued' THEN 'canceled'::dl_status ELSE j.status END,
-           finished_at = CASE WHEN j.status = 'queued' THEN clock_timestamp() END,
-           wait_state = 'scheduled', waits_on = NULL, unknown_task = false, cancel_requested = true
-      FROM open
-     WHERE j.job_id = ANY (ARRAY[open.job_id])
-    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, open.waits_on AS woken_for
-), events AS (
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
-      FROM canceled
-     WHERE status = 'canceled'
-)
-SELECT (SELECT count(*)::int FROM canceled) AS canceled,
-       (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
-       (SELECT dl_jobs_ended(job_ids => array_agg(job_id), has_webhook => bool_or(webhook IS NOT NULL),
-                             woken_for => array_agg(woken_for) FILTER (WHERE woken_for IS NOT NULL))
-          FROM canceled WHERE status = 'canceled') AS woken;
+-- As `cancel`, in one transaction.
+SELECT dl_cancel_jobs(ARRAY(SELECT job_id FROM dl_jobs
+                             WHERE graph_id = %(graph_id)s::uuid AND graph_id IS NOT NULL AND status::text IN ('queued', 'running')));
 
 -- name: lock_awaited
 -- Before one run is released until other jobs have ended, with the rules of app/queue/jobs.sql: their rows and its own, in one order. Not for long: an end waits.

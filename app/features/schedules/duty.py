@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from dataloader.app import log
 from dataloader.app.db.statements import Executor
-from dataloader.app.errors import DatabaseUnavailable, JobNotFound
+from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.features.schedules.rows import (
     ORPHAN_AFTER_SEC,
     FiredTime,
@@ -171,11 +171,9 @@ class SchedulesDuty:
         return firing | {"outcome": "due", "job": job | {"available_at": due_at}}
 
     def _cancel_earlier(self, schedule: Schedule, fire_at: datetime) -> None:
-        for job_id in self._schedules.live_jobs(schedule, before=fire_at):
-            try:
-                self._queue.cancel(job_id)
-            except JobNotFound:
-                continue
+        job_ids = self._schedules.live_jobs(schedule, before=fire_at)
+        self._queue.cancel_all(job_ids)
+        for job_id in job_ids:
             _log.info("schedule.canceled_earlier_job", schedule=schedule.name, job_id=str(job_id))
 
     def fire(self, items: Sequence[Mapping[str, Any]]) -> tuple[list[FiredTime], dict[UUID, str]]:

@@ -37,8 +37,7 @@ def test_cancel_racing_claim_sets_cancel_requested(queue_db):
 def test_a_claim_that_meets_a_cancel_takes_nothing(queue_db):
     job_id = queue_db.enqueue()
     with midway(queue_db) as canceler:
-        source = canceler.executor
-        source.execute("cancel", {"job_id": str(job_id)})
+        canceler.cancel_all([job_id])
         assert queue_db.claim_once()[0] == []
 
     assert queue_db.claim() == []
@@ -134,7 +133,7 @@ def test_a_cancel_that_meets_a_settlement_comes_too_late(queue_db, end):
 def test_a_settlement_that_meets_a_cancel_counts_its_flag(queue_db, end, ends):
     run = queue_db.enqueue_and_claim()
     with midway(queue_db) as canceler:
-        canceler.executor.execute("cancel", {"job_id": str(run.id)})
+        canceler.cancel_all([run.id])
         settling = BackgroundCall(queue_db.new_queue().settle, [(run, Settlement(end, error="e"))])
         queue_db.wait_for_lock_waiters()
 
@@ -195,7 +194,7 @@ def test_reaper_racing_cancel_retries_and_sees_the_flag(queue_db):
     run = queue_db.enqueue_and_claim()
     queue_db.expire_lease(run.id)
     with midway(queue_db) as canceler:
-        canceler.executor.execute("cancel", {"job_id": str(run.id)})
+        canceler.cancel_all([run.id])
         assert queue_db.reap(run.id) == []  # it does not wait for a row that someone holds
 
     assert [reaped.status for reaped in queue_db.reap(run.id)] == [Status.CANCELED]

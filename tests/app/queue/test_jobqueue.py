@@ -13,6 +13,7 @@ import pytest
 
 from dataloader._job_fields import JOB_FIELDS
 from dataloader.app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, SchemaError
+from dataloader.app.queue import jobs
 from dataloader.app.queue.job import NewJob, ReleaseReason, Status
 from dataloader.app.queue.jobs import JobQueue
 from tests.support.queue_fixture import QueueFixture
@@ -238,6 +239,21 @@ def test_running_job_gets_cancel_by_renewal_and_notification(queue_db):
 
     assert queue_db.renew(run) is True
     assert listener.payloads() == [f"cancel {run.run_id}"]
+
+
+def test_many_jobs_are_canceled_in_parts(queue_db, monkeypatch):
+    monkeypatch.setattr(jobs, "_CANCEL_BATCH", 2)
+    done, run = queue_db.enqueue_and_claim(key="done"), queue_db.enqueue_and_claim(key="run")
+    queue_db.settle(done)
+    queued = [queue_db.enqueue(key=f"k{n}") for n in range(3)]
+
+    assert queue_db.queue.cancel_all([*queued, run.id, done.id, uuid4()]) == 4
+    assert queue_db.queue.cancel_all([*queued, run.id]) == queue_db.queue.cancel_all([]) == 0
+
+    assert {queue_db.status(job_id) for job_id in queued} == {Status.CANCELED}
+    assert queue_db.job(run.id).cancel_requested
+    assert queue_db.status(done.id) is Status.SUCCEEDED
+    queue_db.check_invariants()
 
 
 def test_what_does_not_exist_can_be_neither_canceled_nor_retried(queue_db):

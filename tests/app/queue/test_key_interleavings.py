@@ -107,7 +107,7 @@ def test_settle_racing_cancel_of_blocked_job_unblocks_next(queue_db):
     assert queue_db.claim() == []
     assert (queue_db.wait_state(first), queue_db.wait_state(second)) == ("blocked", "blocked")
     with midway(queue_db) as canceler:
-        canceler.executor.execute("cancel", {"job_id": str(first)})
+        canceler.cancel_all([first])
         settling = BackgroundCall(queue_db.new_queue().settle, [(running, Settlement(Status.SUCCEEDED))])
         queue_db.wait_for_lock_waiters()
 
