@@ -124,8 +124,8 @@ BUGS = (
         "tests/browser/test_job.py::test_graph_is_drawn_from_left_to_right",
     ),
     PlantedBug(
-        "the overview does not show jobs that can never run", "app/features/overview/problems.py",
-        "for error in errors:\n        if error.subjects", "for error in errors[:0]:\n        if error.subjects",
+        "the overview does not show jobs that can never run", "app/features/doctor/problems.py",
+        "for error in reads.get(read_errors):", "for error in reads.get(read_errors)[:0]:",
         "tests/app/features/overview/test_problems.py::test_overview_names_tasks_that_no_worker_runs",
     ),
     PlantedBug(

@@ -81,7 +81,7 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
     "targets": {"doctor.findings"},
     "jobs": {"bulk.acts"},
     "runs": {"schedules.reader"},
-    "overview": {"doctor.findings", "doctor.queue", "schedules.calendar", "schedules.reader"},
+    "overview": {"schedules.calendar", "schedules.reader"},
     "tasks": {
         "backfills.reader",
         "backfills.slices_page",

@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.horizon.pages import Figure, MeasuredSession, Recorder, Statement
 from benchmarks.horizon.process import HEARTBEAT_SEC, LEASE_SEC, LONG, SHORT, TASKS, SimulatedProcess
 from benchmarks.place import query_value
+from dataloader.app.acts.shared_reads import SharedReads
 from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.features.jobs.job_search import Filter, JobSearch
 from dataloader.app.features.limits.rows import Limits
@@ -311,7 +312,7 @@ class Simulation:
             "list of all jobs": partial(JobSearch(session).page, Filter(), limit=50),
             "queues": Queues(session).statuses,
             "worker processes": Queues(session).workers,
-            "overview": ProblemReader(session).read,
+            "overview": partial(ProblemReader(FEATURES).read, SharedReads(session)),
             "page of a running job": partial(JobReader(session).detail, run.id),
             "page of a finished job": partial(JobReader(session).detail, short.id),
             "why a running job": partial(JobExplainer(session, FEATURES).explain, run.id),

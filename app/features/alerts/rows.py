@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -38,6 +38,21 @@ class RuleKind(StrEnum):
 WARNING_KINDS = frozenset({
     RuleKind.STALLED, RuleKind.LIMIT_STARVED, RuleKind.SCHEDULE_BEHIND, RuleKind.CHECK_FAILED,
 })  # fmt: skip
+# What an alert of a kind is about.
+SUBJECT_KINDS: Mapping[str, str] = {
+    RuleKind.FAILURE_RATE: "task",
+    RuleKind.NO_SUCCESS: "task",
+    RuleKind.QUEUE_AGE: "queue",
+    RuleKind.STALLED: "job",
+    RuleKind.BREAKER_OPEN: "task",
+    RuleKind.LIMIT_STARVED: "limit",
+    RuleKind.SCHEDULE_LATE: "schedule",
+    RuleKind.SCHEDULE_BEHIND: "schedule",
+    RuleKind.CHECK_FAILED: "task",
+    RuleKind.STALE_DATASET: "dataset",
+    RuleKind.DEAD_WORKER: "worker",
+}
+MAX_FIRING_SHARED = 100  # of alerts that the overview and the header of pages read
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,12 @@ class FiredAlert:
     @property
     def is_critical(self) -> bool:
         return self.kind not in WARNING_KINDS
+
+    @property
+    def about(self) -> tuple[str, str]:
+        """The kind of the subject, empty if no rule has it, and its name. `subject` of a check is `task: its name`."""
+        kind = SUBJECT_KINDS.get(self.kind, "")
+        return kind, self.task if kind == "task" and self.task else self.subject
 
 
 @dataclass(frozen=True)
@@ -205,3 +226,11 @@ def subject_path(kind: str, subject: str, task: str | None) -> str:
         "webhook_disabled": f"/webhooks/{name}",
     }
     return paths.get(kind, f"/tasks/{quote(task or subject, safe='')}")
+
+
+def read_firing_alerts(executor: Executor) -> list[FiredAlert]:
+    return Alerts(executor).all(limit=MAX_FIRING_SHARED)
+
+
+def read_rules(executor: Executor) -> list[AlertRule]:
+    return Alerts(executor).rules()

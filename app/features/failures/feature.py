@@ -8,4 +8,5 @@ FEATURE = Feature(
     ),
     navigation=(NavLink("Work", "Failures", "/failures"),),
     declare="declare.declare",
+    problems="problems.failure_problems",
 )

@@ -15,4 +15,6 @@ FEATURE = Feature(
         "job_page.create_log_page",
     ),
     navigation=(NavLink("Work", "Jobs", "/jobs"),),
+    problems="problems.job_problems",
+    subjects={"job": "/jobs/{}"},
 )

@@ -28,6 +28,8 @@ COUNT_TIME_BUDGET_SEC = 0.02
 MAX_ACTIVE = 5_000  # up to so many queued and running jobs are listed in any order
 MAX_ACTIVE_SEARCHED = 500  # likewise, if args and errors are searched
 ACTIVE = frozenset({Status.QUEUED, Status.RUNNING})
+MAX_RUNNING_READ = 50  # where problems are looked for
+STALLED_AFTER_SEC = 60.0  # older progress shows no remaining time
 MAX_KEYED = 5_000  # jobs of a lock key, a tag or a list of ids that are listed in any order
 # The first window of a search; later ones grow as the time budget allows.
 _FIRST_WINDOW_ROWS = 1_000
@@ -358,3 +360,17 @@ def first_window(job_filter: Filter, *, newest_first: bool, after: Cursor | None
         "unsuccessful_only": job_filter.status is not None and job_filter.status <= UNSUCCESSFUL,
         "filter": job_filter.to_json(),
     }
+
+
+def read_running_jobs(executor: Executor) -> list[JobSummary]:
+    """The jobs that run longest, or the newest running jobs when there are too many to sort."""
+    search, running = JobSearch(executor), Filter(status=frozenset({Status.RUNNING}))
+    try:
+        return search.page(running, sort="started_at", limit=MAX_RUNNING_READ).jobs
+    except TooManyActiveJobs:
+        return search.page(running, limit=MAX_RUNNING_READ).jobs
+
+
+def read_stalled_sec(executor: Executor) -> dict[UUID, float]:
+    """Seconds since the last progress of each running job whose progress is older than a minute."""
+    return JobSearch(executor).stalled(min_sec=STALLED_AFTER_SEC)

@@ -104,3 +104,8 @@ class Breakers:
         """Let one job start of each task whose pause is over."""
         *rows, (_, next_sec) = self._execute("probe_breakers")
         return ProbeResult([row[0] for row in rows], next_sec)
+
+
+def read_open_breakers(executor: Executor) -> list[BreakerStatus]:
+    """Those that are not closed."""
+    return [breaker for breaker in Breakers(executor).statuses() if breaker.state is not BreakerState.CLOSED]

@@ -14,4 +14,6 @@ FEATURE = Feature(
     task_calls={"count_calls": "task_calls.count_calls"},
     reasons="reasons.LimitReasons",
     metrics="metrics.limit_metrics",
+    problems="problems.breaker_problems",
+    subjects={"limit": "/limits"},
 )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dataloader.app.db.statements import Executor
-from dataloader.app.features.overview.problems import ProblemReader, Situation, count_open, find_problems
+from dataloader.app.acts.service_problems import Problem
+from dataloader.app.acts.shared_reads import SharedReads
+from dataloader.app.features.alerts.rows import read_firing_alerts, read_rules
+from dataloader.app.features.overview.problems import ProblemReader, count_open
+from dataloader.app.features.queues.rows import read_queue_statuses, read_worker_statuses
+from dataloader.app.features.schedules.rows import read_not_firing
+from dataloader.app.features.statistics.rows import read_last_hour
 from dataloader.app.http.caches import RefreshingValue
 from dataloader.app.http.site import Site
 from dataloader.app.http.standby_reads import allowing_standby
@@ -28,35 +33,36 @@ class ServiceCounts:
     by_path: dict[str, tuple[int, str]]
 
     @classmethod
-    def of(cls, now: Situation) -> ServiceCounts:
-        problems = count_open(find_problems(now))
-        muted = {rule.rule_id for rule in now.rules if rule.is_muted}
+    def of(cls, problems: Iterable[Problem], reads: SharedReads) -> ServiceCounts:
+        open_count, queues, alerts = count_open(problems), reads.get(read_queue_statuses), reads.get(read_firing_alerts)
+        last_hour, muted = reads.get(read_last_hour), {rule.rule_id for rule in reads.get(read_rules) if rule.is_muted}
         counts = {
-            "/": (problems, "problem"),
-            "/jobs": (sum(status.running for status in now.queues), "running job"),
-            "/failures": (sum(counts.failed + counts.lost for counts in now.last_hour.values()), "new failure"),
-            "/schedules": (len(now.schedules), "stopped schedule"),
-            "/queues": (sum(status.state is not QueueState.OPEN for status in now.queues), "paused queue"),
-            "/workers": (sum(worker.alive for worker in now.workers), "live worker"),
-            "/limits": (sum(status.limited for status in now.queues), "limited job"),
+            "/": (open_count, "problem"),
+            "/jobs": (sum(status.running for status in queues), "running job"),
+            "/failures": (sum(counts.failed + counts.lost for counts in last_hour.values()), "new failure"),
+            "/schedules": (len(reads.get(read_not_firing)), "stopped schedule"),
+            "/queues": (sum(status.state is not QueueState.OPEN for status in queues), "paused queue"),
+            "/workers": (sum(worker.alive for worker in reads.get(read_worker_statuses)), "live worker"),
+            "/limits": (sum(status.limited for status in queues), "limited job"),
             "/alerts": (
-                sum(alert.acknowledged_at is None and alert.rule_id not in muted for alert in now.alerts),
+                sum(alert.acknowledged_at is None and alert.rule_id not in muted for alert in alerts),
                 "firing alert",
             ),
         }
-        return cls(problems, counts)
+        return cls(open_count, counts)
 
 
 class ProblemCounter:
     """The number of problems and the counts of the navigation, which all pages of this process share. They are read in
     the background: a page waits for them only when no page has been shown for a while."""
 
-    def __init__(self, source: Executor) -> None:
-        reader = ProblemReader(source)
+    def __init__(self, site: Site) -> None:
+        reader = ProblemReader(site.features)
 
         def count() -> ServiceCounts:
+            reads = SharedReads(site.executor)
             with allowing_standby():
-                return ServiceCounts.of(reader.read())
+                return ServiceCounts.of(reader.read(reads), reads)
 
         self._count = RefreshingValue(count, name="count-problems", timeout_sec=_COUNT_TIMEOUT_SEC, retry_sec=2.0)
 
@@ -72,7 +78,7 @@ class ProblemCounter:
 
 def page_values(site: Site) -> Callable[[], dict[str, Any]]:
     """What the header and the navigation of each page show."""
-    counter = ProblemCounter(site.executor)
+    counter = ProblemCounter(site)
     paths = frozenset(link.path for link in site.navigation)
     return lambda: {
         "nav_counts": lambda: {path: count for path, count in _shown_counts(counter).items() if path in paths},

@@ -11,4 +11,5 @@ FEATURE = Feature(
     converters={"dataset": "routes.DatasetConverter"},
     duties="duty.create_duties",
     task_calls={"check_history": "task_calls.check_history"},
+    subjects={"dataset": "/datasets/{}"},
 )

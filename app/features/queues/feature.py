@@ -8,4 +8,6 @@ FEATURE = Feature(
         "pages.create_queues_page",
     ),
     navigation=(NavLink("Capacity", "Queues", "/queues"),),
+    problems="problems.queue_problems",
+    subjects={"queue": "/queues/{}"},
 )

@@ -214,3 +214,11 @@ class Queues(QueueControl):
         if not self._execute("drain_worker", {"worker_id": str(worker_id), "draining": draining}):
             raise WorkerNotFound(worker_id)
         return self.worker(worker_id)
+
+
+def read_queue_statuses(executor: Executor) -> list[QueueStatus]:
+    return Queues(executor).statuses()
+
+
+def read_worker_statuses(executor: Executor) -> list[WorkerStatus]:
+    return Queues(executor).workers()

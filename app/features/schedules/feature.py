@@ -17,4 +17,6 @@ FEATURE = Feature(
     follower_duties="duty.create_follower_duties",
     test_clock="drain_clock.ScheduleClock",
     reasons="reasons.ScheduleReasons",
+    problems="problems.schedule_problems",
+    subjects={"schedule": "/schedules/{}"},
 )

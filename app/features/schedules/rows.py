@@ -17,6 +17,7 @@ from dataloader.app.errors import InvalidJob, ScheduleChanged, ScheduleExists, S
 Row = TypeVar("Row")
 MAX_SCHEDULES = 10_000
 ORPHAN_AFTER_SEC = 600.0  # no live worker has had it in its code for so long
+_LATE_AFTER_SEC, _MAX_NOT_FIRING_READ = 60.0, 20  # where problems are counted
 
 
 class ScheduleSource(StrEnum):
@@ -306,3 +307,8 @@ class Schedules:
 def _pause_detail(schedule: Schedule) -> str:
     by = f" by {schedule.paused_by}" if schedule.paused_by else ""
     return f"paused{by}{f': {schedule.paused_reason}' if schedule.paused_reason else ''}"
+
+
+def read_not_firing(executor: Executor) -> list[Schedule]:
+    """The first of those that are paused, orphaned, in error or late."""
+    return Schedules(executor).not_firing(late_sec=_LATE_AFTER_SEC, limit=_MAX_NOT_FIRING_READ)

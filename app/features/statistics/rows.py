@@ -426,3 +426,12 @@ def _percentile(buckets: Mapping[int, int], rank: float) -> float:
 
 def _bucket_upper_bound(bucket: int) -> float:
     return float(_FIRST_BUCKET_SEC * 2 ** (bucket / 2))
+
+
+def read_last_hour(executor: Executor) -> dict[str, PeriodStatistics]:
+    """The counts of the last hour by task."""
+    return Statistics(executor).by_task("1h", has_times=False)
+
+
+def read_recent_runs(executor: Executor) -> dict[str, list[RecentRun]]:
+    return Statistics(executor).recent_runs()

@@ -8,4 +8,5 @@ FEATURE = Feature(
         "pages.create_tasks_page",
     ),
     navigation=(NavLink("Definitions", "Tasks", "/tasks"),),
+    subjects={"task": "/tasks/{}"},
 )

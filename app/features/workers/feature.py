@@ -5,4 +5,6 @@ FEATURE = Feature(
     has_commands=True,
     blueprints=("pages.create_workers_page",),
     navigation=(NavLink("Capacity", "Workers", "/workers"),),
+    problems="problems.worker_problems",
+    subjects={"worker": "/workers"},
 )

@@ -25,7 +25,7 @@ from dataloader.workers.pool import WorkerPool
 from dataloader.workers.pool_options import PoolOptions
 from tests.support import eventually
 
-_NO_PARTS = {"name", "navigation", "has_commands", "job_panels"}
+_NO_PARTS = {"name", "navigation", "has_commands", "job_panels", "subjects"}
 _FOLDERS = Path(__file__).parents[3] / "app" / "features"
 
 

@@ -74,7 +74,7 @@ def test_navigation_shows_counts_without_a_query_for_each_page(client, trigger, 
     client.post("/queues", data={"queue": "etl", "state": "paused"})
     nav = eventually(lambda: _nav_counts(client.get("/settings").text))
     reads: list[int] = []
-    monkeypatch.setattr(ProblemReader, "read", lambda self: reads.append(1))
+    monkeypatch.setattr(ProblemReader, "read", lambda self, shared: reads.append(1))
 
     assert nav["queues"] == "1 paused queue"
     assert nav[""] == "2 problems"

@@ -2,84 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import json
+import sys
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from types import ModuleType
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 
+from dataloader.app.acts.feature import Feature
+from dataloader.app.acts.service_problems import Impact, Problem, ProblemAct
+from dataloader.app.acts.shared_reads import SharedReads
 from dataloader.app.db.pool import Pool
-from dataloader.app.features.alerts.rows import AlertRule, FiredAlert, RuleKind
+from dataloader.app.db.statements import Executor
+from dataloader.app.features.alerts.rows import SUBJECT_KINDS, RuleKind, read_firing_alerts, read_rules
 from dataloader.app.features.doctor.findings import Severity
+from dataloader.app.features.doctor.problems import read_errors
 from dataloader.app.features.doctor.queue import check_queue
-from dataloader.app.features.limits.breakers import BreakerState, BreakerStatus
-from dataloader.app.features.overview.problems import Situation, count_open, find_problems
-from dataloader.app.features.queues.rows import QueueStatus, WorkerStatus
-from dataloader.app.features.statistics.rows import PeriodStatistics
+from dataloader.app.features.jobs.job_search import read_running_jobs
+from dataloader.app.features.limits.breakers import read_open_breakers
+from dataloader.app.features.overview.notes import NoteReader
+from dataloader.app.features.overview.problems import ProblemReader, count_open
+from dataloader.app.features.overview.service_counts import ProblemCounter, ServiceCounts
+from dataloader.app.features.queues.rows import read_queue_statuses, read_worker_statuses
+from dataloader.app.features.registry import FEATURES
+from dataloader.app.features.schedules.rows import read_not_firing
+from dataloader.app.features.statistics.rows import PeriodStatistics, read_last_hour
+from dataloader.app.http.app import create_app
+from dataloader.app.http.options import WebOptions
+from dataloader.app.queue.job import new_run_ids
+from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.pipelines.contract import Pipelines
 from tests.support.databases import execute_sql
+from tests.support.problem_reads import (
+    ALERT,
+    NOW,
+    alert,
+    breaker,
+    queue_status,
+    read_problems,
+    rule,
+    running_job,
+    schedule,
+    worker,
+)
 
-NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
-RULE, ALERT = UUID(int=1), UUID(int=2)
-WORKER = WorkerStatus(
-    worker_id=UUID(int=3), name="etl-01:7", version="1", queues=("etl",), tasks=("load",), threads=2, busy=0,
-    started_at=NOW, last_beat_at=NOW, alive=True, draining=False, listener="listening", rss_bytes=None, running=(),
-    pid=7, queue_threads={}, stopping=False,
-)  # fmt: skip
-CALM = Situation(
-    running=[], stalled_sec={}, recent_runs={}, queues=[], workers=[WORKER], breakers=[], schedules=[], last_hour={},
-    alerts=[], rules=[], errors=[], at=NOW,
-)  # fmt: skip
-
-
-def breaker(**values: Any) -> BreakerStatus:
-    known: dict[str, Any] = {
-        "task": "load", "state": BreakerState.OPEN, "failures": 5, "window_sec": 60, "resume_sec": 60,
-        "failed_in_row": 5, "opened_at": NOW, "probe_at": NOW, "reason": "5 failures in a row", "is_declared": True,
-        "changed_by": None, "changed_at": NOW, "waiting": 3, "waiting_exact": True,
-    }  # fmt: skip
-    return BreakerStatus(**known | values)
-
-
-def queue_status(**values: Any) -> QueueStatus:
-    known: dict[str, Any] = {
-        "queue": "etl", "is_drained": False, "ready": 0, "ready_exact": True, "scheduled": 0, "blocked": 0,
-        "limited": 0, "waiting": 0, "running": 0, "workers": 1, "oldest_ready_sec": None, "scanned_at": NOW,
-        "last_hour": PeriodStatistics(),
-    }  # fmt: skip
-    return QueueStatus(**known | values)
-
-
-def alert(**values: Any) -> FiredAlert:
-    known: dict[str, Any] = {
-        "alert_id": ALERT, "rule_id": RULE, "kind": "failure_rate", "name": "failing", "subject": "load",
-        "queue": None, "task": "load", "value": 0.5, "detail": "5 of 10 runs of load failed within 3600 s",
-        "started_at": NOW, "last_checked_at": NOW, "resolved_at": None, "sent_at": NOW, "acknowledged_at": None,
-        "acknowledged_by": None,
-    }  # fmt: skip
-    return FiredAlert(**known | values)
-
-
-def rule(**values: Any) -> AlertRule:
-    known: dict[str, Any] = {
-        "rule_id": RULE, "name": "failing", "kind": RuleKind.FAILURE_RATE, "queue": None, "task": None,
-        "threshold": 0.2, "window_sec": 3600, "min_runs": 1, "active": True, "created_at": NOW, "dataset": None,
-        "by_time": None, "zone": None, "muted_until": None, "muted_by": None,
-    }  # fmt: skip
-    return AlertRule(**known | values)
+FAILING = PeriodStatistics(failed=5, succeeded=5, failure_rate=0.5)
 
 
 def test_calm_service_has_no_problem():
-    assert find_problems(CALM) == []
+    assert read_problems({}) == []
 
 
 def test_worst_problem_is_first():
     slow = queue_status(queue="slow", ready=1, oldest_ready_sec=400.0)
     unserved = queue_status(queue="unserved", ready=2, workers=0)
 
-    found = find_problems(replace(CALM, queues=[slow, unserved], breakers=[breaker()]))
+    found = read_problems({read_queue_statuses: [slow, unserved], read_open_breakers: [breaker()]})
 
     assert [(problem.kind, problem.state) for problem in found] == [
         ("breaker open", "alert"),
@@ -88,19 +70,32 @@ def test_worst_problem_is_first():
     ]
 
 
-def test_facts_of_one_task_are_one_problem():
-    failing = PeriodStatistics(failed=5, succeeded=5, failure_rate=0.5)
+def test_problems_of_one_state_are_in_order_of_their_impact():
+    found = read_problems({
+        read_last_hour: {"sales": FAILING}, read_not_firing: [schedule()], read_open_breakers: [breaker()],
+        read_errors: _errors(reaping=0), read_queue_statuses: [queue_status(ready=1, workers=0)],
+        read_worker_statuses: [],
+    })  # fmt: skip
 
-    (found,) = find_problems(replace(CALM, breakers=[breaker()], last_hour={"load": failing}, alerts=[alert()]))
+    assert [problem.kind for problem in found] == [
+        "no worker", "breaker open", "no worker", "late", "failing", "no reaper",
+    ]  # fmt: skip
+    assert [problem.impact for problem in found] == sorted(set(Impact) - {Impact.DELAYED})
+
+
+def test_facts_of_one_task_are_one_problem():
+    facts = {read_open_breakers: [breaker()], read_last_hour: {"load": FAILING}, read_firing_alerts: [alert()]}
+
+    (found,) = read_problems(facts)
 
     assert found.kind == "breaker open"
     assert found.others == ("Failed 5 of 10 times in the last hour",)  # once, although the alert has it too
     assert [act.label for act in found.acts] == ["Failures", "Resume", "Alert", "Mute 1 h", "Acknowledge"]
-    assert found.alerts == (alert(),)
+    assert found.acts[-1].fields == {f"alert-{ALERT}": str(ALERT), "next": "/", "action": "acknowledge"}
 
 
 def test_alert_without_known_problem_shows_its_detail():
-    (found,) = find_problems(replace(CALM, alerts=[alert()]))
+    (found,) = read_problems({read_firing_alerts: [alert()]})
 
     assert found.before == "5 of 10 runs of load failed within 1\u00a0h"
     assert found.link == "/tasks/load"
@@ -109,39 +104,37 @@ def test_alert_without_known_problem_shows_its_detail():
 def test_alert_is_as_severe_as_its_kind():
     late, stalled = alert(), alert(kind="stalled", subject=str(ALERT), task=None, detail="no progress for 900 s")
 
-    found = find_problems(replace(CALM, alerts=[stalled, late]))
+    found = read_problems({read_firing_alerts: [stalled, late]})
 
     assert [(problem.kind, problem.state) for problem in found] == [("failure rate", "alert"), ("stalled", "warning")]
 
 
 def test_acknowledged_and_muted_alerts_are_not_counted():
-    acknowledged = find_problems(replace(CALM, alerts=[alert(acknowledged_at=NOW)]))
+    acknowledged = read_problems({read_firing_alerts: [alert(acknowledged_at=NOW)]})
     until = datetime.now(UTC) + timedelta(hours=1)
-    muted = find_problems(replace(CALM, alerts=[alert()], rules=[rule(muted_until=until)]))
+    muted = read_problems({read_firing_alerts: [alert()], read_rules: [rule(muted_until=until)]})
 
     assert [count_open(found) for found in (acknowledged, muted)] == [0, 0]
     assert len(acknowledged) == len(muted) == 1
     assert [act.label for found in (acknowledged, muted) for act in found[0].acts] == ["Task", "Alert"] * 2
 
 
-def test_stopped_workers_are_a_problem():
-    found = find_problems(replace(CALM, workers=[replace(WORKER, alive=False)]))
+def test_subject_of_each_kind_of_alert_has_a_page():
+    pages = {kind for feature in FEATURES for kind in feature.subjects}
 
-    assert [problem.kind for problem in found] == ["no worker", "worker lost"]
+    assert set(SUBJECT_KINDS) == set(RuleKind)
+    assert set(SUBJECT_KINDS.values()) <= pages
 
 
 def test_error_of_doctor_is_a_problem_once():
-    unserved = queue_status(queue="elt", ready=2, workers=0)
-    facts = {
-        "live": 1, "reaping": 0, "queues_without_worker": ["elt"], "tasks_without_worker": ["lode"],
-        "known_tasks": ["load"], "labels_without_worker": [["etl", "train", {"gpu": True}]], "labels": [["etl", {}]],
-        "expired": [["018f0000-0000-7000-8000-000000000001", "w", 300]], "odd_leases": [], "unstopped": [],
-        "shared_names": [["etl-0", ["a:1", "b:1"]]], "schedules_late": ["nightly"], "schedules_stopped": [],
-        "schedules_taken": ["hourly"], "schedules_orphaned": [], "webhooks_disabled": [], "alerts_firing": 0,
-    }  # fmt: skip
-    errors = [finding for finding in check_queue(facts) if finding.severity is Severity.ERROR]
+    errors = _errors(
+        reaping=0, queues_without_worker=["elt"], tasks_without_worker=["lode"],
+        labels_without_worker=[["etl", "train", {"gpu": True}]],
+        expired=[["018f0000-0000-7000-8000-000000000001", "w", 300]],
+        shared_names=[["etl-0", ["a:1", "b:1"]]], schedules_late=["nightly"], schedules_taken=["hourly"],
+    )  # fmt: skip
 
-    found = find_problems(replace(CALM, queues=[unserved], errors=errors))
+    found = read_problems({read_queue_statuses: [queue_status(queue="elt", ready=2, workers=0)], read_errors: errors})
 
     assert {problem.subject: problem.kind for problem in found} == {
         ("queue", "elt"): "no worker",
@@ -157,17 +150,143 @@ def test_error_of_doctor_is_a_problem_once():
     sentences = {problem.kind: problem.before for problem in found}
     assert sentences["tasks without worker"] == "No live worker knows lode; jobs wait; did you mean 'load'?"
     assert "018f…0001" in sentences["expired leases"]
+    acts = {problem.kind: [(act.label, act.path) for act in problem.acts] for problem in found}
+    assert acts["tasks without worker"] == [("Task", "/tasks/lode")]
+    assert acts["no reaper"] == []
+
+
+def test_error_of_doctor_about_several_subjects_is_left_out_if_all_have_it():
+    errors, queues = _errors(queues_without_worker=["a", "b"]), [queue_status(queue="a", ready=1, workers=0)]
+
+    some = read_problems({read_queue_statuses: queues, read_errors: errors})
+    queues.append(queue_status(queue="b", ready=1, workers=0))
+    each = read_problems({read_queue_statuses: queues, read_errors: errors})
+
+    assert [problem.subject for problem in some] == [("queue", "a"), ("doctor", "queues_without_worker")]
+    assert [problem.subject for problem in each] == [("queue", "a"), ("queue", "b")]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "subject"),
+    [
+        ("workers", ("worker", "etl-02:8")),
+        ("limits", ("task", "load")),
+        ("queues", ("queue", "etl")),
+        ("schedules", ("schedule", "nightly")),
+        ("failures", ("task", "sales")),
+        ("jobs", ("job", "00000000-0000-0000-0000-000000000004")),
+        ("doctor", ("doctor", "no_reaper")),
+    ],
+)
+def test_service_without_a_feature_has_none_of_its_problems(left_out: str, subject: tuple[str, str]):
+    facts = {
+        read_worker_statuses: [worker(), worker(name="etl-02:8", alive=False)], read_open_breakers: [breaker()],
+        read_queue_statuses: [queue_status(ready=1, workers=0)], read_not_firing: [schedule()],
+        read_last_hour: {"sales": FAILING}, read_running_jobs: [running_job(cancel_requested=True)],
+        read_errors: _errors(reaping=0),
+    }  # fmt: skip
+
+    complete = [problem.subject for problem in read_problems(facts)]
+    others = [problem.subject for problem in read_problems(facts, _without(left_out))]
+
+    assert others == [known for known in complete if known != subject]
+    assert len(others) == 6
+
+
+def test_problem_of_a_new_feature_is_on_the_overview(queue: JobQueue, pipelines: Pipelines, monkeypatch):
+    def find_problems(reads: SharedReads) -> Iterator[Problem]:
+        yield Problem(
+            kind="rude", subject=("greeting", "good/bye"), state="alert", before="Greeting ", after=" is rude"
+        )
+        yield Problem(kind="shy", subject=("greeter", "ann"), before="", after=" greets no one", acts=(act,))
+
+    act = ProblemAct("Encourage", "/greeters", {"name": "ann"})
+    module = ModuleType("problems")
+    monkeypatch.setattr(module, "find_problems", find_problems, raising=False)
+    monkeypatch.setitem(sys.modules, "dataloader.app.features.greetings.problems", module)
+    greetings = Feature(name="greetings", problems="problems.find_problems", subjects={"greeting": "/greetings/{}"})
+
+    def overview(*features: Feature) -> str:
+        options = WebOptions(version="1")
+        return create_app(queue, pipelines, options, features=(*FEATURES, *features)).test_client().get("/").text
+
+    page = overview(greetings)
+
+    assert 'Greeting <a href="/greetings/good%2Fbye"><b>good/bye</b></a> is rude' in page
+    assert '<a class="btn sm" href="/greetings/good%2Fbye">Greeting<' in page
+    assert "<b>ann</b> greets no one" in page
+    assert 'action="/greeters"' in page
+    assert '<h2 id="problems-title">3 problems</h2>' in page  # with that of no worker
+    assert "good/bye" not in overview()
+
+
+class CountingExecutor:
+    """Executes statements, and counts each with its parameters."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self.schema, self.executed = pool, pool.schema, list[str]()
+
+    def execute(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        self.executed.append(f"{name} {json.dumps(parameters, default=str)}")
+        return self._pool.execute(name, parameters)
+
+
+def test_overview_and_header_read_nothing_twice(pool: Pool, pipelines: Pipelines, trigger, monkeypatch):
+    trigger()
+    JobQueue(pool).claim("etl", ["noop"], new_run_ids(1), "worker")  # without a running job they read less
+    trigger(lock_key="another")
+    monkeypatch.setattr(ProblemCounter, "counts", lambda self: None)  # the header reads in a thread of its own
+    monkeypatch.setattr(NoteReader, "get", lambda self: [])
+    of_page, of_header = CountingExecutor(pool), CountingExecutor(pool)
+    client = create_app(JobQueue(of_page), pipelines, WebOptions(version="1")).test_client()
+    of_page.executed.clear()
+
+    assert client.get("/").status_code == 200
+    reads = SharedReads(of_header)
+    counts = ServiceCounts.of(ProblemReader(FEATURES).read(reads), reads)
+
+    assert counts.problems == 2  # no worker; none for etl
+    assert len(set(of_page.executed)) == len(of_page.executed) == 18
+    assert len(set(of_header.executed)) == len(of_header.executed) == 14
+    assert set(of_header.executed) < set(of_page.executed)
+
+
+def test_shared_read_is_executed_once(pool: Pool):
+    reads, executors = SharedReads(pool), list[Executor]()
+
+    def read_times(executor: Executor) -> int:
+        executors.append(executor)
+        return len(executors)
+
+    assert [reads.get(read_times), reads.get(read_times)] == [1, 1]
+    assert executors == [pool]
+    assert SharedReads(pool, {read_times: 7}).get(read_times) == 7
+
+
+def _errors(**facts: Any) -> list[Any]:
+    """The errors that doctor finds in a queue with nothing wrong but for these facts."""
+    calm: dict[str, Any] = {
+        "live": 1, "reaping": 1, "queues_without_worker": [], "tasks_without_worker": [], "known_tasks": ["load"],
+        "labels_without_worker": [], "labels": [["etl", {}]], "expired": [], "odd_leases": [], "unstopped": [],
+        "shared_names": [], "schedules_late": [], "schedules_stopped": [], "schedules_taken": [],
+        "schedules_orphaned": [], "webhooks_disabled": [], "alerts_firing": 0,
+    }  # fmt: skip
+    return [finding for finding in check_queue(calm | facts) if finding.severity is Severity.ERROR]
+
+
+def _without(name: str) -> list[Feature]:
+    return [feature for feature in FEATURES if feature.name != name]
 
 
 @pytest.fixture
-def worker(dsn: str, pool: Pool) -> Iterator[None]:
+def live_worker(dsn: str, pool: Pool) -> Iterator[None]:
     info = WorkerInfo(uuid4(), "host-1:77", "1", ("etl",), ("noop",), 1, unserved_tasks={"train": {"gpu": True}})
     WorkerLiveness(pool).send_heartbeat(info, heartbeat_sec=60)
     yield
     execute_sql(dsn, "TRUNCATE dl_workers")
 
 
-@pytest.mark.usefixtures("worker")
+@pytest.mark.usefixtures("live_worker")
 def test_overview_names_tasks_that_no_worker_runs(client, trigger):
     trigger(task="nop", lock_key="a")
     trigger(task="train", lock_key="b")

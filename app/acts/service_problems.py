@@ -1,0 +1,65 @@
+"""Problems of the service: what a feature finds wrong with its subjects, and the overview shows.
+
+`problems` of a Feature names a function of SharedReads that yields them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import IntEnum
+from typing import Literal
+
+MAX_OF_A_KIND = 20  # problems that a feature yields of one kind
+
+State = Literal["alert", "warning"]
+Subject = tuple[str, str]  # what it is, and its name
+
+
+class Impact(IntEnum):
+    """What a problem means for jobs. Among problems of the same state the first of these is shown first."""
+
+    NO_PROCESS = 0  # the processes that run them are gone, or not well
+    NOT_STARTED = 1  # a task is stopped
+    WAITING = 2  # a queue does not move, or slowly
+    NOT_MADE = 3
+    FAILING = 4
+    DELAYED = 5  # one runs, but not as it should
+    OTHER = 6
+
+
+@dataclass(frozen=True)
+class ProblemAct:
+    """What helps: a link, or with `fields` a form."""
+
+    label: str
+    path: str
+    fields: dict[str, str] | None = None
+    is_danger: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is wrong with one subject. The sentence is `before`, the subject as a link, `after`; `others` are further
+    facts about the same subject. A problem without acts gets the link to the page of its subject.
+
+    `covers`: the kinds of alert rules and checks of doctor that say the same of the subject. `repeats`: what the
+    problem says, as subjects and kinds; it is left out if other problems cover all of that.
+
+    The overview sets `link`, the page of the subject, and `is_handled`: a person has acknowledged or muted its alerts.
+    """
+
+    kind: str
+    subject: Subject
+    state: State = "warning"
+    impact: Impact = Impact.OTHER
+    before: str = ""
+    after: str = ""
+    task: str | None = None  # of a job
+    since: datetime | None = None
+    acts: tuple[ProblemAct, ...] = ()
+    covers: frozenset[str] = frozenset()
+    repeats: frozenset[tuple[Subject, str]] = frozenset()
+    others: tuple[str, ...] = ()
+    link: str | None = None
+    is_handled: bool = False
