@@ -939,7 +939,8 @@ BEGIN
 END $$;
 
 -- Make the next blocked job of each of these lock keys ready, if no job runs with the key, and notify its queue. Returns
--- the keys whose job became ready. The caller holds the keys' transaction locks, (1684828526, hashtext(lock_key)).
+-- the keys whose job became ready; dl.made_ready has the ids of the jobs. The caller holds the keys' transaction locks,
+-- (1684828526, hashtext(lock_key)).
 CREATE OR REPLACE FUNCTION dl_unblock_next(lock_keys text[]) RETURNS SETOF text
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 BEGIN
@@ -957,7 +958,7 @@ BEGIN
          WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key BETWEEN freed.lock_key AND freed.lock_key AND r.status = 'running' OFFSET 0)
     ), unblocked AS (
         UPDATE dl_jobs j SET wait_state = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id])
-        RETURNING j.queue, j.lock_key
+        RETURNING j.queue, j.lock_key, set_config('dl.made_ready', concat_ws(' ', current_setting('dl.made_ready', true), j.job_id), true)
     ), notified AS (
         SELECT count(dl_notify_queue(q.queue)) FROM (SELECT DISTINCT queue FROM unblocked ORDER BY queue) q
     )
@@ -1096,7 +1097,8 @@ END $$;
 --   scan_limit          how many ready jobs to look at: more than `wanted` where many keys are busy
 --   after               where to begin: a (priority, created_at, job_id), of which ready jobs up to that one are skipped; where a
 --                       transaction of hours keeps the index from being cleaned, the way from its front to the first live row is
---                       long. In turn: the tenant and how many of its jobs have had their turn.
+--                       long. With job ids behind it: these jobs, if they are ready, and no others. In turn: the tenant and how many
+--                       of its jobs have had their turn.
 --   promotes            makes ready first what is due
 --   takes_session_locks takes the session locks of the keys too, for the life of each run: a former owner that lost its lease but
 --                       not its session still holds one, and the job is blocked. They outlive a claim that fails: its sender must
@@ -1132,6 +1134,7 @@ DECLARE
     woken   text[];
     last_n  int;
     start   text[] := after;
+    offered uuid[] := after[4:];
     promoted     text[];         -- where the jobs begin that this claim has promoted
     is_before    bool;           -- that is before `after`
     has_position bool;
@@ -1150,9 +1153,15 @@ BEGIN
             start := promoted;
         END IF;
     END IF;
-    IF in_turn THEN
-        WITH chosen AS MATERIALIZED (
-            SELECT c.n, c.job_id FROM dl_fair_candidates(queue_name, known_tasks, scan_limit, after[1], after[2]::int) c
+    IF in_turn OR offered <> '{}' THEN
+        WITH listed AS (
+            SELECT c.n, c.job_id FROM dl_fair_candidates(queue_name, known_tasks, scan_limit, after[1], after[2]::int) c WHERE in_turn
+            UNION ALL
+            SELECT o.n, j.job_id
+              FROM unnest(offered) WITH ORDINALITY AS o (job_id, n) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[o.job_id])
+             WHERE j.queue = queue_name AND j.task = ANY (known_tasks) AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+        ), chosen AS MATERIALIZED (
+            SELECT * FROM listed
              WHERE NOT EXISTS (SELECT FROM dl_workers w WHERE w.worker_id = own_id AND w.superseded_by IS NOT NULL)
         ), candidates AS (
             SELECT j.job_id, j.lock_key, chosen.n
@@ -1287,7 +1296,7 @@ BEGIN
                       WHERE j.status = 'queued' AND j.wait_state = 'scheduled' AND j.available_at > due_since AND j.available_at < 'infinity');
     IF in_turn THEN
         next_after := ARRAY(SELECT jsonb_array_elements_text(nullif(current_setting('dl.fair_position', true), '')::jsonb));
-    ELSIF last_n IS NOT NULL THEN
+    ELSIF last_n IS NOT NULL AND offered = '{}' THEN
         next_after := ARRAY[found.priorities[last_n]::text, found.created[last_n]::text, ids[cardinality(ids)]::text];
         IF is_before AND (next_after[1]::int, next_after[2]::timestamptz) < (after[1]::int, after[2]::timestamptz) THEN
             next_after := after;
@@ -2541,7 +2550,7 @@ END $$;
 
 -- Wakes jobs that wait for these limits, as many as may start now, the best of each queue first, and notifies the queues.
 -- A woken job is ready and keeps `waits_on`: until it starts it is counted as woken, and no other one in its place.
--- A job that does not fit waits, and so do those behind it. At most 500 of a queue are woken.
+-- A job that does not fit waits, and so do those behind it. At most 500 of a queue are woken. dl.made_ready has their ids.
 CREATE OR REPLACE FUNCTION dl_wake_limited(limit_names text[]) RETURNS SETOF uuid
     LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -2584,7 +2593,8 @@ BEGIN
                        waits_on = CASE WHEN j.available_at <= clock_timestamp() THEN limit_name END
                   FROM fitting
                  WHERE j.job_id = ANY (ARRAY[fitting.job_id])
-                RETURNING j.job_id, j.attempt
+                RETURNING j.job_id, j.attempt,
+                          set_config('dl.made_ready', concat_ws(' ', current_setting('dl.made_ready', true), j.job_id), true)
             ), events AS (
                 INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
                 SELECT job_id, queue_name, clock_timestamp(), 'released',

@@ -25,7 +25,7 @@ from dataloader.pipelines.retry import Policy
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import CONFLICT_RETRY_SEC, DueTimer, PollTimer
 from dataloader.workers.claimer import Claimer
-from dataloader.workers.listener import ListenerLike, ListenState, Notifications
+from dataloader.workers.listener import ListenerLike, Notifications
 from dataloader.workers.notify_state import NotifyState, UnwantedNotifications
 from dataloader.workers.outcome import Released
 from dataloader.workers.queue_buffer import PREFETCH_BELOW_SEC, QueueBuffer, QueueLimits
@@ -220,15 +220,9 @@ class Dispatcher:
         notifications = self._listener.listen(max(0.0, self._listening_until - now), self._wakeup)
         self._listening_until = 0.0
         self._apply_notifications(notifications)
-        if self._notifications_ok and not self._database_down:
+        if self._listener.state.is_fine and not self._database_down:
             self.last_cycle_at = clock()
         self._database_down = False
-
-    @property
-    def _notifications_ok(self) -> bool:
-        """Whether nothing is wrong with notifications: they arrive, or are not wanted."""
-        state = self._listener.state
-        return state.is_receiving or state is ListenState.OFF
 
     def _listen_deadline(self) -> float:
         buffers = self.queues.values()
@@ -236,7 +230,7 @@ class Dispatcher:
         return min(at for at in times if at is not None)
 
     def _apply_timers(self, now: float) -> None:
-        is_due, is_listening = self._due.expire(now), self._notifications_ok
+        is_due, is_listening = self._due.expire(now), self._listener.state.is_fine
         for buffer in self.queues.values():
             has_expired = buffer.poll.expire(now, is_listening=is_listening)
             self._due.promote_due = self._due.promote_due or has_expired
@@ -248,8 +242,7 @@ class Dispatcher:
             self._notify_state.clear()
         now = clock()
         with self._lock:
-            if notifications.reconnected:
-                self._due.promote_due = True
+            self._due.promote_due = self._due.promote_due or notifications.reconnected
             for name, buffer in self.queues.items():
                 if notifications.reconnected or name in notifications.queues:
                     buffer.may_have_work = True
@@ -261,14 +254,15 @@ class Dispatcher:
     def _claim_batch(self, buffer: QueueBuffer, kept_count: int) -> None:
         began = clock()
         with self._lock:
-            count, promoted = buffer.claim_size, self._due.promote_due
-            mode = buffer.claim_mode
+            count, mode = buffer.claim_size, buffer.claim_mode
             count = min(count, 1) if self._memory_high else count
             if count <= 0 or not self._has_memory:
                 return
-            buffer.may_have_work = self._due.promote_due = False
-        is_fair = mode is ClaimMode.IN_TURN
-        after = buffer.turn if is_fair else buffer.cursor.start(began, promoted=promoted)
+            is_fair = mode is ClaimMode.IN_TURN
+            offered = None if is_fair else buffer.cursor.take_offered(count)
+            promoted = self._due.promote_due and offered is None
+            buffer.may_have_work, self._due.promote_due = False, self._due.promote_due and not promoted
+        after = offered or (buffer.turn if is_fair else buffer.cursor.start(began, promoted=promoted))
         try:
             if (recovered := self._claimer.recover()) is not None:
                 self._hand_out(self.queues[recovered[0]], recovered[1], kept_count=0)
@@ -293,10 +287,10 @@ class Dispatcher:
             _log.info("database.available")
             self._outage_logged = False
         is_full, from_front = claimed_count >= count, after is None or is_fair
-        is_settled = from_front or buffer.cursor.front_pace.is_slow  # else the next claim starts at the front
+        is_settled = offered is None and (from_front or buffer.cursor.front_pace.is_slow)  # else claim again at once
         if is_fair:
             buffer.turn = hint.cursor or buffer.turn
-        else:
+        elif offered is None:
             buffer.cursor.advance(hint, is_full=is_full, from_front=from_front, began=began, now=now)
         with self._lock:
             buffer.was_full = is_full
@@ -363,6 +357,13 @@ class Dispatcher:
 
     # ── called by background threads ────────────────────────────────────────────────────────────────────────────
 
+    def offer(self, job_ids: Sequence[str]) -> None:
+        """Have jobs claimed that an end of a run has made ready, where claims would not find them soon."""
+        with self._lock:
+            for buffer in [b for b in self.queues.values() if b.cursor.offer(job_ids)]:
+                buffer.may_have_work = True
+                self._wake_next()
+
     def listen_while_busy(self, timeout: float) -> bool:
         """Listen in place of a leader; return False if a worker thread leads, or waits to."""
         with self._lock:
@@ -380,8 +381,7 @@ class Dispatcher:
     def poll_by_heartbeat(self, send_heartbeat: Callable[[Sequence[str]], HeartbeatResult]) -> HeartbeatResult:
         """Send a heartbeat that checks whether queues with idle threads have jobs. If none has, it counts as a poll."""
         with self._lock:
-            is_receiving = self._listener.state.is_receiving
-            idle = [b for b in self.queues.values() if is_receiving and b.awaits_jobs]
+            idle = [b for b in self.queues.values() if self._listener.state.is_receiving and b.awaits_jobs]
         sent_at = clock()
         heartbeat = send_heartbeat([buffer.queue for buffer in idle])
         if idle and not heartbeat.has_ready_jobs:

@@ -34,6 +34,11 @@ class ListenState(StrEnum):
         """Whether notifications arrive."""
         return self is ListenState.LISTENING
 
+    @property
+    def is_fine(self) -> bool:
+        """Whether they arrive, or are not wanted."""
+        return self in (ListenState.LISTENING, ListenState.OFF)
+
 
 class ListenMode(StrEnum):
     """Whether a worker process has a LISTEN connection."""

@@ -161,7 +161,7 @@ class WorkerPool:
             on_control=self._on_control,
             release=self._settler.submit,
         )
-        self._dispatcher.jobs_left = options.max_jobs
+        self._dispatcher.jobs_left, self._settler.on_ready = options.max_jobs, self._dispatcher.offer
         self._memory = MemoryMonitor(options.memory_high_percent, on_change=self._dispatcher.set_memory_high)
 
     def _make_listener(self, session: Session) -> ListenerLike:

@@ -23,6 +23,7 @@ _MAX_SCAN = 500  # ready jobs that one claim looks at
 _FRONT_INTERVAL_SEC = 0.05  # a claim starts at the front of the queue at least so often
 _MAX_FRONT_INTERVAL_SEC = 5.0
 _FRONT_TIME_RATIO = 10  # unless such claims would take more than one part in ten of the time
+_NO_POSITION = ("0", "-infinity", "00000000-0000-0000-0000-000000000000")  # of a claim of certain jobs
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,28 @@ class ClaimCursor:
 
     While claims come back full, the next one starts behind the last claimed job. A long transaction elsewhere keeps
     dead index entries from being removed, and each claim from the front would walk over all of them. Where such claims
-    take long, those between them start behind the last claimed job too, whether they come back full or not: a job that
-    becomes ready in front of it has to wait for the next claim from the front.
+    take long, those between them start behind the last claimed job too, whether they come back full or not. A job that
+    becomes ready in front of it, when a run of this process frees its key or limit, is then claimed by its id; any
+    other one has to wait for the next claim from the front.
     """
 
     position: Sequence[str] | None = None  # priority, creation time and id of the last claimed job
     scan: int = 0  # rows to scan, if more than are claimed
     next_front_at: float = 0.0  # when to start at the front again: urgent jobs may have come
     front_pace: Pace = field(default_factory=lambda: Pace(_MAX_FRONT_INTERVAL_SEC))
+    takes_offers: bool = False  # claims from the front take long; read by any thread
+    offered: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_SCAN))  # ids of ready jobs; of any thread
+
+    def offer(self, job_ids: Sequence[str]) -> bool:
+        """Have these ready jobs claimed next, if claims would not find them soon. Return whether they will be."""
+        if self.takes_offers:
+            self.offered.extend(job_ids)
+        return self.takes_offers
+
+    def take_offered(self, count: int) -> Sequence[str] | None:
+        """Return where to start a claim of so many of the offered jobs; None: there is none."""
+        job_ids = [self.offered.popleft() for _ in range(min(count, len(self.offered)))]
+        return (*_NO_POSITION, *job_ids) if job_ids else None
 
     def start(self, now: float, *, promoted: bool) -> Sequence[str] | None:
         """Return the position behind which to claim, None: the front. What a claim has promoted it finds by itself."""
@@ -68,7 +83,8 @@ class ClaimCursor:
         """Record a claim's answer. Where jobs of busy keys stand in front, the next claim scans further."""
         if from_front and hint.delay_sec is not None:
             self.front_pace.record(hint.delay_sec)
-        if self.front_pace.is_slow:
+        self.takes_offers = self.front_pace.is_slow
+        if self.takes_offers:
             self.position = hint.cursor or self.position
         else:
             self.position = hint.cursor if is_full else None

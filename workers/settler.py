@@ -54,6 +54,7 @@ class Settler:
         counters: PoolCounters,
     ) -> None:
         self._queue, self._running, self._key_locks, self._counters = queue, running, key_locks, counters
+        self.on_ready: Callable[[Sequence[str]], object] | None = None  # with ids of jobs that waited for runs
         self._lock = threading.Lock()
         self._pending: deque[PendingOutcome] = deque()  # appended by any thread without the lock; taken under it
         self._is_writing = False  # under the lock: a batch is being written
@@ -166,7 +167,7 @@ class Settler:
 
     def _settle(self, batch: Sequence[PendingOutcome]) -> list[SettleResult]:
         settlements = [(pending.attempt.job, pending.outcome) for pending in batch]
-        return self._queue.settle(settlements)  # type: ignore[arg-type]  # only settlements
+        return self._queue.settle(settlements, on_ready=self.on_ready)  # type: ignore[arg-type]  # only settlements
 
     def _release(self, batch: Sequence[PendingOutcome]) -> list[SettleResult]:
         requests = [outcome.request_for(attempt.job) for attempt, outcome in batch if isinstance(outcome, Released)]

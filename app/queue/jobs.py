@@ -147,8 +147,8 @@ class JobQueue(JobRecords, Upkeep):
 
         `scan` rows are tried where many jobs may have busy keys. With `promote_due` scheduled jobs that are due become
         ready first. Jobs up to `after`, the cursor of an earlier claim, are skipped; tenants that are served in turn
-        begin there. With `lock_keys` the session locks of the keys are taken too; after an error they may be held
-        without a run, so the session must be closed.
+        begin there; with ids of jobs behind it only these are claimed. With `lock_keys` the session locks of the keys
+        are taken too; after an error they may be held without a run, so the session must be closed.
         """
         in_turn = mode is ClaimMode.IN_TURN
         start = _TURN_START if in_turn else CURSOR_START
@@ -240,12 +240,19 @@ class JobQueue(JobRecords, Upkeep):
         self._row_ctids |= {str(run_id): row_ctid for run_id, row_ctid in rows}
         return {as_uuid(run_id) for run_id, _ in rows}
 
-    def settle(self, settlements: Sequence[tuple[ClaimedJob, Settlement]]) -> list[SettleResult]:
-        """End runs, in one transaction."""
+    def settle(
+        self,
+        settlements: Sequence[tuple[ClaimedJob, Settlement]],
+        *,
+        on_ready: Callable[[Sequence[str]], object] | None = None,
+    ) -> list[SettleResult]:
+        """End runs, in one transaction. `on_ready` is called with the ids of the jobs that waited for them, if any."""
         values = [(job.id_text, job.run_text, job.key_hash, settlement) for job, settlement in settlements]
-        ((applied_count, changed_statuses, applied_runs, *_),) = self._execute(
+        ((applied_count, changed_statuses, applied_runs, made_ready),) = self._execute(
             "settle", settle_parameters(values, max_result_bytes=self._limits.max_result_bytes)
         )
+        if made_ready and on_ready is not None:
+            on_ready(made_ready.split())
         if applied_count == len(settlements) and not changed_statuses:
             return [_APPLIED_SUCCESS if end is SUCCEEDED else _APPLIED_BY_STATUS[end.status] for _, end in settlements]
         changed = dict(text.split(" ") for text in changed_statuses or ())

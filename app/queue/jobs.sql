@@ -189,11 +189,13 @@ SELECT job_id, queue, clock_timestamp(), 'heartbeat',
  WHERE silence_sec > %(late_sec)s::float8;
 
 -- name: settle
--- running -> succeeded | failed | canceled | queued: see dl_settle in schema.sql.
-SELECT * FROM dl_settle(%(key_hashes)s::bigint[], %(plain_jobs)s::uuid[], %(plain_runs)s::uuid[], %(job_ids)s::uuid[], %(run_ids)s::uuid[],
-                        %(statuses)s::dl_status[], %(errors)s::text[], %(tracebacks)s::text[], %(results)s::text[], %(progress)s::text[],
-                        %(checkpoints)s::text[], %(pauses)s::float8[], %(refunds)s::int[], %(crashes)s::int[], %(event_fields)s::text[],
-                        %(fingerprints)s::text[], %(reports)s::jsonb);
+-- running -> succeeded | failed | canceled | queued: see dl_settle in schema.sql. `made_ready`: the ids of jobs that waited for the keys
+-- and limits of these runs, with spaces between them.
+SELECT s.*, current_setting('dl.made_ready', true) AS made_ready
+  FROM dl_settle(%(key_hashes)s::bigint[], %(plain_jobs)s::uuid[], %(plain_runs)s::uuid[], %(job_ids)s::uuid[], %(run_ids)s::uuid[],
+                 %(statuses)s::dl_status[], %(errors)s::text[], %(tracebacks)s::text[], %(results)s::text[], %(progress)s::text[],
+                 %(checkpoints)s::text[], %(pauses)s::float8[], %(refunds)s::int[], %(crashes)s::int[], %(event_fields)s::text[],
+                 %(fingerprints)s::text[], %(reports)s::jsonb) s;
 
 -- name: find_settlement
 -- Of settlements that were not applied: the status of those that the same run had applied before, if the response was lost.

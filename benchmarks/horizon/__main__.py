@@ -137,14 +137,14 @@ def print_summary(results: dict[str, LaneResult]) -> None:
     for activity in ACTIVITIES:
         cells = [_first_and_last(result, activity) for result in results.values()]
         rows.append([f"pages of: {activity}", *cells])
-    claims = [_claim_quantiles(result) for result in results.values()]
-    rows.append(["claim p50, ms", *(each[0] for each in claims)])
-    rows.append(["claim p99, ms", *(each[1] for each in claims)])
+    for name, percent in (("p50", 50), ("p99", 99)):
+        rows.append([f"claim {name}, ms", *(_quantiles(r, r.claim_ms, percent) for r in results.values())])
+    rows.append(["all statements of a second, ms", *(_quantiles(r, r.second_ms, 50) for r in results.values())])
     tables = sorted({table for result in results.values() for table in result.bytes_after})
     grown = {table: [result.grown_bytes(table) / MB for result in results.values()] for table in tables}
     rows += [[f"{table}, MB more", *each] for table, each in grown.items() if max(each) >= 1]
     rows.append(["all tables, MB more", *(sum(column) for column in zip(*grown.values(), strict=True))])
-    for name in ("leases_lost", "deadlocks", "seconds"):
+    for name in ("waiting_jobs", "leases_lost", "deadlocks", "seconds"):
         rows.append([name.replace("_", " "), *(getattr(result, name) for result in results.values())])
     print(format_table(["first → last checkpoint", *results], rows))
 
@@ -157,13 +157,12 @@ def _first_and_last(result: LaneResult, activity: str) -> str:
     return f"{before:,.0f} → {after:,.0f}{'' if _is_flat(before, after) else ' !'}"
 
 
-def _claim_quantiles(result: LaneResult) -> tuple[str, str]:
-    """p50 and p99 of the claims in the first and last tenth of the time."""
+def _quantiles(result: LaneResult, times: Sequence[tuple[int, float]], percent: int) -> str:
+    """Of the first and of the last tenth of the time."""
     size = max(1, result.seconds // 10)
-    first = [ms for second, ms in result.claim_ms if second <= size]
-    last = [ms for second, ms in result.claim_ms if second > result.seconds - size] or first
-    p50, p99 = (f"{quantile(first, percent):.1f} → {quantile(last, percent):.1f}" for percent in (50, 99))
-    return p50, p99
+    first = [ms for second, ms in times if second <= size]
+    last = [ms for second, ms in times if second > result.seconds - size] or first
+    return f"{quantile(first, percent):.1f} → {quantile(last, percent):.1f}"
 
 
 if __name__ == "__main__":

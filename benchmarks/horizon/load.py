@@ -72,6 +72,8 @@ class LaneResult:
 
     figures: dict[int, dict[Statement, Figure]] = field(default_factory=dict)
     claim_ms: list[tuple[int, float]] = field(default_factory=list)  # each claim outside the measured windows
+    second_ms: list[tuple[int, float]] = field(default_factory=list)  # all of a second, likewise
+    waiting_jobs: int = 0  # short ones at the end; each second's jobs are to be claimed in that second
     leases_lost: int = 0
     deadlocks: int = 0
     bytes_before: dict[str, int] = field(default_factory=dict)  # by table
@@ -128,17 +130,22 @@ class Simulation:
             if second + WINDOW_SEC - 1 in ends:
                 self._read_pages()  # makes the plans
                 self._recorder.start(self._sessions["pages"])
+            started_at = time.perf_counter()
             self._step(second)
+            if not self._recorder.is_recording:
+                result.second_ms.append((second, (time.perf_counter() - started_at) * 1000))
             if second in ends:
                 self._measure_rest(second)
                 age = f"the oldest transaction is {self._horizon_age():,} transactions old"
-                log(f"second {second:,} after {time.monotonic() - began:.0f} s; {age}")
+                waiting = f"{self._waiting_jobs():,} short jobs wait"
+                log(f"second {second:,} after {time.monotonic() - began:.0f} s; {age}; {waiting}")
             if second % MINUTE_SEC == MINUTE_SEC // 4:
                 self._end_minute()
         result.seconds = second
         result.bytes_after = table_sizes(self._dsn)
         counted = query_value(self._dsn, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
         result.deadlocks, result.took_sec = counted[0][0], time.monotonic() - began
+        result.waiting_jobs = self._waiting_jobs()
         return result
 
     def _measure_rest(self, second: int) -> None:
@@ -152,6 +159,10 @@ class Simulation:
             session.close()
         for process in self._processes:
             process.close()
+
+    def _waiting_jobs(self) -> int:
+        sql = "SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND queue = %s"
+        return int(query_value(self._dsn, sql, SHORT)[0][0])
 
     def _horizon_age(self) -> int:
         """How many transactions ago the oldest one began whose view of the tables is kept."""
@@ -219,7 +230,9 @@ class Simulation:
 
     def _claim_and_settle(self, process: SimulatedProcess, now: float, *, promotes: bool, is_retried: bool) -> bool:
         """Claim as a dispatcher does. Returns whether more may be ready."""
-        after = process.cursor.start(now, promoted=promotes)
+        offered = process.cursor.take_offered(THREADS)
+        promotes = promotes and offered is None
+        after = offered or process.cursor.start(now, promoted=promotes)
         if after is None and process.cursor.must_wait(now):
             return False
         started_at = time.perf_counter()
@@ -239,8 +252,9 @@ class Simulation:
             took_sec = time.perf_counter() - started_at
             self.result.claim_ms.append((int(now), took_sec * 1000))
             hint = replace(hint, delay_sec=took_sec)
-        is_full = len(claimed) == THREADS
-        process.cursor.advance(hint, is_full=is_full, from_front=after is None, began=now, now=now)
+        if offered is None:
+            is_full = len(claimed) == THREADS
+            process.cursor.advance(hint, is_full=is_full, from_front=after is None, began=now, now=now)
         if claimed:
             self._settle(process, claimed, is_retried=is_retried)
         return bool(claimed or (after is not None and not process.cursor.front_pace.is_slow))
@@ -250,7 +264,7 @@ class Simulation:
         if is_retried and claimed[0].attempt == 1:
             settlements[0] = (claimed[0], Settlement(Status.QUEUED, error="bench", retry_in_sec=0.001))
         with self._recorder.activity("settle"):
-            results = process.queue.settle(settlements)
+            results = process.queue.settle(settlements, on_ready=process.cursor.offer)
             process.claims.unlock_keys([job.key_hash for job in claimed])
         self.result.leases_lost += sum(result.outcome != "applied" for result in results)
         self._last_short = claimed[-1]

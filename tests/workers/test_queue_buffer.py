@@ -75,6 +75,22 @@ def test_process_that_knows_only_a_slow_front_waits():
     assert not cursor.must_wait(125.2)
 
 
+def test_jobs_are_offered_only_where_the_front_is_slow():
+    cursor = ClaimCursor()
+    cursor.advance(HINT, is_full=False, from_front=True, began=100.0, now=100.1)
+    assert not cursor.offer(["a"])
+    assert cursor.take_offered(5) is None
+
+    for began in (110.0, 120.0, 130.0):
+        cursor.advance(replace(HINT, delay_sec=0.1), is_full=False, from_front=True, began=began, now=began + 0.1)
+    assert cursor.offer(["a", "b", "c"])
+    assert [cursor.take_offered(2), cursor.take_offered(2), cursor.take_offered(2)] == [
+        ("0", "-infinity", "00000000-0000-0000-0000-000000000000", "a", "b"),
+        ("0", "-infinity", "00000000-0000-0000-0000-000000000000", "c"),
+        None,
+    ]
+
+
 def test_scan_grows_while_busy_keys_stand_in_front():
     cursor, scans = ClaimCursor(), []
     for _ in range(6):

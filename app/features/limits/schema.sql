@@ -213,7 +213,7 @@ END $$;
 
 -- Wakes jobs that wait for these limits, as many as may start now, the best of each queue first, and notifies the queues.
 -- A woken job is ready and keeps `waits_on`: until it starts it is counted as woken, and no other one in its place.
--- A job that does not fit waits, and so do those behind it. At most 500 of a queue are woken.
+-- A job that does not fit waits, and so do those behind it. At most 500 of a queue are woken. dl.made_ready has their ids.
 CREATE OR REPLACE FUNCTION dl_wake_limited(limit_names text[]) RETURNS SETOF uuid
     LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -256,7 +256,8 @@ BEGIN
                        waits_on = CASE WHEN j.available_at <= clock_timestamp() THEN limit_name END
                   FROM fitting
                  WHERE j.job_id = ANY (ARRAY[fitting.job_id])
-                RETURNING j.job_id, j.attempt
+                RETURNING j.job_id, j.attempt,
+                          set_config('dl.made_ready', concat_ws(' ', current_setting('dl.made_ready', true), j.job_id), true)
             ), events AS (
                 INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
                 SELECT job_id, queue_name, clock_timestamp(), 'released',

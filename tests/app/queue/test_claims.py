@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from dataloader.app.queue.job import Status, new_run_ids
+from dataloader.app.queue.job import SUCCEEDED, Status, new_run_ids
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 
 # ── claim ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -24,6 +24,58 @@ def test_jobs_are_claimed_by_priority_then_age(queue_db):
     assert [run.id for run in queue_db.claim(5)] == [new]
     assert [run.id for run in queue_db.claim(queue="other")] == [elsewhere]
     assert queue_db.claim() == []
+
+
+def test_a_claim_of_certain_jobs_takes_those_that_are_ready_and_no_others(queue_db):
+    wanted = [queue_db.enqueue(f"k{n}", priority=9 - n) for n in range(2)]
+    left = {
+        "not asked for": queue_db.enqueue("first", priority=0),
+        "of another queue": queue_db.enqueue("b", queue="other"),
+        "of another task": queue_db.enqueue("c", task="unknown"),
+        "not due": queue_db.enqueue("d", available_at=datetime.now(UTC) + timedelta(hours=1)),
+        "expired": queue_db.enqueue("e"),
+    }
+    queue_db.sql("UPDATE dl_jobs SET expires_at = clock_timestamp() WHERE job_id = %s", str(left["expired"]))
+    asked = [*wanted, *list(left.values())[1:], uuid4()]
+    after = ["0", "-infinity", str(UUID(int=0)), *map(str, asked)]
+
+    taken, hint = queue_db.queue.claim("q", ["t"], new_run_ids(9), "me", after=after, promote_due=False)
+
+    assert [run.id for run in taken] == wanted, "in the order in which they were asked for"
+    assert hint.cursor is None, "the next claim begins where it would have without this one"
+    assert {name for name, job in left.items() if queue_db.status(job) is not Status.QUEUED} == set()
+
+
+def test_a_claim_of_certain_jobs_takes_no_more_than_it_may(queue_db):
+    jobs = [queue_db.enqueue(f"k{n}") for n in range(3)]
+    busy = queue_db.enqueue_and_claim("busy", priority=0)
+    blocked = queue_db.insert(busy.lock_key, wait_state="ready")
+    queue_db.sql("INSERT INTO dl_limits (name, concurrency) VALUES ('task:t', 2)")  # one runs already
+    after = ["0", "-infinity", str(UUID(int=0)), *map(str, (blocked, *jobs))]
+
+    taken, hint = queue_db.queue.claim("q", ["t"], new_run_ids(3), "me", after=after, promote_due=False)
+
+    assert [run.id for run in taken] == jobs[:1]
+    assert [queue_db.wait_state(job) for job in (blocked, jobs[1])] == ["blocked", "limited"]
+    assert list(hint.blocked_keys) == [busy.lock_key]
+
+
+@pytest.mark.parametrize("waits_for", ["key", "limit"])
+def test_an_end_says_which_jobs_have_waited_for_it(queue_db, waits_for):
+    queue_db.sql("INSERT INTO dl_limits (name, concurrency) VALUES ('narrow', 1)")
+    of = {"limits": {"narrow": 1}} if waits_for == "limit" else {}
+    first = queue_db.enqueue_and_claim("k", **of)
+    waiting = queue_db.enqueue("k" if waits_for == "key" else "other", **of)
+    assert queue_db.claim() == []
+    told: list[str] = []
+
+    queue_db.queue.settle([(first, SUCCEEDED)], on_ready=told.extend)
+
+    assert told == [str(waiting)]
+    assert queue_db.wait_state(waiting) == "ready"
+    (second,) = queue_db.claim()
+    queue_db.queue.settle([(second, SUCCEEDED)], on_ready=told.extend)
+    assert told == [str(waiting)], "nothing waited for the second"
 
 
 def test_a_batch_is_handed_out_in_order_with_a_run_id_each(queue_db):

@@ -1,0 +1,29 @@
+"""A job that the end of a run makes ready while claims from the front of a queue take long and are rare."""
+
+from __future__ import annotations
+
+import pytest
+
+from dataloader.app.features.limits.rows import Limits
+from dataloader.workers.pace import Pace
+from tests.support import eventually
+from tests.support.worker_pool_fixture import WorkerPoolFixture
+
+
+@pytest.mark.parametrize("waits_for", ["key", "limit"])
+def test_job_starts_when_the_run_before_it_ends(
+    worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch, waits_for: str
+):
+    """The first claim finds all three jobs, and leaves one that waits in front of the last one that it has claimed. No
+    other claim starts at the front within an hour."""
+    monkeypatch.setattr(Pace, "is_slow", True)
+    monkeypatch.setattr(Pace, "interval_sec", 3600.0)
+    queue_db = worker_pools.queue_fixture
+    Limits(queue_db.session).set("warehouse", concurrency=1)
+    for n, key, limits in ((0, "a", {"warehouse": 1}), (1, "b", {"warehouse": 1}), (2, "c", None)):
+        by_key = waits_for == "key" and n < 2
+        queue_db.enqueue("a" if by_key else key, task="quick", args={"n": n}, limits=None if by_key else limits)
+
+    worker_pools.pool({"q": 3})
+
+    eventually(lambda: sorted(worker_pools.run_keys) == ["0", "1", "2"])
