@@ -9,8 +9,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dataloader.app.db.encoding import array, as_uuid, validate_text
+from dataloader.app.db.encoding import array, from_row, validate_text
 from dataloader.app.db.statements import Executor
+from dataloader.app.queue.job_records import JobLogLine
 
 TIME_BUDGET_SEC = 0.04  # of a page; the next one continues where it ends
 WINDOW_LINES = 5_000  # that one statement reads
@@ -41,18 +42,12 @@ class LineFilter:
 
 
 @dataclass(frozen=True)
-class FoundLine:
-    """A line of a job's log. `task` and `queue` are null if the job has been deleted."""
+class FoundLine(JobLogLine):
+    """A line of any job's log. `task` and `queue` are null if the job has been deleted."""
 
-    log_id: int
     job_id: UUID
     task: str | None
     queue: str | None
-    attempt: int
-    ts: datetime
-    level: str
-    stream: str
-    line: str
 
 
 @dataclass(frozen=True)
@@ -90,8 +85,7 @@ class LogSearch:
             wanted = {"before": end_id, "window": WINDOW_LINES, "limit": limit - len(lines)}
             rows = self._execute("log_window", parameters | wanted)
             count, last_id, oldest_at, newest_at = rows[0][:4]
-            found = [row[4:] for row in rows if row[4] is not None]
-            lines += [FoundLine(row[0], as_uuid(row[1]), *row[2:]) for row in found]
+            lines += [from_row(FoundLine, row[4:]) for row in rows if row[4] is not None]
             scanned += count
             if len(lines) >= limit:
                 return LinePage(lines, lines[-1].log_id, scanned, lines[-1].ts)

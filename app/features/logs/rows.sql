@@ -35,7 +35,7 @@ WITH scanned AS MATERIALIZED (
      ORDER BY log_id DESC
      LIMIT %(window)s::int
 ), matching AS (
-    SELECT s.log_id, s.job_id, j.task, j.queue, s.attempt, s.ts, s.level, s.stream, s.line
+    SELECT s.log_id, s.attempt, s.ts, s.level, s.stream, s.line, s.job_id, j.task, j.queue
       FROM scanned s LEFT JOIN dl_jobs j USING (job_id)
      WHERE s.ts >= %(since)s::timestamptz
        AND (%(until)s::timestamptz IS NULL OR s.ts < %(until)s::timestamptz)
