@@ -278,6 +278,20 @@ def test_a_schedule_that_no_live_worker_declares_is_orphaned_and_fires_no_more(s
     assert schedule_db.schedules.get("s").orphaned_at is None
 
 
+def test_first_next_time_keeps_error_found_at_declaration(schedule_db):
+    definition = {**HOURLY, "expression": "0 6 1 1 *", "args": {"x": "{partition}"}}
+    worker = register_worker(schedule_db.queue, schedules=("s",))
+    schedule_db.schedules.declare([{"name": "s", "task": "t", "definition": definition}], worker)
+    declared = schedule_db.schedules.get("s")
+    schedule_db.schedules.record_error(declared, "x: this job has no partition")
+
+    schedule_db.fire()
+
+    planned = schedule_db.schedules.get("s")
+    assert planned.next_at - declared.next_at > timedelta(minutes=1)
+    assert planned.error == "x: this job has no partition"
+
+
 def test_schedule_in_code_that_makes_no_job_is_found_at_start(worker_pools: WorkerPoolFixture, caplog):
     @schedule("0 6 * * *", queue="q", zone="UTC", args={"date": "{interval_start:%Y-%m-%d}"})
     @worker_pools.pipelines.register("orders", lock_key="orders:{day}")

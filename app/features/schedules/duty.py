@@ -128,9 +128,9 @@ class SchedulesDuty:
         if definition.overlap == "cancel" and plan.fire_at:
             self._cancel_earlier(schedule, plan.fire_at[-1])
         firings += [self._firing(schedule, definition, fire_at) for fire_at in plan.fire_at]
-        is_refused = bool(plan.fire_at) and firings[-1]["outcome"] == "refused"
+        if plan.fire_at:  # else what a declaration has found still holds
+            item["error"] = firings[-1]["detail"] if firings[-1]["outcome"] == "refused" else None
         return item | {
-            "error": firings[-1]["detail"] if is_refused else None,
             "last_at": plan.last_at.isoformat(),
             "next_at": plan.next_at and plan.next_at.isoformat(),
             "firings": firings,

@@ -51,7 +51,7 @@ CREATE INDEX dl_schedules_after_idx ON dl_schedules USING gin (coalesce(override
     WHERE coalesce(overrides -> 'after', declared -> 'after') IS NOT NULL;
 
 -- Fires schedules. Each object of the batch has a schedule as it was read (schedule_id, version, read_last_at), its new last_at,
--- next_at and error, the updates of datasets that it answers, and firings: fire_at, due_at, outcome, until, detail, and with the outcome `due` the request of its job and
+-- next_at and, if a time has come, error, the updates of datasets that it answers, and firings: fire_at, due_at, outcome, until, detail, and with the outcome `due` the request of its job and
 -- the overlap rule. A schedule that has changed or fired meanwhile is left out; a time that has a row is not fired again.
 CREATE OR REPLACE FUNCTION dl_fire_schedules(batch jsonb)
     RETURNS TABLE (schedule_id uuid, fire_at timestamptz, outcome text, job_id uuid, detail text)
@@ -71,7 +71,8 @@ BEGIN
     FOR item IN SELECT value FROM jsonb_array_elements(batch) ORDER BY value ->> 'schedule_id' LOOP
         id := (item ->> 'schedule_id')::uuid;
         UPDATE dl_schedules s
-           SET last_at = (item ->> 'last_at')::timestamptz, next_at = (item ->> 'next_at')::timestamptz, error = item ->> 'error'
+           SET last_at = (item ->> 'last_at')::timestamptz, next_at = (item ->> 'next_at')::timestamptz,
+               error = CASE WHEN item ? 'error' THEN item ->> 'error' ELSE s.error END
          WHERE s.schedule_id = id AND s.version = (item ->> 'version')::int AND s.paused_at IS NULL AND s.orphaned_at IS NULL
            AND s.last_at IS NOT DISTINCT FROM (item ->> 'read_last_at')::timestamptz;
         CONTINUE WHEN NOT FOUND;
