@@ -6,20 +6,24 @@ VALUES (%(action)s::text, %(actor)s::text, %(key_id)s::text, %(via)s::text, %(ad
         %(subject)s::text, %(subject_id)s::text)
 RETURNING audit_id;
 
+-- define: entry_filter
+       (%(before)s::bigint IS NULL OR audit_id < %(before)s::bigint)
+       AND (%(after)s::bigint IS NULL OR audit_id > %(after)s::bigint)
+       AND (%(action)s::text IS NULL OR action = %(action)s::text)
+       AND (%(actor)s::text IS NULL OR actor = %(actor)s::text)
+       AND (%(key_id)s::text IS NULL OR key_id = %(key_id)s::text)
+       AND (%(subject)s::text IS NULL OR subject = %(subject)s::text)
+       AND (%(subject_id)s::text IS NULL OR subject_id = %(subject_id)s::text)
+       AND (%(request_id)s::text IS NULL OR request_id = %(request_id)s::text)
+       AND (%(since)s::timestamptz IS NULL OR at >= %(since)s::timestamptz)
+       AND (%(until)s::timestamptz IS NULL OR at < %(until)s::timestamptz)
+
 -- name: audit_entries
 -- Newest first; `before` is the last entry of the previous page.
 SELECT audit_id, at, action, actor, key_id, via, address, request_id, subject, subject_id, before::text, after::text, db_user
   FROM dl_audit
- WHERE (%(before)s::bigint IS NULL OR audit_id < %(before)s::bigint)
-   AND (%(after)s::bigint IS NULL OR audit_id > %(after)s::bigint)
-   AND (%(action)s::text IS NULL OR action = %(action)s::text)
-   AND (%(actor)s::text IS NULL OR actor = %(actor)s::text)
-   AND (%(key_id)s::text IS NULL OR key_id = %(key_id)s::text)
-   AND (%(subject)s::text IS NULL OR subject = %(subject)s::text)
-   AND (%(subject_id)s::text IS NULL OR subject_id = %(subject_id)s::text)
-   AND (%(request_id)s::text IS NULL OR request_id = %(request_id)s::text)
-   AND (%(since)s::timestamptz IS NULL OR at >= %(since)s::timestamptz)
-   AND (%(until)s::timestamptz IS NULL OR at < %(until)s::timestamptz)
+ WHERE
+       -- include: entry_filter
  ORDER BY audit_id DESC
  LIMIT %(limit)s::int;
 
@@ -31,16 +35,8 @@ WITH scanned AS MATERIALIZED (
     SELECT audit_id, at, actor, action, via,
            CASE WHEN subject = 'job' AND before IS NULL AND after IS NOT NULL THEN date_trunc('hour', at) END AS hour
       FROM dl_audit
-     WHERE (%(before)s::bigint IS NULL OR audit_id < %(before)s::bigint)
-       AND (%(after)s::bigint IS NULL OR audit_id > %(after)s::bigint)
-       AND (%(action)s::text IS NULL OR action = %(action)s::text)
-       AND (%(actor)s::text IS NULL OR actor = %(actor)s::text)
-       AND (%(key_id)s::text IS NULL OR key_id = %(key_id)s::text)
-       AND (%(subject)s::text IS NULL OR subject = %(subject)s::text)
-       AND (%(subject_id)s::text IS NULL OR subject_id = %(subject_id)s::text)
-       AND (%(request_id)s::text IS NULL OR request_id = %(request_id)s::text)
-       AND (%(since)s::timestamptz IS NULL OR at >= %(since)s::timestamptz)
-       AND (%(until)s::timestamptz IS NULL OR at < %(until)s::timestamptz)
+     WHERE
+       -- include: entry_filter
      ORDER BY audit_id DESC
      LIMIT %(max_scanned)s::int
 ), rows AS MATERIALIZED (
@@ -70,16 +66,8 @@ SELECT s.audit_id, s.at, s.action, s.actor, s.key_id, s.via, CASE WHEN f.count =
 SELECT audit_id, at, action, actor, key_id, via, address, request_id, subject, subject_id, before::text, after::text, db_user
   FROM dl_audit
  WHERE (subject <> 'job' OR before IS NOT NULL OR after IS NULL)
-   AND (%(before)s::bigint IS NULL OR audit_id < %(before)s::bigint)
-   AND (%(after)s::bigint IS NULL OR audit_id > %(after)s::bigint)
-   AND (%(action)s::text IS NULL OR action = %(action)s::text)
-   AND (%(actor)s::text IS NULL OR actor = %(actor)s::text)
-   AND (%(key_id)s::text IS NULL OR key_id = %(key_id)s::text)
-   AND (%(subject)s::text IS NULL OR subject = %(subject)s::text)
-   AND (%(subject_id)s::text IS NULL OR subject_id = %(subject_id)s::text)
-   AND (%(request_id)s::text IS NULL OR request_id = %(request_id)s::text)
-   AND (%(since)s::timestamptz IS NULL OR at >= %(since)s::timestamptz)
-   AND (%(until)s::timestamptz IS NULL OR at < %(until)s::timestamptz)
+   AND
+       -- include: entry_filter
  ORDER BY audit_id DESC
  LIMIT %(limit)s::int;
 

@@ -33,6 +33,8 @@ _OF_IDLE_PROCESSES = frozenset({
     "decide_left", "expire", "lease_bulk", "next_bulk_step", "prune_backfill_limits", "has_unread_events",
 })  # fmt: skip
 _PREPARED = _OF_EVERY_JOB | _OF_IDLE_PROCESSES
+_DEFINITION = re.compile(r"^-- define: (\w+)\n(.*?)(?=^-- (?:define|name): |\Z)", re.MULTILINE | re.DOTALL)
+_INCLUDE = re.compile(r"^ *-- include: (\w+)(;?)$", re.MULTILINE)
 _NAME_LINE = re.compile(r"^-- name: (\w+)(?: = (\w+(?: \+ \w+)*))?$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*$|\s+-- .*$", re.MULTILINE)
 _PARAMETER = re.compile(r"%\((\w+)\)s")
@@ -135,14 +137,20 @@ def qualify(schema: str, name: str) -> str:
 
 
 def parse_statements(text: str, schema: str) -> Mapping[str, Statement]:
-    """Parse a file: `-- name: a` is followed by its parts; `-- name: a = b + c` names what it is composed of."""
-    pieces = _NAME_LINE.split(fill_lists(text))[1:]
+    """Parse a file: `-- name: a` is followed by its parts; `-- name: a = b + c` names what it is composed of. What
+    follows `-- define: d` replaces the lines `-- include: d` of the file's statements."""
+    pieces = _NAME_LINE.split(fill_lists(_include_definitions(text)))[1:]
     by_name: dict[str, Statement] = {}
     for name, summands, body in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
         sql = _OUR_NAME.sub(lambda match: qualify(schema, match[1]), _COMMENT.sub("", body))
         parts = tuple(StatementPart(part.strip()) for part in sql.split(";") if part.strip())
         by_name[name] = Statement(name, parts, tuple(summands.split(" + ")) if summands else ())
     return by_name
+
+
+def _include_definitions(text: str) -> str:
+    definitions = {name: definition.rstrip() for name, definition in _DEFINITION.findall(text)}
+    return _INCLUDE.sub(lambda match: definitions[match[1]] + match[2], _DEFINITION.sub("", text))
 
 
 def _compose(statement: Statement, by_name: Mapping[str, Statement]) -> Statement:

@@ -1,17 +1,21 @@
 -- Alert rules, the alerts that they fire, and the check of all rules.
 
+-- define: rule_columns
+       rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone,
+       muted_until, muted_by
+
 -- name: add_alert_rule
 -- No row: a rule of this name exists.
 INSERT INTO dl_alert_rules (name, kind, queue, task, threshold, window_sec, min_runs, dataset, by_time, zone)
 VALUES (%(name)s::text, %(kind)s::text, %(queue)s::text, %(task)s::text, %(threshold)s::float8, %(window_sec)s::float8,
         %(min_runs)s::int, %(dataset)s::text, %(by_time)s::text, %(zone)s::text)
     ON CONFLICT (name) DO NOTHING
-RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone,
-          muted_until, muted_by;
+RETURNING
+       -- include: rule_columns;
 
 -- name: alert_rules
-SELECT rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone,
-       muted_until, muted_by
+SELECT
+       -- include: rule_columns
   FROM dl_alert_rules
  WHERE (%(rule_id)s::uuid IS NULL OR rule_id = %(rule_id)s::uuid)
  ORDER BY name;
@@ -24,8 +28,8 @@ UPDATE dl_alert_rules
        min_runs = coalesce(%(min_runs)s::int, min_runs),
        active = coalesce(%(active)s::bool, active)
  WHERE rule_id = %(rule_id)s::uuid
-RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone,
-          muted_until, muted_by;
+RETURNING
+       -- include: rule_columns;
 
 -- name: mute_alert_rule
 -- For `mute_sec`; 0 ends the mute. An alert that fires meanwhile is delivered when the mute ends, if it still fires then.
@@ -33,8 +37,8 @@ UPDATE dl_alert_rules
    SET muted_until = CASE WHEN %(mute_sec)s::float8 > 0 THEN clock_timestamp() + make_interval(secs => %(mute_sec)s::float8) END,
        muted_by = CASE WHEN %(mute_sec)s::float8 > 0 THEN %(muted_by)s::text END
  WHERE rule_id = %(rule_id)s::uuid
-RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone,
-          muted_until, muted_by;
+RETURNING
+       -- include: rule_columns;
 
 -- name: remove_alert_rule
 -- The next check resolves the alerts of the removed rule.

@@ -1,6 +1,26 @@
 -- Bulk operations on all jobs that match a filter, in batches. A batch is one transaction: it locks the operation's row,
 -- changes some jobs, and advances the cursor. If the process dies, the batch is rolled back, and another process repeats it.
 
+-- define: bulk_columns
+       bulk_id, action, filter::text, priority, per_minute, max_jobs, args_patch::text, expected, state, cancel_requested, scanned,
+       matched, changed, cursor_at, requested_by, error, created_at, started_at, finished_at, next_step_at
+
+-- define: lock_operation
+SELECT bulk_id FROM dl_bulk
+ WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
+   FOR UPDATE;
+
+-- define: operation
+operation AS MATERIALIZED (
+    SELECT bulk_id, action, priority, args_patch
+      FROM dl_bulk
+     WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
+)
+
+-- define: advanced_cursor
+       cursor_at = %(to_at)s::timestamptz, cursor_id = %(to_id)s::uuid, failed_batches = 0, error = NULL,
+       scanned = scanned + %(scanned)s::int, matched = matched + %(matched)s::int,
+
 -- name: create_bulk
 -- The cursor of redrive starts before all jobs, that of the others after all.
 INSERT INTO dl_bulk (action, filter, priority, expected, requested_by, per_minute, max_jobs, args_patch, cursor_at, cursor_id)
@@ -12,14 +32,14 @@ VALUES (%(action)s::text, %(filter)s::jsonb, %(priority)s::int, %(expected)s::bi
 RETURNING bulk_id, pg_notify('dl_control', 'bulk');
 
 -- name: get_bulk
-SELECT bulk_id, action, filter::text, priority, per_minute, max_jobs, args_patch::text, expected, state, cancel_requested, scanned,
-       matched, changed, cursor_at, requested_by, error, created_at, started_at, finished_at, next_step_at
+SELECT
+       -- include: bulk_columns
   FROM dl_bulk
  WHERE bulk_id = %(bulk_id)s::uuid;
 
 -- name: list_bulk
-SELECT bulk_id, action, filter::text, priority, per_minute, max_jobs, args_patch::text, expected, state, cancel_requested, scanned,
-       matched, changed, cursor_at, requested_by, error, created_at, started_at, finished_at, next_step_at
+SELECT
+       -- include: bulk_columns
   FROM dl_bulk
  ORDER BY created_at DESC, bulk_id DESC
  LIMIT %(limit)s::int;
@@ -34,9 +54,8 @@ UPDATE dl_bulk
                    WHERE state IN ('waiting', 'running')
                      AND (next_step_at IS NULL OR next_step_at <= clock_timestamp() OR cancel_requested)
                    ORDER BY created_at, bulk_id LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING cursor_id, bulk_id, action, filter::text, priority, per_minute, max_jobs, args_patch::text, expected, state,
-          cancel_requested, scanned, matched, changed, cursor_at, requested_by, error, created_at, started_at, finished_at,
-          next_step_at;
+RETURNING cursor_id,
+       -- include: bulk_columns;
 
 -- name: next_bulk_step
 SELECT extract(epoch FROM min(next_step_at) - clock_timestamp())::float8 FROM dl_bulk WHERE state IN ('waiting', 'running');
@@ -71,34 +90,29 @@ UPDATE dl_bulk
 
 -- name: bulk_cancel
 -- As `cancel`, of the jobs that still match.
-SELECT bulk_id FROM dl_bulk
- WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
-   FOR UPDATE;
+-- include: lock_operation
 
-WITH operation AS MATERIALIZED (
-    SELECT bulk_id, dl_cancel_jobs(%(job_ids)s::uuid[], %(filter)s::jsonb) AS jobs
-      FROM dl_bulk
-     WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
+WITH
+-- include: operation
+, canceled AS MATERIALIZED (
+    SELECT bulk_id, dl_cancel_jobs(%(job_ids)s::uuid[], %(filter)s::jsonb) AS jobs FROM operation
 )
-UPDATE dl_bulk b
-   SET cursor_at = %(to_at)s::timestamptz, cursor_id = %(to_id)s::uuid, failed_batches = 0, error = NULL,
-       scanned = scanned + %(scanned)s::int, matched = matched + %(matched)s::int, changed = changed + operation.jobs
-  FROM operation
- WHERE b.bulk_id = operation.bulk_id
+UPDATE dl_bulk b SET
+       -- include: advanced_cursor
+       changed = changed + canceled.jobs
+  FROM canceled
+ WHERE b.bulk_id = canceled.bulk_id
 RETURNING b.changed;
 
 -- name: bulk_retry
 -- failed | canceled | lost -> queued, like `retry`; also the step of a redrive, which merges its patch into the jobs' args, and
 -- after which the next step is `pause_sec` later, if it has changed any job. Of several jobs with one live key only the newest is
 -- retried.
-SELECT bulk_id FROM dl_bulk
- WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
-   FOR UPDATE;
+-- include: lock_operation
 
-WITH operation AS MATERIALIZED (
-    SELECT bulk_id, action, args_patch FROM dl_bulk
-     WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
-), candidates AS MATERIALIZED (
+WITH
+-- include: operation
+, candidates AS MATERIALIZED (
     SELECT j.job_id, j.live_key, j.created_at
       FROM dl_jobs j
      WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND EXISTS (SELECT FROM operation)
@@ -130,9 +144,8 @@ WITH operation AS MATERIALIZED (
            || CASE WHEN operation.args_patch IS NULL THEN '{}' ELSE jsonb_build_object('args_patch', operation.args_patch) END
       FROM requeued, operation
 )
-UPDATE dl_bulk b
-   SET cursor_at = %(to_at)s::timestamptz, cursor_id = %(to_id)s::uuid, failed_batches = 0, error = NULL,
-       scanned = scanned + %(scanned)s::int, matched = matched + %(matched)s::int,
+UPDATE dl_bulk b SET
+       -- include: advanced_cursor
        changed = changed + (SELECT count(*) FROM requeued),
        next_step_at = CASE WHEN EXISTS (SELECT FROM requeued) THEN clock_timestamp() + make_interval(secs => %(pause_sec)s::float8)
                            ELSE next_step_at END
@@ -141,14 +154,11 @@ RETURNING b.changed;
 
 -- name: bulk_delete
 -- Delete finished jobs, with their events and logs; not those whose result a job of their graph may read.
-SELECT bulk_id FROM dl_bulk
- WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
-   FOR UPDATE;
+-- include: lock_operation
 
-WITH operation AS MATERIALIZED (
-    SELECT bulk_id FROM dl_bulk
-     WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
-), targets AS MATERIALIZED (
+WITH
+-- include: operation
+, targets AS MATERIALIZED (
     SELECT j.job_id
       FROM dl_jobs j
      WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND EXISTS (SELECT FROM operation)
@@ -161,23 +171,19 @@ WITH operation AS MATERIALIZED (
 ), deleted_logs AS (
     DELETE FROM dl_job_logs WHERE job_id IN (SELECT job_id FROM deleted)
 )
-UPDATE dl_bulk b
-   SET cursor_at = %(to_at)s::timestamptz, cursor_id = %(to_id)s::uuid, failed_batches = 0, error = NULL,
-       scanned = scanned + %(scanned)s::int, matched = matched + %(matched)s::int,
+UPDATE dl_bulk b SET
+       -- include: advanced_cursor
        changed = changed + (SELECT count(*) FROM deleted)
  WHERE b.bulk_id IN (SELECT bulk_id FROM operation)
 RETURNING b.changed;
 
 -- name: bulk_reprioritise
 -- queued -> queued, with another priority.
-SELECT bulk_id FROM dl_bulk
- WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
-   FOR UPDATE;
+-- include: lock_operation
 
-WITH operation AS MATERIALIZED (
-    SELECT bulk_id, priority FROM dl_bulk
-     WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
-), targets AS MATERIALIZED (
+WITH
+-- include: operation
+, targets AS MATERIALIZED (
     SELECT j.job_id, j.priority AS before, operation.priority
       FROM dl_jobs j, operation
      WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND j.status::text = 'queued' AND j.priority <> operation.priority
@@ -195,9 +201,8 @@ WITH operation AS MATERIALIZED (
                               'after', jsonb_build_object('priority', priority))
       FROM changed_jobs
 )
-UPDATE dl_bulk b
-   SET cursor_at = %(to_at)s::timestamptz, cursor_id = %(to_id)s::uuid, failed_batches = 0, error = NULL,
-       scanned = scanned + %(scanned)s::int, matched = matched + %(matched)s::int,
+UPDATE dl_bulk b SET
+       -- include: advanced_cursor
        changed = changed + (SELECT count(*) FROM changed_jobs)
  WHERE b.bulk_id IN (SELECT bulk_id FROM operation)
 RETURNING b.changed;

@@ -4,15 +4,35 @@
 -- The pool sends parameters as literals, so unused conditions are removed before planning. The planner cannot know where a
 -- window ends and would prefer a sequential scan or a sort, so these are disabled: the plan must follow this index.
 
--- name: jobs_before
--- The matching jobs among the next `window` jobs older than (at, id), newest first. `window_end` is the last scanned job;
--- without it the end is reached. `unsuccessful_only` scans unsuccessful jobs only, along their own index.
+-- define: summary_columns
+       f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
+       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, dl_last_heartbeat(f.status, f.worker_id, f.heartbeat_at), f.finished_at,
+       f.error, dl_json_text(dl_current_progress(f.status, f.job_id, f.run_id, f.heartbeat_at, f.progress), 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
+
+-- define: sort_key
+       CASE %(sort)s::text
+           WHEN 'created_at' THEN extract(epoch FROM created_at)
+           WHEN 'available_at' THEN extract(epoch FROM available_at)
+           WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
+           ELSE priority END::float8 AS key
+
+-- define: page_of_keyed
+page AS (
+    SELECT *
+      FROM keyed
+     WHERE %(key)s::float8 IS NULL OR (key, job_id) > (%(key)s::float8, %(id)s::uuid)
+     ORDER BY key, job_id
+     LIMIT %(limit)s::int
+)
+
+-- define: settings_of_windows
 SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
        set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
        set_config('statement_timeout', '3s', true);
 
-WITH window_end AS MATERIALIZED (
+-- define: window_end
+window_end AS MATERIALIZED (
     SELECT created_at, job_id
       FROM dl_jobs
      WHERE (created_at, job_id) < (%(at)s::timestamptz, %(id)s::uuid)
@@ -20,7 +40,16 @@ WITH window_end AS MATERIALIZED (
        AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'))
      ORDER BY created_at DESC, job_id DESC
     OFFSET %(window)s::int - 1 LIMIT 1
-), page AS (
+)
+
+-- name: jobs_before
+-- The matching jobs among the next `window` jobs older than (at, id), newest first. `window_end` is the last scanned job;
+-- without it the end is reached. `unsuccessful_only` scans unsuccessful jobs only, along their own index.
+-- include: settings_of_windows
+
+WITH
+-- include: window_end
+, page AS (
     SELECT j.*
       FROM dl_jobs j
      WHERE (created_at, job_id) < (%(at)s::timestamptz, %(id)s::uuid)
@@ -32,18 +61,13 @@ WITH window_end AS MATERIALIZED (
      LIMIT %(limit)s::int
 )
 SELECT window_end.created_at, window_end.job_id,
-       f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
-       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, dl_last_heartbeat(f.status, f.worker_id, f.heartbeat_at), f.finished_at,
-       f.error, dl_json_text(dl_current_progress(f.status, f.job_id, f.run_id, f.heartbeat_at, f.progress), 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
+       -- include: summary_columns
   FROM (VALUES (1)) AS single (n) LEFT JOIN window_end ON true LEFT JOIN page f ON true
  ORDER BY f.created_at DESC, f.job_id DESC;
 
 -- name: jobs_after
 -- The same for newer jobs, oldest first.
-SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
-       set_config('enable_bitmapscan', 'off', true),
-       set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
-       set_config('statement_timeout', '3s', true);
+-- include: settings_of_windows
 
 WITH window_end AS MATERIALIZED (
     SELECT created_at, job_id
@@ -65,9 +89,7 @@ WITH window_end AS MATERIALIZED (
      LIMIT %(limit)s::int
 )
 SELECT window_end.created_at, window_end.job_id,
-       f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
-       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, dl_last_heartbeat(f.status, f.worker_id, f.heartbeat_at), f.finished_at,
-       f.error, dl_json_text(dl_current_progress(f.status, f.job_id, f.run_id, f.heartbeat_at, f.progress), 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
+       -- include: summary_columns
   FROM (VALUES (1)) AS single (n) LEFT JOIN window_end ON true LEFT JOIN page f ON true
  ORDER BY f.created_at, f.job_id;
 
@@ -103,81 +125,50 @@ WITH size AS MATERIALIZED (
                 AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
              LIMIT %(max_active)s::int + 1) entries
 ), active AS MATERIALIZED (
-    (SELECT job_id, CASE %(sort)s::text
-                  WHEN 'created_at' THEN extract(epoch FROM created_at)
-                  WHEN 'available_at' THEN extract(epoch FROM available_at)
-                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
-                  ELSE priority END::float8 AS key,
-            dl_job_matches(j, %(filter)s::jsonb) AS is_match
+    (SELECT job_id, dl_job_matches(j, %(filter)s::jsonb) AS is_match,
+            -- include: sort_key
        FROM dl_jobs j
       WHERE %(running)s::bool AND status = 'running'
         AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
         AND (SELECT scanned FROM size) <= %(max_active)s::int)
     UNION ALL
-    (SELECT job_id, CASE %(sort)s::text
-                  WHEN 'created_at' THEN extract(epoch FROM created_at)
-                  WHEN 'available_at' THEN extract(epoch FROM available_at)
-                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
-                  ELSE priority END::float8 AS key,
-            dl_job_matches(j, %(filter)s::jsonb) AS is_match
+    (SELECT job_id, dl_job_matches(j, %(filter)s::jsonb) AS is_match,
+            -- include: sort_key
        FROM dl_jobs j
       WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'ready'
         AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
         AND (SELECT scanned FROM size) <= %(max_active)s::int)
     UNION ALL
-    (SELECT job_id, CASE %(sort)s::text
-                  WHEN 'created_at' THEN extract(epoch FROM created_at)
-                  WHEN 'available_at' THEN extract(epoch FROM available_at)
-                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
-                  ELSE priority END::float8 AS key,
-            dl_job_matches(j, %(filter)s::jsonb) AS is_match
+    (SELECT job_id, dl_job_matches(j, %(filter)s::jsonb) AS is_match,
+            -- include: sort_key
        FROM dl_jobs j
       WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'scheduled'
         AND (SELECT scanned FROM size) <= %(max_active)s::int)
     UNION ALL
-    (SELECT job_id, CASE %(sort)s::text
-                  WHEN 'created_at' THEN extract(epoch FROM created_at)
-                  WHEN 'available_at' THEN extract(epoch FROM available_at)
-                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
-                  ELSE priority END::float8 AS key,
-            dl_job_matches(j, %(filter)s::jsonb) AS is_match
+    (SELECT job_id, dl_job_matches(j, %(filter)s::jsonb) AS is_match,
+            -- include: sort_key
        FROM dl_jobs j
       WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'blocked'
         AND (SELECT scanned FROM size) <= %(max_active)s::int)
     UNION ALL
-    (SELECT job_id, CASE %(sort)s::text
-                  WHEN 'created_at' THEN extract(epoch FROM created_at)
-                  WHEN 'available_at' THEN extract(epoch FROM available_at)
-                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
-                  ELSE priority END::float8 AS key,
-            dl_job_matches(j, %(filter)s::jsonb) AS is_match
+    (SELECT job_id, dl_job_matches(j, %(filter)s::jsonb) AS is_match,
+            -- include: sort_key
        FROM dl_jobs j
       WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'limited' AND waits_on IS NOT NULL
         AND (SELECT scanned FROM size) <= %(max_active)s::int)
     UNION ALL
-    (SELECT job_id, CASE %(sort)s::text
-                  WHEN 'created_at' THEN extract(epoch FROM created_at)
-                  WHEN 'available_at' THEN extract(epoch FROM available_at)
-                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
-                  ELSE priority END::float8 AS key,
-            dl_job_matches(j, %(filter)s::jsonb) AS is_match
+    (SELECT job_id, dl_job_matches(j, %(filter)s::jsonb) AS is_match,
+            -- include: sort_key
        FROM dl_jobs j
       WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'waiting'
         AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
         AND (SELECT scanned FROM size) <= %(max_active)s::int)
 ), keyed AS (
     SELECT job_id, CASE WHEN %(reverse)s::bool THEN -key ELSE key END AS key FROM active WHERE is_match
-), page AS (
-    SELECT *
-      FROM keyed
-     WHERE %(key)s::float8 IS NULL OR (key, job_id) > (%(key)s::float8, %(id)s::uuid)
-     ORDER BY key, job_id
-     LIMIT %(limit)s::int
-)
+),
+-- include: page_of_keyed
 SELECT size.scanned > %(max_active)s::int AS too_many, size.scanned, (SELECT count(*) FROM keyed) AS matching, page.key,
-       f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
-       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, dl_last_heartbeat(f.status, f.worker_id, f.heartbeat_at), f.finished_at,
-       f.error, dl_json_text(dl_current_progress(f.status, f.job_id, f.run_id, f.heartbeat_at, f.progress), 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
+       -- include: summary_columns
   FROM size LEFT JOIN (page JOIN dl_jobs f USING (job_id)) ON true
  ORDER BY page.key, page.job_id;
 
@@ -207,24 +198,14 @@ WITH found AS MATERIALIZED (
     SELECT count(*) AS scanned FROM found
 ), keyed AS MATERIALIZED (
     SELECT job_id, CASE WHEN %(reverse)s::bool THEN -key ELSE key END AS key
-      FROM (SELECT j.job_id, CASE %(sort)s::text
-                  WHEN 'created_at' THEN extract(epoch FROM created_at)
-                  WHEN 'available_at' THEN extract(epoch FROM available_at)
-                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
-                  ELSE priority END::float8 AS key
+      FROM (SELECT j.job_id,
+                   -- include: sort_key
               FROM found JOIN dl_jobs j USING (job_id)
              WHERE (SELECT scanned FROM size) <= %(max_jobs)s::int AND dl_job_matches(j, %(filter)s::jsonb)) matching
-), page AS (
-    SELECT *
-      FROM keyed
-     WHERE %(key)s::float8 IS NULL OR (key, job_id) > (%(key)s::float8, %(id)s::uuid)
-     ORDER BY key, job_id
-     LIMIT %(limit)s::int
-)
+),
+-- include: page_of_keyed
 SELECT size.scanned > %(max_jobs)s::int AS too_many, size.scanned, (SELECT count(*) FROM keyed) AS matching, page.key,
-       f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
-       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, dl_last_heartbeat(f.status, f.worker_id, f.heartbeat_at), f.finished_at,
-       f.error, dl_json_text(dl_current_progress(f.status, f.job_id, f.run_id, f.heartbeat_at, f.progress), 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
+       -- include: summary_columns
   FROM size LEFT JOIN (page JOIN dl_jobs f USING (job_id)) ON true
  ORDER BY page.key, page.job_id;
 
@@ -250,20 +231,10 @@ SELECT j.job_id, e.ts
 
 -- name: count_window
 -- The matching jobs among the next `window` jobs older than (at, id), by final status, and how many were scanned.
-SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
-       set_config('enable_bitmapscan', 'off', true),
-       set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
-       set_config('statement_timeout', '3s', true);
+-- include: settings_of_windows
 
-WITH window_end AS MATERIALIZED (
-    SELECT created_at, job_id
-      FROM dl_jobs
-     WHERE (created_at, job_id) < (%(at)s::timestamptz, %(id)s::uuid)
-       AND created_at >= %(until)s::timestamptz
-       AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'))
-     ORDER BY created_at DESC, job_id DESC
-    OFFSET %(window)s::int - 1 LIMIT 1
-)
+WITH
+-- include: window_end
 SELECT (SELECT created_at FROM window_end), (SELECT job_id FROM window_end), count(*), count(*) FILTER (WHERE is_match),
        count(*) FILTER (WHERE is_match AND status = 'succeeded'), count(*) FILTER (WHERE is_match AND status = 'failed'),
        count(*) FILTER (WHERE is_match AND status = 'lost'), count(*) FILTER (WHERE is_match AND status = 'canceled')

@@ -1,6 +1,12 @@
 -- Search in a job's log, which may have millions of lines: it is read in windows, and the caller decides after each whether
 -- to continue.
 
+-- define: line_filter
+     WHERE (%(levels)s::text[] IS NULL OR level = ANY (%(levels)s::text[]))
+       AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)
+       AND (%(stream)s::text IS NULL OR stream = %(stream)s::text)
+       AND (%(text)s::text IS NULL OR strpos(lower(line), lower(%(text)s::text)) > 0)
+
 -- name: log_lines_after
 -- Of the next `window` lines after the id `at`, the first `limit` that match. `window_end` is the last scanned line, or NULL
 -- at the end of the log.
@@ -17,10 +23,7 @@ WITH scanned AS MATERIALIZED (
 ), matching AS (
     SELECT *
       FROM scanned
-     WHERE (%(levels)s::text[] IS NULL OR level = ANY (%(levels)s::text[]))
-       AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)
-       AND (%(stream)s::text IS NULL OR stream = %(stream)s::text)
-       AND (%(text)s::text IS NULL OR strpos(lower(line), lower(%(text)s::text)) > 0)
+     -- include: line_filter
      ORDER BY log_id
      LIMIT %(limit)s::int
 )
@@ -44,10 +47,7 @@ WITH scanned AS MATERIALIZED (
 ), matching AS (
     SELECT *
       FROM scanned
-     WHERE (%(levels)s::text[] IS NULL OR level = ANY (%(levels)s::text[]))
-       AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)
-       AND (%(stream)s::text IS NULL OR stream = %(stream)s::text)
-       AND (%(text)s::text IS NULL OR strpos(lower(line), lower(%(text)s::text)) > 0)
+     -- include: line_filter
      ORDER BY log_id DESC
      LIMIT %(limit)s::int
 )

@@ -1,17 +1,21 @@
 -- Schedules and their firings. See the tables of schema.sql.
 
+-- define: schedule_columns
+       schedule_id, name, source, task, declared::text, overrides::text, seen_at, orphaned_at, paused_at, paused_by, paused_reason,
+       version, last_at, next_at, error, created_at, changed_by, changed_at
+
 -- name: schedules
 -- Schedules by name; with `name` that one alone.
-SELECT schedule_id, name, source, task, declared::text, overrides::text, seen_at, orphaned_at, paused_at, paused_by, paused_reason,
-       version, last_at, next_at, error, created_at, changed_by, changed_at
+SELECT
+       -- include: schedule_columns
   FROM dl_schedules
  WHERE (%(name)s::text IS NULL OR name = %(name)s::text) AND (%(task)s::text IS NULL OR task = %(task)s::text)
  ORDER BY name
  LIMIT %(limit)s::int;
 
 -- name: schedules_due_next
-SELECT schedule_id, name, source, task, declared::text, overrides::text, seen_at, orphaned_at, paused_at, paused_by, paused_reason,
-       version, last_at, next_at, error, created_at, changed_by, changed_at
+SELECT
+       -- include: schedule_columns
   FROM dl_schedules
  WHERE paused_at IS NULL AND orphaned_at IS NULL AND next_at IS NOT NULL
  ORDER BY next_at
@@ -20,8 +24,8 @@ SELECT schedule_id, name, source, task, declared::text, overrides::text, seen_at
 -- name: schedules_not_firing
 -- Those that are late or in error first, then those that no live worker has in its code, then those that people have paused;
 -- not those that their code pauses.
-SELECT schedule_id, name, source, task, declared::text, overrides::text, seen_at, orphaned_at, paused_at, paused_by, paused_reason,
-       version, last_at, next_at, error, created_at, changed_by, changed_at
+SELECT
+       -- include: schedule_columns
   FROM dl_schedules
  WHERE CASE WHEN paused_at IS NOT NULL THEN paused_by IS DISTINCT FROM 'code'
             ELSE orphaned_at IS NOT NULL OR error IS NOT NULL

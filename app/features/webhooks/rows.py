@@ -217,11 +217,11 @@ class Webhooks:
 
     def ping(self, webhook_id: UUID) -> UUID:
         """Create a test delivery; return its id."""
-        return as_uuid(self._single_row("ping_webhook", webhook_id)[0])
+        return as_uuid(self._single_row("ping_webhooks", webhook_id)[0])
 
     def ping_alert_receivers(self) -> list[UUID]:
         """Create a test delivery for each active webhook that gets alerts; return their ids."""
-        return [as_uuid(row[0]) for row in self._execute("ping_alert_receivers")]
+        return [as_uuid(row[0]) for row in self._execute("ping_webhooks", {"webhook_id": None})]
 
     def last_deliveries(self) -> dict[UUID, LastDelivery]:
         """The last delivery of each webhook that gets alerts."""

@@ -1,18 +1,22 @@
 -- Webhooks and their deliveries. dl_create_deliveries (schema.sql) creates deliveries, in the transaction of the statement
 -- that caused the event.
 
+-- define: webhook_columns
+       webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
+       disabled_reason, failures, failing_since, paused_until, old_secret_until, format
+
 -- name: add_webhook
 -- No row: there is one with this id.
 INSERT INTO dl_webhooks (webhook_id, url, events, queue, task, description, secret, format)
 VALUES (%(webhook_id)s::uuid, %(url)s::text, %(events)s::text[], %(queue)s::text, %(task)s::text, %(description)s::text,
         %(secret)s::text, %(format)s::text)
     ON CONFLICT (webhook_id) DO NOTHING
-RETURNING webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
-          disabled_reason, failures, failing_since, paused_until, old_secret_until, format;
+RETURNING
+       -- include: webhook_columns;
 
 -- name: webhooks
-SELECT webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
-       disabled_reason, failures, failing_since, paused_until, old_secret_until, format
+SELECT
+       -- include: webhook_columns
   FROM dl_webhooks
  WHERE (%(webhook_id)s::uuid IS NULL OR webhook_id = %(webhook_id)s::uuid)
  ORDER BY created_at, webhook_id;
@@ -36,8 +40,8 @@ WITH changed AS (
            failing_since = CASE WHEN %(active)s::bool THEN NULL ELSE failing_since END,
            paused_until = CASE WHEN %(active)s::bool OR %(url)s::text IS NOT NULL THEN NULL ELSE paused_until END
      WHERE webhook_id = %(webhook_id)s::uuid
-    RETURNING webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
-              disabled_reason, failures, failing_since, paused_until, old_secret_until, format
+    RETURNING
+       -- include: webhook_columns
 ), resolved AS (
     UPDATE dl_alerts a
        SET ended_at = clock_timestamp()
@@ -73,11 +77,12 @@ UPDATE dl_webhooks
                                THEN clock_timestamp() + make_interval(secs => %(overlap_sec)s::float8) END,
        secret = %(secret)s::text
  WHERE webhook_id = %(webhook_id)s::uuid
-RETURNING webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
-          disabled_reason, failures, failing_since, paused_until, old_secret_until, format;
+RETURNING
+       -- include: webhook_columns;
 
--- name: ping_webhook
--- Also for a disabled webhook, so that it can be tested before it is activated.
+-- name: ping_webhooks
+-- A test delivery to a webhook, also for a disabled one, so that it can be tested before it is activated; without an id to each that
+-- gets alerts.
 WITH created AS (
     INSERT INTO dl_deliveries (webhook_id, target, event, body)
     SELECT webhook_id, webhook_id::text, 'webhook.ping',
@@ -85,21 +90,8 @@ WITH created AS (
                               'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
                               'data', jsonb_build_object('webhook_id', webhook_id))::text
       FROM dl_webhooks
-     WHERE webhook_id = %(webhook_id)s::uuid
-    RETURNING delivery_id
-)
-SELECT delivery_id, pg_notify('dl_control', 'deliver') AS notified FROM created;
-
--- name: ping_alert_receivers
--- A test delivery to each webhook that gets alerts.
-WITH created AS (
-    INSERT INTO dl_deliveries (webhook_id, target, event, body)
-    SELECT webhook_id, webhook_id::text, 'webhook.ping',
-           jsonb_build_object('type', 'webhook.ping',
-                              'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-                              'data', jsonb_build_object('webhook_id', webhook_id))::text
-      FROM dl_webhooks
-     WHERE disabled_at IS NULL AND 'alert.firing' = ANY (events)
+     WHERE CASE WHEN %(webhook_id)s::uuid IS NULL THEN disabled_at IS NULL AND 'alert.firing' = ANY (events)
+                ELSE webhook_id = %(webhook_id)s::uuid END
     RETURNING delivery_id
 )
 SELECT delivery_id, pg_notify('dl_control', 'deliver') AS notified FROM created;

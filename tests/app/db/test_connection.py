@@ -219,6 +219,19 @@ def test_comments_and_notes_of_channels_are_left_alone():
     assert one.execute == f"EXECUTE {one.parts[0].name}"
 
 
+def test_statements_include_the_definitions_of_their_file():
+    text = (
+        "-- define: columns\n       a, b\n\n-- name: read\nSELECT\n       -- include: columns\n  FROM dl_jobs;\n\n"
+        "-- name: make\nINSERT INTO dl_jobs (a) VALUES (1) RETURNING\n       -- include: columns;\n"
+    )
+    read, make = (" ".join(statement.text.split()) for statement in parse_statements(text, "s").values())
+
+    assert read == 'SELECT a, b FROM "s".dl_jobs'
+    assert make == 'INSERT INTO "s".dl_jobs (a) VALUES (1) RETURNING a, b'
+    with pytest.raises(KeyError, match="unknown"):
+        parse_statements("-- name: read\nSELECT\n       -- include: unknown\n", "s")
+
+
 def test_only_statements_of_every_job_are_prepared(own_queue_db):
     own_queue_db.enqueue("one")
     own_queue_db.enqueue("other")
