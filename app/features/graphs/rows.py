@@ -101,8 +101,8 @@ class EnqueuedGraph:
 
 
 @dataclass(frozen=True)
-class ParentJob:
-    """A job that another one waits for."""
+class LinkedJob:
+    """A job at one end of an edge, what the edge wants of the parent, and whether it was met."""
 
     key: str
     job_id: UUID
@@ -112,23 +112,19 @@ class ParentJob:
     on: str
     met: bool | None
     wait_state: str
+
+
+@dataclass(frozen=True)
+class ParentJob(LinkedJob):
+    """A job that another one waits for."""
+
     started_at: datetime | None
     result: Any
     error: str | None
 
 
-@dataclass(frozen=True)
-class ChildJob:
+class ChildJob(LinkedJob):
     """A job that waits for another one."""
-
-    key: str
-    job_id: UUID
-    task: str
-    status: Status
-    skipped: bool
-    on: str
-    met: bool | None
-    wait_state: str
 
 
 @dataclass(frozen=True, kw_only=True)

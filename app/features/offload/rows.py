@@ -15,7 +15,7 @@ Outcome = Literal["succeeded", "failed", "stopped", "abandoned"]
 
 
 @dataclass(frozen=True)
-class Offload:
+class OffloadIntent:
     """Work of a job under one name on an engine."""
 
     name: str
@@ -27,11 +27,17 @@ class Offload:
     address: str
     fingerprint: str
     fence_token: str
-    left_sec: float | None  # until its deadline
     engine_timeout_sec: float
     grace_sec: float
     stop_on_shutdown: bool
     is_abandoned: bool
+
+
+@dataclass(frozen=True)
+class Offload(OffloadIntent):
+    """Such work as it is found later."""
+
+    left_sec: float | None  # until its deadline
     is_awaited: bool
     log_position: str
     unavailable_sec: float | None  # since when its engine does not answer
@@ -61,23 +67,10 @@ class DuePoll:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewOffload:
+class NewOffload(OffloadIntent):
     """The intent, as it is written before the submission. Each field is a parameter."""
 
-    name: str
-    job_id: UUID
-    run_id: UUID
-    call: str
-    number: int
-    engine: str
-    address: str
-    fingerprint: str
-    fence_token: str
     timeout_sec: float | None
-    engine_timeout_sec: float
-    grace_sec: float
-    stop_on_shutdown: bool
-    is_abandoned: bool
 
 
 class Offloads:

@@ -1,21 +1,24 @@
 -- What jobs gave to other engines. A run writes its rows in transactions in which it still owns its job.
 
--- name: job_offloads
--- In the order of the fields of `Offload`. Of one call, or of all.
-SELECT name, job_id, run_id, call, number, engine, address, fingerprint, fence_token,
-       extract(epoch FROM deadline_at - clock_timestamp())::float8, engine_timeout_sec, grace_sec, stop_on_shutdown, is_abandoned,
-       is_awaited, log_position, extract(epoch FROM clock_timestamp() - unavailable_since)::float8, ended_at IS NOT NULL, outcome,
+-- define: offload_columns
+       -- in the order of the fields of `Offload`
+       name, job_id, run_id, call, number, engine, address, fingerprint, fence_token, engine_timeout_sec, grace_sec, stop_on_shutdown,
+       is_abandoned, extract(epoch FROM deadline_at - clock_timestamp())::float8, is_awaited, log_position,
+       extract(epoch FROM clock_timestamp() - unavailable_since)::float8, ended_at IS NOT NULL, outcome,
        stop_requested_at IS NOT NULL, detail
+
+-- name: job_offloads
+-- Of one call, or of all.
+SELECT
+       -- include: offload_columns
   FROM dl_offloads
  WHERE job_id = %(job_id)s::uuid AND (%(call)s::text IS NULL OR call = %(call)s::text)
  ORDER BY created_at, number;
 
 -- name: open_offloads
 -- The same of those that have not ended, if the run owns its job.
-SELECT name, job_id, run_id, call, number, engine, address, fingerprint, fence_token,
-       extract(epoch FROM deadline_at - clock_timestamp())::float8, engine_timeout_sec, grace_sec, stop_on_shutdown, is_abandoned,
-       is_awaited, log_position, extract(epoch FROM clock_timestamp() - unavailable_since)::float8, ended_at IS NOT NULL, outcome,
-       stop_requested_at IS NOT NULL, detail
+SELECT
+       -- include: offload_columns
   FROM dl_offloads
  WHERE job_id = %(job_id)s::uuid AND ended_at IS NULL
    AND EXISTS (SELECT FROM dl_jobs j
