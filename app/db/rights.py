@@ -21,6 +21,7 @@ SERVICE_RIGHTS: Mapping[str, str] = {
     "dl_schema": "SELECT",
     "dl_queues": "SELECT, INSERT, UPDATE",
     "dl_limits": "SELECT, INSERT, UPDATE, DELETE",
+    "dl_limit_looks": "SELECT, INSERT, DELETE",
     "dl_limit_starts": "SELECT, INSERT, UPDATE, DELETE",
     "dl_graphs": "SELECT, INSERT, UPDATE, DELETE",
     "dl_edges": "SELECT, INSERT, UPDATE, DELETE",

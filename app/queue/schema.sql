@@ -25,7 +25,7 @@ CREATE TABLE dl_schema (
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     serves_from int
 );
-INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (13, 'by hand', 9);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (14, 'by hand', 9);
 
 -- ── Types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -21,6 +21,7 @@ TABLES = (
     "dl_workers",
     "dl_notify_state",
     "dl_limits",
+    "dl_limit_looks",
     "dl_limit_starts",
     "dl_breakers",
     "dl_firings",

@@ -45,8 +45,9 @@ def test_every_page_answers_with_rows_in_every_table(server_dsn, monkeypatch, ca
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| /")]
     assert len(lines) >= len(pages.ADDRESSES)
     assert empty <= {
-        "dl_dataset_updates", "dl_failure_handlers", "dl_fair_weights", "dl_graph_work", "dl_limit_starts",
-        "dl_lineage_state", "dl_notify_state", "dl_signing_secrets", "dl_stalled_progress", "dl_where",
+        "dl_dataset_updates", "dl_failure_handlers", "dl_fair_weights", "dl_graph_work", "dl_limit_looks",
+        "dl_limit_starts", "dl_lineage_state", "dl_notify_state", "dl_signing_secrets", "dl_stalled_progress",
+        "dl_where",
     }  # fmt: skip
 
 

@@ -13,6 +13,9 @@ def _never_sweep_limits() -> None:
     replace_attribute(LimitsDuty, "run", lambda self: None)
 
 
+_SLOW, _ALWAYS = "interval '5 ms'", "interval '-1 s'"  # what takes longer is slow
+_KEEP_ALL_LOOKS = [FunctionEdit(name, _SLOW, _ALWAYS) for name in ("dl_take_limit_look", "dl_wake_limited")]
+
 LIMIT_MUTANTS: Sequence[Mutant] = (
     Mutant(
         "limit-without-lock",
@@ -31,6 +34,16 @@ LIMIT_MUTANTS: Sequence[Mutant] = (
                 r"(?s)PERFORM dl_lock_limits\(names \|\| woken_names\);(.*?FROM dl_limit_states\(names\) s;)",
                 r"\1 PERFORM dl_lock_limits(names || woken_names);",
             )
+        ],
+        expects=("limit exceeded",),
+    ),
+    Mutant(
+        "limit-start-not-in-look",
+        "limits are counted from their last look, to which claims add no job",
+        "limits",
+        functions=[
+            *_KEEP_ALL_LOOKS,
+            FunctionEdit("dl_apply_limits", r"(?s)INSERT INTO dl_limit_looks.*?IS NOT NULL;", "", [(_SLOW, _ALWAYS)]),
         ],
         expects=("limit exceeded",),
     ),

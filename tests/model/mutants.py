@@ -53,6 +53,7 @@ CAMPAIGN_MUTANTS: Sequence[ModelMutant] = (
     _mutant("progress-without-fence", "progress", "which it does not own", "beat_fence"),
     _mutant("limit-without-lock", "limit", "limits hold", "limit_lock"),
     _mutant("limit-counted-before-lock", "limit", "limits hold", "limit_count"),
+    _mutant("limit-start-not-in-look", "limit", "limits hold", "limit_count"),
     _mutant("limit-no-wake-no-sweep", "limit", _STUCK, "limit_wake", "limit_sweep"),
     _mutant("limit-no-sweep", "limit", "", "limit_sweep"),
     _mutant("graph-without-lock", "join", _STUCK, "graph_lock"),

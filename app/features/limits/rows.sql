@@ -138,7 +138,9 @@ SELECT n.name,
  ORDER BY n.position;
 
 -- name: prune_limit_starts
--- Deletes the starts of rates that no longer delay anything.
+-- Deletes the starts of rates that no longer delay anything, and looks that no longer count.
+DELETE FROM dl_limit_looks WHERE taken_at < clock_timestamp() - interval '1 day';
+
 DELETE FROM dl_limit_starts WHERE tat < clock_timestamp() - interval '1 day';
 
 -- name: acquire_limit

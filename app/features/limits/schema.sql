@@ -25,6 +25,18 @@ CREATE TABLE dl_limit_starts (
     tat  timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
+-- The jobs of a limit while it takes long to find them: a transaction of hours keeps the index entries of all jobs that have run or
+-- waited since it began. `part` 0 has those that counted in the limit, and the first that waited for it; the parts after it have those
+-- that claims have locked since then. What a job is now, its row says. Written under the limit's lock; replaced after ten seconds.
+CREATE TABLE dl_limit_looks (
+    name     text        NOT NULL,
+    taken_at timestamptz NOT NULL,
+    part     bigint      NOT NULL,
+    job_ids  uuid[]      NOT NULL,
+    is_whole bool        NOT NULL,  -- no other job waited
+    PRIMARY KEY (name, taken_at, part)
+);
+
 -- A limit's name, and those whose row is its default: the longest first.
 CREATE OR REPLACE FUNCTION dl_limit_names(limit_name text) RETURNS text[]
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -81,6 +93,45 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- The jobs of a limit by its last look, if that still counts: all that run and count in it are among them. Nothing, where it has none.
+CREATE OR REPLACE FUNCTION dl_limit_look(limit_name text, last_at timestamptz, OUT taken_at timestamptz, OUT job_ids uuid[], OUT is_whole bool)
+    LANGUAGE plpgsql VOLATILE STRICT SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    IF last_at BETWEEN clock_timestamp() - interval '10 s' AND clock_timestamp()
+       -- Before a limit or breaker counted, claims did not add the jobs that they started.
+       AND NOT EXISTS (SELECT FROM dl_limits s WHERE s.name = ANY (dl_limit_names(limit_name)) AND s.changed_at >= last_at)
+       AND NOT EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = limit_name AND b.changed_at >= last_at) THEN
+        SELECT array_agg(DISTINCT i.job_id), bool_and(l.is_whole) INTO job_ids, is_whole
+          FROM dl_limit_looks l CROSS JOIN unnest(l.job_ids) AS i (job_id)
+         WHERE l.name = limit_name AND l.taken_at = last_at;
+        taken_at := CASE WHEN cardinality(job_ids) <= 2000 THEN last_at END;
+    END IF;
+END $$;
+
+-- Looks for the jobs of a limit, whose lock the caller holds, and keeps what it finds if that takes long.
+CREATE OR REPLACE FUNCTION dl_take_limit_look(limit_name text) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    began   timestamptz := clock_timestamp();
+    running uuid[];
+    waiting uuid[];
+BEGIN
+    running := ARRAY(SELECT r.job_id FROM dl_jobs r CROSS JOIN LATERAL dl_job_limits(r.limits, r.queue, r.task) c
+                      WHERE r.status = 'running' AND c.name = limit_name);
+    waiting := ARRAY(SELECT j.job_id FROM dl_jobs j
+                      WHERE j.waits_on = limit_name AND j.status = 'queued'
+                      ORDER BY j.queue, j.wait_state, j.priority, j.created_at, j.job_id
+                      LIMIT 101);
+    DELETE FROM dl_limit_looks d
+     WHERE d.name = limit_name
+       AND d.taken_at = (SELECT l.taken_at FROM dl_limit_looks l WHERE l.name = limit_name ORDER BY l.taken_at DESC LIMIT 1);
+    IF clock_timestamp() - began > interval '5 ms' AND cardinality(running) <= 1000 THEN
+        INSERT INTO dl_limit_looks (name, taken_at, part, job_ids, is_whole)
+        VALUES (limit_name, began, 0, running || waiting[:100], cardinality(waiting) <= 100);
+    END IF;
+END $$;
+
 -- The state of those of these limits that have a row, their own or a default, or a breaker that is not closed: what they allow,
 -- and what is used.
 CREATE OR REPLACE FUNCTION dl_limit_states(limit_names text[])
@@ -99,12 +150,26 @@ BEGIN
                LEFT JOIN LATERAL (SELECT CASE state WHEN 'open' THEN 0 ELSE 1 END AS concurrency FROM dl_breakers
                                    WHERE 'task:' || task = n.name AND state <> 'closed') b ON true
          WHERE s.name IS NOT NULL OR b.concurrency IS NOT NULL
+    ), looks AS MATERIALIZED (
+        SELECT asked.name, l.job_ids
+          FROM asked
+               LEFT JOIN LATERAL (SELECT k.taken_at FROM dl_limit_looks k WHERE k.name = asked.name ORDER BY k.taken_at DESC LIMIT 1) last ON true
+               LEFT JOIN LATERAL dl_limit_look(asked.name, last.taken_at) l ON l.taken_at IS NOT NULL
+         WHERE asked.concurrency IS NOT NULL
     ), running AS MATERIALIZED (
         SELECT c.name, sum(c.weight)::int AS used
           FROM dl_jobs r
                CROSS JOIN LATERAL dl_job_limits(r.limits, r.queue, r.task) c
-         WHERE r.status = 'running' AND c.name = ANY (limit_names)
-           AND EXISTS (SELECT FROM asked WHERE asked.concurrency IS NOT NULL)
+         WHERE r.status = 'running' AND c.name = ANY (ARRAY(SELECT looks.name FROM looks WHERE looks.job_ids IS NULL))
+           AND EXISTS (SELECT FROM looks WHERE looks.job_ids IS NULL)
+         GROUP BY c.name
+        UNION ALL
+        SELECT c.name, sum(c.weight)::int
+          FROM looks
+               CROSS JOIN unnest(looks.job_ids) AS i (job_id)
+               JOIN dl_jobs r ON r.job_id = ANY (ARRAY[i.job_id]) AND r.status::text = 'running'
+               CROSS JOIN LATERAL dl_job_limits(r.limits, r.queue, r.task) c
+         WHERE c.name = looks.name
          GROUP BY c.name
     )
     SELECT a.name, a.concurrency, coalesce(r.used, 0), a.per_sec / a.rate, a.burst,
@@ -144,6 +209,7 @@ DECLARE
     due    float8;
     now_at float8;
     woken_for text[] := '{}';
+    began  timestamptz;
 BEGIN
     IF job_ids IS NULL
        OR NOT (names_limits AND EXISTS (SELECT FROM dl_limits))
@@ -165,8 +231,24 @@ BEGIN
         RETURN;
     END IF;
     PERFORM dl_lock_limits(names || woken_names);
+    began := clock_timestamp();
     -- In a snapshot taken under the locks: what others committed while they were waited for is counted.
     SELECT coalesce(jsonb_object_agg(s.name, to_jsonb(s)), '{}') INTO states FROM dl_limit_states(names) s;
+    IF clock_timestamp() - began > interval '5 ms' THEN
+        PERFORM dl_take_limit_look(key) FROM jsonb_object_keys(states) AS key
+          WHERE (dl_limit_look(key, (SELECT max(l.taken_at) FROM dl_limit_looks l WHERE l.name = key))).taken_at IS NULL;
+    END IF;
+    INSERT INTO dl_limit_looks (name, taken_at, part, job_ids, is_whole)
+    SELECT key, last.taken_at, last.part + 1, counted.ids, true
+      FROM jsonb_object_keys(states) AS key
+           CROSS JOIN LATERAL (SELECT l.taken_at, l.part FROM dl_limit_looks l WHERE l.name = key
+                                ORDER BY l.taken_at DESC, l.part DESC LIMIT 1) last
+           CROSS JOIN LATERAL (SELECT array_agg(j.job_id) AS ids
+                                 FROM unnest(job_ids) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+                                      CROSS JOIN LATERAL dl_job_limits(j.limits, j.queue, j.task) c
+                                WHERE c.name = key) counted
+     WHERE last.taken_at > clock_timestamp() - interval '1 min'  -- longer than it counts: a clock may go back
+       AND counted.ids IS NOT NULL;
     now_at := date_part('epoch', clock_timestamp());
     FOR job IN
         SELECT j.job_id, j.queue, j.task, j.limits, j.attempt, j.waits_on
@@ -222,58 +304,90 @@ DECLARE
     queue_name text;
     state      record;
     room       float8;
-    woken      uuid[];
+    look       record;
+    began      timestamptz;
+    fitting    uuid[];
+    woken      record;
 BEGIN
     PERFORM dl_lock_limits(limit_names);
     FOR limit_name IN SELECT DISTINCT n FROM unnest(limit_names) n ORDER BY n LOOP
-        queue_name := NULL;
-        SELECT j.queue INTO queue_name FROM dl_jobs j
-         WHERE j.waits_on = limit_name AND j.status = 'queued' AND j.wait_state = 'limited' ORDER BY j.queue LIMIT 1;
-        CONTINUE WHEN queue_name IS NULL;
-        SELECT * INTO state FROM dl_limit_states(ARRAY[limit_name]);
-        room := least(coalesce(state.concurrency - state.used, 1e9),
-                      coalesce(floor(state.burst + 0.000001
-                                     - greatest(state.tat - date_part('epoch', clock_timestamp()), 0) / state.spacing), 1e9));
-        WHILE queue_name IS NOT NULL AND room > 0 LOOP
+        began := clock_timestamp();
+        SELECT * INTO look FROM dl_limit_look(limit_name, (SELECT max(l.taken_at) FROM dl_limit_looks l WHERE l.name = limit_name));
+        IF NOT look.is_whole AND NOT EXISTS (
+               SELECT FROM unnest(look.job_ids) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+                WHERE j.waits_on = limit_name AND j.status::text = 'queued' AND j.wait_state::text = 'limited') THEN
+            PERFORM dl_take_limit_look(limit_name);
+            SELECT * INTO look FROM dl_limit_look(limit_name, (SELECT max(l.taken_at) FROM dl_limit_looks l WHERE l.name = limit_name));
+        END IF;
+        IF look.taken_at IS NULL THEN
+            queue_name := (SELECT j.queue FROM dl_jobs j
+                            WHERE j.waits_on = limit_name AND j.status = 'queued' AND j.wait_state = 'limited' ORDER BY j.queue LIMIT 1);
+        END IF;
+        IF look.taken_at IS NOT NULL OR queue_name IS NOT NULL THEN
+            SELECT * INTO state FROM dl_limit_states(ARRAY[limit_name]);
+            room := least(coalesce(state.concurrency - state.used, 1e9),
+                          coalesce(floor(state.burst + 0.000001
+                                         - greatest(state.tat - date_part('epoch', clock_timestamp()), 0) / state.spacing), 1e9));
+        END IF;
+        WHILE (look.taken_at IS NOT NULL OR queue_name IS NOT NULL) AND room > 0 LOOP
             PERFORM set_config('dl.events_checked', 'yes', true);
-            WITH heads AS MATERIALIZED (
-                SELECT j.job_id, j.priority, j.created_at, coalesce((j.limits ->> limit_name)::int, 1) AS weight
-                  FROM dl_jobs j
-                 WHERE j.waits_on = limit_name AND j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'limited'
-                 ORDER BY j.priority, j.created_at, j.job_id
-                 LIMIT least(room, 500)::int
-                   FOR NO KEY UPDATE SKIP LOCKED
-            ), fitting AS MATERIALIZED (
-                SELECT job_id
+            IF look.taken_at IS NOT NULL THEN
+                fitting := ARRAY(
+                    SELECT t.job_id
+                      FROM (SELECT j.job_id, j.wait_state, sum(coalesce((j.limits ->> limit_name)::int, 1)) OVER (
+                                       ORDER BY j.wait_state, j.queue, j.priority, j.created_at, j.job_id) AS total  -- ready ones first
+                              FROM unnest(look.job_ids) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+                             WHERE j.waits_on = limit_name AND j.status::text = 'queued' AND j.wait_state::text IN ('ready', 'limited')) t
+                     WHERE t.wait_state = 'limited' AND t.total <= room);
+            ELSE
+                WITH heads AS MATERIALIZED (
+                    SELECT j.job_id, j.priority, j.created_at, coalesce((j.limits ->> limit_name)::int, 1) AS weight
+                      FROM dl_jobs j
+                     WHERE j.waits_on = limit_name AND j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'limited'
+                     ORDER BY j.priority, j.created_at, j.job_id
+                     LIMIT least(room, 500)::int
+                       FOR NO KEY UPDATE SKIP LOCKED
+                )
+                SELECT array_agg(job_id) INTO fitting
                   FROM (SELECT job_id, sum(weight) OVER (ORDER BY priority, created_at, job_id) AS total FROM heads) h
                  WHERE total <= room - (SELECT coalesce(sum(coalesce((w.limits ->> limit_name)::int, 1)), 0)
                                           FROM dl_jobs w
                                          WHERE w.waits_on = limit_name AND w.queue = queue_name AND w.status = 'queued'
-                                           AND w.wait_state::text = 'ready')  -- so that no plan walks the ready jobs
+                                           AND w.wait_state BETWEEN 'ready' AND 'ready');  -- so that no plan walks the ready jobs
+            END IF;
+            WITH limited AS MATERIALIZED (
+                SELECT j.job_id
+                  FROM unnest(fitting) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+                 WHERE j.status::text = 'queued' AND j.wait_state::text = 'limited' AND j.waits_on = limit_name
+                   FOR NO KEY UPDATE OF j SKIP LOCKED
             ), changed AS (
                 UPDATE dl_jobs j
                    SET wait_state = CASE WHEN j.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
                        waits_on = CASE WHEN j.available_at <= clock_timestamp() THEN limit_name END
-                  FROM fitting
-                 WHERE j.job_id = ANY (ARRAY[fitting.job_id])
-                RETURNING j.job_id, j.attempt,
+                  FROM limited
+                 WHERE j.job_id = ANY (ARRAY[limited.job_id])
+                RETURNING j.job_id, j.queue, j.attempt,
                           set_config('dl.made_ready', concat_ws(' ', current_setting('dl.made_ready', true), j.job_id), true)
             ), events AS (
                 INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-                SELECT job_id, queue_name, clock_timestamp(), 'released',
+                SELECT job_id, queue, clock_timestamp(), 'released',
                        jsonb_build_object('status', 'queued', 'attempt', attempt, 'limit', limit_name)
                   FROM changed
             )
-            SELECT array_agg(job_id) INTO woken FROM changed;
+            SELECT array_agg(job_id) AS ids, array_agg(DISTINCT queue) AS queues INTO woken FROM changed;
             PERFORM set_config('dl.events_checked', checked_before, true);
-            IF woken IS NOT NULL THEN
-                PERFORM dl_notify_queue(queue_name);
-                RETURN QUERY SELECT unnest(woken);
+            IF woken.ids IS NOT NULL THEN
+                PERFORM dl_notify_queue(q) FROM unnest(woken.queues) AS q;
+                RETURN QUERY SELECT unnest(woken.ids);
             END IF;
-            SELECT (SELECT j.queue FROM dl_jobs j
-                     WHERE j.waits_on = limit_name AND j.queue > queue_name AND j.status = 'queued' AND j.wait_state = 'limited'
-                     ORDER BY j.queue LIMIT 1) INTO queue_name;
+            EXIT WHEN look.taken_at IS NOT NULL;
+            queue_name := (SELECT j.queue FROM dl_jobs j
+                            WHERE j.waits_on = limit_name AND j.queue > queue_name AND j.status = 'queued' AND j.wait_state = 'limited'
+                            ORDER BY j.queue LIMIT 1);
         END LOOP;
+        IF look.taken_at IS NULL AND clock_timestamp() - began > interval '5 ms' THEN
+            PERFORM dl_take_limit_look(limit_name);
+        END IF;
     END LOOP;
 END $$;
 

@@ -26,8 +26,8 @@ from tests.support.release_check import (
     statement_problems,
 )
 
-# They call dl_cancel_jobs. The changelog says that `dataloader migrate` comes before processes of this release.
-NEED_MIGRATION = {"cancel", "cancel_graph", "bulk_cancel"}
+# They need functions and tables of this release, whose processes refuse to start before `dataloader migrate`.
+NEED_MIGRATION = {"cancel", "cancel_graph", "bulk_cancel", "prune_limit_starts"}
 FIRST_VERSION = 13  # of the tables of 0.3.0, from which on the policy holds
 BAD_MIGRATIONS = {
     "ALTER TABLE dl_jobs ALTER COLUMN priority TYPE bigint;": "rewrites dl_jobs",

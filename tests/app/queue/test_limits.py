@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg2
@@ -17,11 +18,25 @@ from dataloader.app.queue.job import ReleaseReason, Settlement, Status
 from tests.support import eventually
 
 SUCCESS = Settlement(Status.SUCCEEDED)
+SLOW = "interval '5 ms'"  # what takes longer is slow
 
 
 @pytest.fixture
 def limits(queue_db) -> Limits:
     return Limits(queue_db.session)
+
+
+@pytest.fixture(params=["index", "look"], autouse=True)
+def source(request, queue_db) -> Iterator[str]:
+    """Where the jobs of a limit are found: in the indexes, as if each look was quick, or in the last look."""
+    names = "('dl_apply_limits', 'dl_take_limit_look', 'dl_wake_limited')"
+    found = queue_db.sql(f"SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname IN {names}")
+    for (definition,) in found:
+        assert SLOW in definition
+        queue_db.sql(definition.replace(SLOW, "interval '-1 s'" if request.param == "look" else "interval '1 hour'"))
+    yield request.param
+    for (definition,) in found:
+        queue_db.sql(definition)
 
 
 def enqueue(queue_db, count: int, first: int = 0, **more):
@@ -379,3 +394,39 @@ def test_limits_of_a_queue_are_those_its_jobs_wait_for(queue_db, limits):
 
     assert limits.of_queue("q") == {"warehouse": 2}
     assert limits.of_queue("other") == {}
+
+
+def test_a_line_longer_than_a_look_is_served_to_its_end(queue_db, limits, source):
+    limits.set("narrow", concurrency=1)
+    enqueue(queue_db, 130, limits={"narrow": 1})
+    (run,) = queue_db.claim(130)
+    limits.set("narrow", concurrency=1)  # as changed: another look is taken
+    looks = queue_db.sql("SELECT cardinality(job_ids), is_whole FROM dl_limit_looks WHERE name = 'narrow' AND part = 0")
+    assert looks == ([(101, False)] if source == "look" else [])
+
+    for served in range(1, 130):
+        queue_db.settle(run)
+        runs = queue_db.claim(5)
+        assert len(runs) == 1, f"after {served}"
+        (run,) = runs
+
+    assert limits.status("narrow").waiting == 0
+
+
+def test_a_look_counts_no_longer_when_its_limit_has_changed(queue_db, limits, source):
+    """Claims do not record what they start while a limit has no row."""
+    limits.set("narrow", concurrency=1)
+    (first,) = enqueue_and_claim(queue_db, 2)
+    limits.delete("narrow")
+    started = queue_db.claim(5)
+    limits.set("narrow", concurrency=2)
+    enqueue(queue_db, 2, first=10, limits={"narrow": 1})
+
+    assert queue_db.claim(5) == [], "two run"
+    queue_db.queue.settle([(run, SUCCESS) for run in (first, *started)])
+    assert len(queue_db.claim(5)) == 2
+
+
+def enqueue_and_claim(queue_db, count: int):
+    enqueue(queue_db, count, limits={"narrow": 1})
+    return queue_db.claim(count)
