@@ -43,7 +43,7 @@ def fail_after_file(args: dict[str, Any], ctx: Context) -> None:
 def hold_after_file(args: dict[str, Any], ctx: Context) -> None:
     """Native code that holds the interpreter, up to the end of the attempt."""
     wait_for_file(args, ctx)
-    max(itertools.repeat(0, 60_000_000))
+    max(itertools.repeat(0, 200_000_000))
 
 
 def tasks() -> Pipelines:
@@ -137,7 +137,7 @@ def test_native_code_until_the_end_is_named(where: WhereFixture):
     account = account_of(where, job_id)
 
     kinds = account.account["kinds"]
-    assert kinds["native"] + kinds.get("queued", 0) > 0.2
+    assert kinds.get("native", 0) + kinds.get("queued", 0) > 0.2, kinds
     assert account.account["watched_sec"] <= account.wall_sec
 
 
