@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from psycopg2.extensions import parse_dsn
 
 from tests.support.processes import ROOT, Process, clean_environment, free_port
 
@@ -68,6 +69,8 @@ class Checkout:
         curl.chmod(0o755)
         self._user = ordinary_user() if os.geteuid() == 0 else None
         if self._user is not None:
+            if (host := parse_dsn(dsn).get("host", "")).startswith("/"):
+                Path(host).chmod(0o711)  # of the server's socket, which that user must reach
             for path in (folder, self.folder, *self.folder.rglob("*")):
                 os.chown(path, self._user, -1, follow_symlinks=False)
 
