@@ -67,15 +67,15 @@ def test_an_end_says_which_jobs_have_waited_for_it(queue_db, waits_for):
     first = queue_db.enqueue_and_claim("k", **of)
     waiting = queue_db.enqueue("k" if waits_for == "key" else "other", **of)
     assert queue_db.claim() == []
-    told: list[str] = []
+    made_ready: list[str] = []
 
-    queue_db.queue.settle([(first, SUCCEEDED)], on_ready=told.extend)
+    queue_db.queue.settle([(first, SUCCEEDED)], on_ready=made_ready.extend)
 
-    assert told == [str(waiting)]
+    assert made_ready == [str(waiting)]
     assert queue_db.wait_state(waiting) == "ready"
     (second,) = queue_db.claim()
-    queue_db.queue.settle([(second, SUCCEEDED)], on_ready=told.extend)
-    assert told == [str(waiting)], "nothing waited for the second"
+    queue_db.queue.settle([(second, SUCCEEDED)], on_ready=made_ready.extend)
+    assert made_ready == [str(waiting)], "nothing waited for the second"
 
 
 def test_a_batch_is_handed_out_in_order_with_a_run_id_each(queue_db):
