@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ from dataloader.app.features.where import sampler as sampler_module
 from dataloader.app.features.where.accounts import Accounts, StoredAccount
 from dataloader.app.features.where.sampler import Sampler
 from dataloader.app.features.where.sampler_options import Prices, SamplerOptions, WhereOptions
+from dataloader.app.features.where.watched import WatchedAttempt
 from dataloader.app.queue.job import Status
 from dataloader.pipelines.contract import Context, Pipelines, load_tasks
 from dataloader.pipelines.portable import clock
 from dataloader.workers.duties import MaintenanceOptions
+from dataloader.workers.moments import LateLooks
 from dataloader.workers.reports.secrets import SecretStore
 from dataloader.workers.running_attempts import RunningAttempts
 from tests.app.features.where.conftest import WhereFixture
@@ -128,17 +132,31 @@ def test_timed_out_attempt_is_in_the_totals(where: WhereFixture):
     assert (day.task, day.attempts, day.wall_sec) == ("waits", 1, account.wall_sec)
 
 
-def test_native_code_until_the_end_is_named(where: WhereFixture):
-    start_pool(where, QUICK)
-    job_id = where.start("holds")
-    wait_until_looked_at(where, job_id)
-    where.release()
+def test_native_code_until_the_end_is_named(tmp_path: Path):
+    """The looks are the test's own: one that is still writing its account when the task goes on would see too little."""
+    release = tmp_path / "release"
+    attempt = attempt_with(task="holds", args_text=json.dumps({"file": str(release)}))
+    looked = threading.Event()
+    thread = threading.Thread(target=lambda: (attempt.run(tasks().get("holds")), looked.wait()))  # as a worker's lives on
+    thread.start()
+    eventually(lambda: attempt.thread_ident is not None, message="it runs")
+    watched, late = WatchedAttempt(attempt, clock(), QUICK.interval_sec, clock()), LateLooks()
+    watched.look(clock(), sys._current_frames(), 0.0, ())
 
-    account = account_of(where, job_id)
+    late.plan(clock() + QUICK.interval_sec)
+    release.touch()
+    eventually(lambda: attempt.ended_at is not None, 60, message="it has ended")
+    watched.look(now := clock(), {}, late.late_sec(now), ())
+    looked.set()
+    thread.join()
 
-    kinds = account.account["kinds"]
+    written = watched.encode(now, None, has_ended=True)
+    watched.close()
+    late.close()
+    account = json.loads(written.account)
+    kinds = account["kinds"]
     assert kinds.get("native", 0) + kinds.get("queued", 0) > 0.2, kinds
-    assert account.account["watched_sec"] <= account.wall_sec
+    assert account["watched_sec"] <= written.wall_sec
 
 
 def test_secret_in_code_and_statement_is_masked(where: WhereFixture):
