@@ -133,11 +133,11 @@ def test_timed_out_attempt_is_in_the_totals(where: WhereFixture):
 
 
 def test_native_code_until_the_end_is_named(tmp_path: Path):
-    """The looks are the test's own: one that is still writing its account when the task goes on would see too little."""
+    """The looks are the test's own: one that still writes its account when the task goes on sees too little."""
     release = tmp_path / "release"
     attempt = attempt_with(task="holds", args_text=json.dumps({"file": str(release)}))
     looked = threading.Event()
-    thread = threading.Thread(target=lambda: (attempt.run(tasks().get("holds")), looked.wait()))  # as a worker's lives on
+    thread = threading.Thread(target=lambda: (attempt.run(tasks().get("holds")), looked.wait()))  # a worker's lives on
     thread.start()
     eventually(lambda: attempt.thread_ident is not None, message="it runs")
     watched, late = WatchedAttempt(attempt, clock(), QUICK.interval_sec, clock()), LateLooks()
