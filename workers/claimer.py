@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,8 +74,7 @@ class Claimer:
 
     def defer_unknown_tasks(self, queue: str) -> None:
         """Defer ready jobs whose task no live worker knows, so that they do not stand in front of others."""
-        for task, jobs in self._queue.defer_unknown_tasks(queue, self._info.tasks).items():
-            _log.warning("task.unknown", queue=queue, task=task, jobs=jobs)
+        report_unknown_tasks(queue, self._queue.defer_unknown_tasks(queue, self._info.tasks))
 
     def _to_attempts(self, claimed: Iterable[ClaimedJob], sent_at: float) -> list[Attempt]:
         attempts = [Attempt(job, claimed_at=sent_at, settings=self._settings) for job in claimed]
@@ -99,3 +98,8 @@ class Claimer:
             for attempt in refused:
                 self._release(attempt, Released(ReleaseReason.LOCK_BUSY))
         return startable
+
+
+def report_unknown_tasks(queue: str, deferred: Mapping[str, int]) -> None:
+    for task, jobs in deferred.items():
+        _log.warning("task.unknown", queue=queue, task=task, jobs=jobs)

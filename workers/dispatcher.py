@@ -297,8 +297,6 @@ class Dispatcher:
             self._due.record_claim(hint, now, is_full=is_full or not is_settled, promoted=promoted)
             if is_full or not is_settled or self._due.promote_due:
                 buffer.may_have_work = True
-            elif not from_front:
-                buffer.retry_at = min(buffer.retry_at or math.inf, buffer.cursor.next_front_at)
             if is_settled and not is_full and (buffer.limits.has_global_limit or hint.skipped):
                 buffer.retry_at = now + (_LIMIT_POLL_SEC if buffer.limits.has_global_limit else CONFLICT_RETRY_SEC)
             self._database_down = False
@@ -357,10 +355,10 @@ class Dispatcher:
 
     # ── called by background threads ────────────────────────────────────────────────────────────────────────────
 
-    def offer(self, job_ids: Sequence[str]) -> None:
-        """Have jobs claimed that an end of a run has made ready, where claims would not find them soon."""
+    def offer(self, job_ids: Sequence[str], queue: str | None = None) -> None:
+        """Have ready jobs claimed, of this queue or of any, where claims would not find them soon."""
         with self._lock:
-            for buffer in [b for b in self.queues.values() if b.cursor.offer(job_ids)]:
+            for buffer in [b for b in self.queues.values() if queue in (None, b.queue) and b.cursor.offer(job_ids)]:
                 buffer.may_have_work = True
                 self._wake_next()
 
@@ -379,9 +377,11 @@ class Dispatcher:
         return True
 
     def poll_by_heartbeat(self, send_heartbeat: Callable[[Sequence[str]], HeartbeatResult]) -> HeartbeatResult:
-        """Send a heartbeat that checks whether queues with idle threads have jobs. If none has, it counts as a poll."""
+        """Send a heartbeat that checks whether queues with idle threads have jobs. If none has, it counts as a poll. A
+        queue with a slow front is looked at by itself."""
         with self._lock:
-            idle = [b for b in self.queues.values() if self._listener.state.is_receiving and b.awaits_jobs]
+            idle = [b for b in self.queues.values() if b.awaits_jobs and not b.cursor.takes_offers]
+            idle = idle if self._listener.state.is_receiving else []
         sent_at = clock()
         heartbeat = send_heartbeat([buffer.queue for buffer in idle])
         if idle and not heartbeat.has_ready_jobs:

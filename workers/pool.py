@@ -28,6 +28,7 @@ from dataloader.workers.claimer import Claimer
 from dataloader.workers.declarations import describe_worker
 from dataloader.workers.dispatcher import Dispatcher
 from dataloader.workers.duties import Declaration, DutyContext, ThreadContext, create_threads, declare_all
+from dataloader.workers.front_looks import FrontLooks
 from dataloader.workers.heartbeat import Heartbeat
 from dataloader.workers.isolation.run import run_isolated
 from dataloader.workers.key_locks import KeyLocks
@@ -145,21 +146,16 @@ class WorkerPool:
         self._listener = self._make_listener(sessions["listen"])
         store = NotifyStateTable(sessions["claim"], self.id)
         default = default_poll(options.claim_backoff_sec, is_spread=options.listen is ListenMode.OFF)
+        key_locks, running, release = self._key_locks, self._running_attempts, self._settler.submit
+        claimer = Claimer(info, attempt_settings, queue=queue, key_locks=key_locks, running=running, release=release)
         self._dispatcher = Dispatcher(
             dict(options.queues),
-            claimer=Claimer(
-                info,
-                attempt_settings,
-                queue=queue,
-                key_locks=self._key_locks,
-                running=self._running_attempts,
-                release=self._settler.submit,
-            ),
+            claimer=claimer,
             listener=self._listener,
             notify_state=UnwantedNotifications(store) if options.listen is ListenMode.OFF else NotifyState(store),
             poll_policies=dict.fromkeys(options.queues, default) | dict(options.polls),
             on_control=self._on_control,
-            release=self._settler.submit,
+            release=release,
         )
         self._dispatcher.jobs_left, self._settler.on_ready = options.max_jobs, self._dispatcher.offer
         self._memory = MemoryMonitor(options.memory_high_percent, on_change=self._dispatcher.set_memory_high)
@@ -177,6 +173,7 @@ class WorkerPool:
     def _build_lease_threads(self, queue: Mapping[str, JobQueue], info: WorkerInfo) -> None:
         """Make what renews leases, stops attempts and takes jobs from dead processes."""
         options, connections = self._options, self._connection_settings
+        self._front_looks = FrontLooks(queue["renew"], info.tasks, self._dispatcher)
         declaration = Declaration(queue["renew"].executor, self._pipelines, self.id, options.maintenance)
         pause_sec = min(5.0, options.heartbeat_sec / 2)
         self._heartbeat = Heartbeat(
@@ -221,7 +218,7 @@ class WorkerPool:
     def _send_heartbeat(self) -> None:
         heartbeat = self._dispatcher.poll_by_heartbeat(self._registration.send_heartbeat)
         owners: Any = (self._death_watch, self._reaper, self._maintenance, self._worker_control, *self._feature_threads)
-        for owner in owners:
+        for owner in (*owners, self._front_looks):
             owner.on_heartbeat(heartbeat)
 
     def _build_database_threads(self) -> None:

@@ -19,7 +19,7 @@ _PREFETCH_PER_THREAD = 40
 _MAX_PREFETCH = 400  # beyond that a claim gets no cheaper per job
 _LONGEST_RUN_DECAY = 0.9  # with each run: after one of a second, 38 short ones are not prefetched
 _SCAN_GROWTH = 4
-_MAX_SCAN = 500  # ready jobs that one claim looks at
+MAX_SCAN = 500  # ready jobs that one claim or look reads
 _FRONT_INTERVAL_SEC = 0.05  # a claim starts at the front of the queue at least so often
 _MAX_FRONT_INTERVAL_SEC = 5.0
 _FRONT_TIME_RATIO = 10  # unless such claims would take more than one part in ten of the time
@@ -42,17 +42,17 @@ class ClaimCursor:
 
     While claims come back full, the next one starts behind the last claimed job. A long transaction elsewhere keeps
     dead index entries from being removed, and each claim from the front would walk over all of them. Where such claims
-    take long, those between them start behind the last claimed job too, whether they come back full or not. A job that
-    becomes ready in front of it, when a run of this process frees its key or limit, is then claimed by its id; any
-    other one has to wait for the next claim from the front.
+    take long, all of them start behind the last claimed job, whether they come back full or not. A job that becomes
+    ready in front of it is then claimed by its id: at once when a run of this process frees its key or limit, else when
+    a look after a heartbeat finds it.
     """
 
-    position: Sequence[str] | None = None  # priority, creation time and id of the last claimed job
+    position: Sequence[str] | None = None  # priority, creation time and id of the last claimed job; read by any thread
     scan: int = 0  # rows to scan, if more than are claimed
-    next_front_at: float = 0.0  # when to start at the front again: urgent jobs may have come
+    next_front_at: float = 0.0  # when to start or look at the front again: urgent jobs may have come
     front_pace: Pace = field(default_factory=lambda: Pace(_MAX_FRONT_INTERVAL_SEC))
     takes_offers: bool = False  # claims from the front take long; read by any thread
-    offered: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_SCAN))  # ids of ready jobs; of any thread
+    offered: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_SCAN))  # ids of ready jobs; of any thread
 
     def offer(self, job_ids: Sequence[str]) -> bool:
         """Have these ready jobs claimed next, if claims would not find them soon. Return whether they will be."""
@@ -65,9 +65,18 @@ class ClaimCursor:
         job_ids = [self.offered.popleft() for _ in range(min(count, len(self.offered)))]
         return (*_NO_POSITION, *job_ids) if job_ids else None
 
+    def position_to_look_before(self, now: float) -> Sequence[str] | None:
+        """Return the position before which to look for ready jobs, as no claim does; None: not now. Of any thread."""
+        return self.position if self.takes_offers and not self.offered and now >= self.next_front_at else None
+
+    def record_look(self, took_sec: float, now: float) -> None:
+        """Record how long a look at the front took. By the thread that looks."""
+        self.front_pace.record(took_sec)
+        self.next_front_at = now + self.front_pace.interval_sec
+
     def start(self, now: float, *, promoted: bool) -> Sequence[str] | None:
         """Return the position behind which to claim, None: the front. What a claim has promoted it finds by itself."""
-        is_front = now >= self.next_front_at or (promoted and not self.front_pace.is_slow)
+        is_front = (promoted or now >= self.next_front_at) and not self.front_pace.is_slow
         return None if is_front else self.position
 
     def must_wait(self, now: float) -> bool:
@@ -89,7 +98,7 @@ class ClaimCursor:
         else:
             self.position = hint.cursor if is_full else None
         if hint.skipped and from_front and not is_full:
-            self.scan = min(_MAX_SCAN, max(self.scan, _SCAN_GROWTH) * _SCAN_GROWTH)
+            self.scan = min(MAX_SCAN, max(self.scan, _SCAN_GROWTH) * _SCAN_GROWTH)
         else:
             self.scan = 0
         if from_front:

@@ -17,6 +17,13 @@ class RepairResult:
     unblocked: tuple[str, ...]  # keys whose blocked job became ready
 
 
+@dataclass(frozen=True)
+class ReadyJobs:
+    job_ids: Sequence[str]
+    are_known: bool  # each task of them
+    took_sec: float  # the search, on the server
+
+
 class Upkeep:
     """The part of `JobQueue` that the life of a job seldom needs."""
 
@@ -31,6 +38,11 @@ class Upkeep:
         parameters = {"after": after, "recently_repaired": array(recently_repaired), "max_keys": limit}
         rows = self._execute("repair_blocked", parameters)
         return RepairResult(cursor=rows[0][0], unblocked=tuple(row[1] for row in rows if row[1] is not None))
+
+    def find_ready(self, queue: str, tasks: Iterable[str], *, until: Sequence[str], limit: int) -> ReadyJobs:
+        """Find the first ready jobs of a queue up to a position in their order, the cursor of a claim."""
+        parameters = {"queue": queue, "tasks": array(tasks), "until": array(until), "limit": limit}
+        return ReadyJobs(*self._execute("find_ready", parameters)[0])
 
     def restore_unknown_tasks(self, queues: Iterable[str], tasks: Iterable[str]) -> None:
         """Make deferred jobs ready whose task a worker knows now."""

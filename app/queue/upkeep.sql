@@ -91,3 +91,15 @@ SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND wait_state = 'blo
 
 -- name: has_expired_jobs
 SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND expires_at <= (SELECT clock_timestamp()));
+
+-- name: find_ready
+-- The first ready jobs of a queue up to a position in their order, whether every task of them is known to the process, and how
+-- many seconds the search took.
+SELECT coalesce(array_agg(found.job_id), '{}') AS job_ids, coalesce(bool_and(found.task = ANY (%(tasks)s::text[])), true) AS are_known,
+       extract(epoch FROM clock_timestamp() - statement_timestamp())::float8 AS took_sec
+  FROM (SELECT j.job_id::text, j.task
+          FROM dl_jobs j, (SELECT %(until)s::text[] AS until) p
+         WHERE j.queue = %(queue)s::text AND j.status = 'queued' AND j.wait_state = 'ready'
+           AND (j.priority, j.created_at, j.job_id) <= ((p.until)[1]::int, (p.until)[2]::timestamptz, (p.until)[3]::uuid)
+         ORDER BY j.priority, j.created_at, j.job_id
+         LIMIT %(limit)s::int) found;

@@ -186,6 +186,8 @@ class Simulation:
                     process.renew_rows(second)
                 with self._recorder.activity("what there is to do"):
                     process.record_heartbeat()
+                with self._recorder.activity("look at the front"):
+                    process.look_at_front(second)
                 with self._recorder.activity("report"):
                     process.report()
             with self._recorder.activity("save progress"):
@@ -212,7 +214,7 @@ class Simulation:
         for _ in range(8):
             if not self._claim_and_settle(process, now, promotes=burst == 0, is_retried=burst == 1):
                 break
-        if burst == 3 and second % 10 == 0:
+        if burst == 3 and second % 10 == 0 and not process.cursor.takes_offers:
             with self._recorder.activity("unknown tasks"):
                 process.claims.defer_unknown_tasks(SHORT, TASKS)
 

@@ -10,7 +10,7 @@ from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import HostFacts, NotifyStateTable, WorkerInfo, WorkerLiveness
 from dataloader.workers.notify_state import NotifyState
-from dataloader.workers.queue_buffer import ClaimCursor
+from dataloader.workers.queue_buffer import MAX_SCAN, ClaimCursor
 from dataloader.workers.run_records import row_interval_sec
 
 LONG, SHORT = "long", "short"  # the queues
@@ -46,6 +46,7 @@ class SimulatedProcess:
         lost = self.beat()
         self.renew_rows(second)
         self.record_heartbeat()
+        self.look_at_front(second)
         return lost
 
     def beat(self) -> int:
@@ -62,9 +63,17 @@ class SimulatedProcess:
             HostFacts("boot", "1", "1", 1, 1),
             heartbeat_sec=HEARTBEAT_SEC,
             watched=3,
-            idle_queues=[SHORT],
+            idle_queues=[] if self.cursor.takes_offers else [SHORT],
             finds_others=finds_others,
         )
+
+    def look_at_front(self, second: int) -> None:
+        """Look for ready jobs that no claim finds, after each heartbeat."""
+        position = self.cursor.position_to_look_before(second)
+        if position is not None:
+            found = self.queue.find_ready(SHORT, TASKS, until=position, limit=MAX_SCAN)
+            self.cursor.record_look(found.took_sec, second)
+            self.cursor.offer(found.job_ids)
 
     def renew_rows(self, second: int) -> None:
         """Renew the rows of the jobs, as seldom as a worker process does."""

@@ -1,4 +1,4 @@
-"""A job that the end of a run makes ready while claims from the front of a queue take long and are rare."""
+"""Jobs in front of the last claimed one while claims from the front of a queue take long, and none starts there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_job_starts_when_the_run_before_it_ends(
     worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch, waits_for: str
 ):
     """The first claim finds all three jobs, and leaves one that waits in front of the last one that it has claimed. No
-    other claim starts at the front within an hour."""
+    look at the front follows within an hour."""
     monkeypatch.setattr(Pace, "is_slow", True)
     monkeypatch.setattr(Pace, "interval_sec", 3600.0)
     queue_db = worker_pools.queue_fixture
@@ -27,3 +27,19 @@ def test_job_starts_when_the_run_before_it_ends(
     worker_pools.pool({"q": 3})
 
     eventually(lambda: sorted(worker_pools.run_keys) == ["0", "1", "2"])
+
+
+def test_urgent_job_is_found_by_a_look(worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch):
+    queue_db = worker_pools.queue_fixture
+    monkeypatch.setattr(Pace, "is_slow", True)
+    monkeypatch.setattr(Pace, "interval_sec", 0.0)
+    queue_db.enqueue("a", task="quick", args={"n": 0})
+    worker_pools.listening_pool({"q": 1}, heartbeat_sec=0.05)
+    eventually(lambda: worker_pools.run_keys == ["0"])
+
+    queue_db.enqueue("b", task="quick", args={"n": 1}, priority=1)
+    unknown = queue_db.enqueue("c", task="unknown", priority=1)
+
+    eventually(lambda: worker_pools.run_keys == ["0", "1"])
+    deferred = "SELECT unknown_task AND wait_state = 'scheduled' FROM dl_jobs WHERE job_id = %s"
+    eventually(lambda: queue_db.fetch_row(deferred, str(unknown)), message="the other one is deferred")

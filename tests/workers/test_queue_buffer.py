@@ -45,23 +45,45 @@ def test_claim_that_is_not_full_is_followed_by_one_from_front():
     assert cursor.start(100.004, promoted=False) is None
 
 
-def test_slow_front_keeps_position_until_it_is_due_or_quick_again():
-    """A transaction of hours keeps the entries of claimed jobs at the front of the index."""
+def slow_cursor() -> ClaimCursor:
+    """After claims from the front that took long: a transaction of hours keeps the entries of claimed jobs there."""
     cursor = ClaimCursor()
     for began in (100.0, 110.0, 120.0):
         assert not cursor.front_pace.is_slow
         slow = replace(HINT, delay_sec=0.1)
         cursor.advance(slow, is_full=False, from_front=True, began=began, now=began + 0.1)
-
     assert cursor.front_pace.is_slow
+    return cursor
+
+
+def test_slow_front_keeps_position_until_a_look_is_quick_again():
+    cursor = slow_cursor()
     cursor.start_soon()
     assert cursor.start(120.2, promoted=True) == POSITION, "neither a notification nor a promotion asks for the front"
     cursor.advance(ClaimHint(0, None, None), is_full=False, from_front=False, began=120.2, now=120.201)
-    assert cursor.start(125.0, promoted=False) == POSITION
-    assert cursor.start(125.2, promoted=False) is None, "after 50 times what it took"
-    quick = replace(HINT, delay_sec=0.001)
-    cursor.advance(quick, is_full=False, from_front=True, began=125.2, now=125.201)
-    assert cursor.start(125.3, promoted=False) is None
+    assert cursor.start(1000.0, promoted=False) == POSITION
+
+    cursor.record_look(0.001, 1000.0)
+    assert cursor.start(1000.1, promoted=False) is None
+
+
+def test_slow_front_is_looked_at_when_it_is_due_and_no_offer_is_left():
+    cursor = slow_cursor()
+    assert cursor.position_to_look_before(125.0) is None
+    assert cursor.position_to_look_before(125.2) == POSITION, "after 50 times what a claim took"
+    cursor.record_look(0.1, 125.2)
+    assert cursor.position_to_look_before(130.1) is None
+    cursor.offer(["a"])
+    assert cursor.position_to_look_before(130.3) is None
+    cursor.take_offered(1)
+    assert cursor.position_to_look_before(130.3) == POSITION
+
+
+def test_quick_front_is_not_looked_at():
+    cursor = ClaimCursor()
+    cursor.advance(HINT, is_full=True, from_front=True, began=100.0, now=100.1)
+
+    assert cursor.position_to_look_before(200.0) is None
 
 
 def test_process_that_knows_only_a_slow_front_waits():
