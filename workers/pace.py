@@ -6,27 +6,25 @@ It is then repeated less often, so that it costs about one part in fifty of the 
 
 from __future__ import annotations
 
-from collections import deque
-
 _TIME_RATIO = 50
 _SAMPLES = 3  # the quickest of these counts: a machine that stalls once is no reason
-_SLOW_SEC = 0.005
+SLOW_SEC = 0.005
 
 
 class Pace:
-    """Used by one thread. The pause is bounded, since no look is timed meanwhile."""
+    """One thread at a time records, any thread reads. The pause is bounded, since no look is timed meanwhile."""
 
     def __init__(self, max_interval_sec: float = 30.0) -> None:
         self._max_interval_sec = max_interval_sec
-        self._durations: deque[float] = deque(maxlen=_SAMPLES)
+        self._durations: tuple[float, ...] = ()
 
     def record(self, duration_sec: float) -> None:
-        self._durations.append(duration_sec)
+        self._durations = (*self._durations, duration_sec)[-_SAMPLES:]
 
     @property
     def is_slow(self) -> bool:
         """Whether the last looks took long."""
-        return len(self._durations) == _SAMPLES and min(self._durations) > _SLOW_SEC
+        return len(self._durations) == _SAMPLES and min(self._durations) > SLOW_SEC
 
     @property
     def interval_sec(self) -> float:

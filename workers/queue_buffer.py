@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from dataloader.app.queue.job import ClaimHint, ClaimMode
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import PollTimer
-from dataloader.workers.pace import Pace
+from dataloader.workers.pace import SLOW_SEC, Pace
 
 PREFETCH_BELOW_SEC = 0.020  # a queue whose recent jobs ran longer is not prefetched
 _PREFETCH_PER_THREAD = 40
@@ -51,8 +51,12 @@ class ClaimCursor:
     scan: int = 0  # rows to scan, if more than are claimed
     next_front_at: float = 0.0  # when to start or look at the front again: urgent jobs may have come
     front_pace: Pace = field(default_factory=lambda: Pace(_MAX_FRONT_INTERVAL_SEC))
-    takes_offers: bool = False  # claims from the front take long; read by any thread
     offered: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_SCAN))  # ids of ready jobs; of any thread
+
+    @property
+    def takes_offers(self) -> bool:
+        """Whether claims from the front take long; read by any thread."""
+        return self.front_pace.is_slow
 
     def offer(self, job_ids: Sequence[str]) -> bool:
         """Have these ready jobs claimed next, if claims would not find them soon. Return whether they will be."""
@@ -92,9 +96,9 @@ class ClaimCursor:
         """Record a claim's answer. Where jobs of busy keys stand in front, the next claim scans further."""
         if from_front and hint.delay_sec is not None:
             self.front_pace.record(hint.delay_sec)
-        self.takes_offers = self.front_pace.is_slow
-        if self.takes_offers:
-            self.position = hint.cursor or self.position
+        if self.front_pace.is_slow:
+            if not self._stays_before_skipped(hint):
+                self.position = hint.cursor or self.position
         else:
             self.position = hint.cursor if is_full else None
         if hint.skipped and from_front and not is_full:
@@ -104,6 +108,10 @@ class ClaimCursor:
         if from_front:
             interval_sec = max(_FRONT_INTERVAL_SEC, (now - began) * _FRONT_TIME_RATIO, self.front_pace.interval_sec)
             self.next_front_at = now + interval_sec
+
+    def _stays_before_skipped(self, hint: ClaimHint) -> bool:
+        """Whether the next claim tries the skipped jobs again: their keys are seldom busy for longer than a moment."""
+        return bool(hint.skipped) and self.position is not None and (hint.delay_sec or 0.0) <= SLOW_SEC
 
 
 @dataclass

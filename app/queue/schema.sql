@@ -164,7 +164,7 @@ CREATE INDEX dl_jobs_schedule_idx ON dl_jobs (schedule_id, logical_at) WHERE sch
 CREATE INDEX dl_jobs_backfill_idx ON dl_jobs (backfill_id) WHERE backfill_id IS NOT NULL AND status IN ('queued', 'running');
 CREATE INDEX dl_jobs_slice_idx ON dl_jobs (task, partition_key, created_at) WHERE live_key LIKE 'slice:%';
 
--- No two running jobs share a lock key, whatever else goes wrong. Claims and the ends of runs look up a key with BETWEEN, for which the
+-- No two running jobs share a lock key, whatever else goes wrong. The running job of a key is looked up with BETWEEN, for which the
 -- other index of lock keys does not serve: while a transaction of hours keeps vacuum from cleaning this one, plans with = prefer that
 -- one, and read all finished jobs of the key.
 CREATE UNIQUE INDEX dl_jobs_running_key_idx ON dl_jobs (lock_key) WHERE status = 'running';
@@ -1608,7 +1608,7 @@ BEGIN
         -- the key runs, it must not be locked until this transaction ends, which may stay open: the settlement waits for the lock.
         IF OLD.wait_state <> 'blocked'
            AND EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'queued' AND wait_state = 'blocked')
-           AND NOT EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'running')
+           AND NOT EXISTS (SELECT FROM dl_jobs WHERE lock_key BETWEEN NEW.lock_key AND NEW.lock_key AND status = 'running')
            AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key)) THEN
             PERFORM dl_unblock_next(ARRAY[NEW.lock_key]);
         END IF;

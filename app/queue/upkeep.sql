@@ -93,10 +93,13 @@ SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND wait_state = 'blo
 SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND expires_at <= (SELECT clock_timestamp()));
 
 -- name: find_ready
--- The first ready jobs of a queue up to a position in their order, whether every task of them is known to the process, and how
--- many seconds the search took.
+-- Makes ready what has been due for however long: claims behind a position do so only with what fell due in the last ten seconds. Returns
+-- the first ready jobs of a queue up to a position in their order, whether every task of them is known to the process, and how many seconds it
+-- took.
+SELECT dl_promote_due('');
+
 SELECT coalesce(array_agg(found.job_id), '{}') AS job_ids, coalesce(bool_and(found.task = ANY (%(tasks)s::text[])), true) AS are_known,
-       extract(epoch FROM clock_timestamp() - statement_timestamp())::float8 AS took_sec
+       extract(epoch FROM clock_timestamp() - transaction_timestamp())::float8 AS took_sec
   FROM (SELECT j.job_id::text, j.task
           FROM dl_jobs j, (SELECT %(until)s::text[] AS until) p
          WHERE j.queue = %(queue)s::text AND j.status = 'queued' AND j.wait_state = 'ready'

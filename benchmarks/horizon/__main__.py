@@ -64,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=int, default=CHECKPOINTS[-1], help="simulated seconds")
     parser.add_argument("--jobs", type=int, default=100, help="running jobs with progress")
     parser.add_argument("--rate", type=int, default=20, help="short jobs a second")
+    parser.add_argument("--plain", action="store_true", help="short jobs have no common keys, limits, times or retries")
     parser.add_argument("--lanes", nargs="+", choices=list(LANES), default=list(LANES))
     parser.add_argument("--max-minutes", type=float, default=60.0, help="end a lane after so long")
     parser.add_argument("--all", action="store_true", help="list statements that do not grow too")
@@ -74,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(describe_environment(server_dsn))
         for lane in options.lanes:
             with fresh_database(server_dsn) as dsn:
-                simulation = Simulation(dsn, jobs=options.jobs, rate=options.rate, seconds=options.seconds)
+                simulation = Simulation(
+                    dsn, jobs=options.jobs, rate=options.rate, seconds=options.seconds, plain=options.plain
+                )
                 try:
                     simulation.fill()
                     with LANES[lane](dsn):

@@ -86,8 +86,8 @@ class LaneResult:
 
 
 class Simulation:
-    def __init__(self, dsn: str, *, jobs: int, rate: int, seconds: int) -> None:
-        self._dsn, self._rate, self._seconds, self._jobs = dsn, rate, seconds, jobs
+    def __init__(self, dsn: str, *, jobs: int, rate: int, seconds: int, plain: bool = False) -> None:
+        self._dsn, self._rate, self._seconds, self._jobs, self._plain = dsn, rate, seconds, jobs, plain
         self._recorder = Recorder()
         self._sessions = {
             name: MeasuredSession(dsn, self._recorder, name=f"bench-{name}") for name in ("producer", "leader", "pages")
@@ -220,6 +220,8 @@ class Simulation:
 
     def _short_job(self, second: int, burst: int, n: int) -> NewJob:
         job = NewJob(queue=SHORT, task="step", lock_key=f"{second} {n}", args={"n": n})
+        if self._plain:
+            return job
         if burst == 0 and n < 2:
             job.lock_key = f"shared {second % 7}"
         elif burst == 1:
@@ -263,7 +265,7 @@ class Simulation:
 
     def _settle(self, process: SimulatedProcess, claimed: list[ClaimedJob], *, is_retried: bool) -> None:
         settlements = [(job, SUCCEEDED) for job in claimed]
-        if is_retried and claimed[0].attempt == 1:
+        if is_retried and claimed[0].attempt == 1 and not self._plain:
             settlements[0] = (claimed[0], Settlement(Status.QUEUED, error="bench", retry_in_sec=0.001))
         with self._recorder.activity("settle"):
             results = process.queue.settle(settlements, on_ready=process.cursor.offer)

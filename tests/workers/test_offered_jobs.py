@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from dataloader.app.features.limits.rows import Limits
@@ -43,3 +45,21 @@ def test_urgent_job_is_found_by_a_look(worker_pools: WorkerPoolFixture, monkeypa
     eventually(lambda: worker_pools.run_keys == ["0", "1"])
     deferred = "SELECT unknown_task AND wait_state = 'scheduled' FROM dl_jobs WHERE job_id = %s"
     eventually(lambda: queue_db.fetch_row(deferred, str(unknown)), message="the other one is deferred")
+
+
+def test_job_that_fell_due_long_ago_is_found_by_a_look(
+    worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """A claim that starts behind a position makes ready only what fell due in the last ten seconds."""
+    queue_db = worker_pools.queue_fixture
+    monkeypatch.setattr(Pace, "is_slow", True)
+    monkeypatch.setattr(Pace, "interval_sec", 0.0)
+    later = queue_db.enqueue("b", task="quick", args={"n": 1}, available_at=datetime.now(UTC) + timedelta(hours=1))
+    queue_db.enqueue("a", task="quick", args={"n": 0})
+    worker_pools.listening_pool({"q": 1}, heartbeat_sec=0.05)
+    eventually(lambda: worker_pools.run_keys == ["0"])
+
+    time_passes = f"UPDATE dl_jobs SET available_at = now() - interval '1 minute' WHERE job_id = '{later}'"
+    queue_db.sql(f"SELECT set_config('dl.own_update', 'on', true); {time_passes}")  # without triggers
+
+    eventually(lambda: worker_pools.run_keys == ["0", "1"])

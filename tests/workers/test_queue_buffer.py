@@ -67,6 +67,17 @@ def test_slow_front_keeps_position_until_a_look_is_quick_again():
     assert cursor.start(1000.1, promoted=False) is None
 
 
+def test_claims_behind_a_position_try_skipped_jobs_again_while_that_is_quick():
+    cursor, further = slow_cursor(), ("5", "2026-01-01 00:00:00+00", "00000000-0000-0000-0000-000000000009")
+    for delay_sec in (0.001, 0.02):
+        assert cursor.start(121.0, promoted=False) == POSITION
+        cursor.advance(
+            ClaimHint(1, None, further, None, delay_sec), is_full=False, from_front=False, began=121, now=121
+        )
+
+    assert cursor.start(121.0, promoted=False) == further
+
+
 def test_slow_front_is_looked_at_when_it_is_due_and_no_offer_is_left():
     cursor = slow_cursor()
     assert cursor.position_to_look_before(125.0) is None

@@ -225,4 +225,4 @@ WITH advisory_locks AS MATERIALIZED (
 )
 SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(b.lock_key, h.pid, coalesce(h.application_name, ''))), '[]')::text
   FROM blocked b JOIN advisory_locks h ON h.hash = hashtext(b.lock_key)::bigint
- WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = b.lock_key AND r.status = 'running');
+ WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key BETWEEN b.lock_key AND b.lock_key AND r.status = 'running');

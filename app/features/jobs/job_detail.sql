@@ -33,7 +33,7 @@ SELECT job_id, queue, task, status::text, created_at
 -- The running job, other than this one, that has the lock key.
 SELECT h.job_id, h.queue, h.task, h.status::text, coalesce(h.started_at, h.created_at)
   FROM dl_jobs h
- WHERE h.lock_key = %(lock_key)s::text AND h.status = 'running' AND h.job_id <> %(job_id)s::uuid;
+ WHERE h.lock_key BETWEEN %(lock_key)s::text AND %(lock_key)s::text AND h.status = 'running' AND h.job_id <> %(job_id)s::uuid;
 
 -- name: job_of_idempotency_key
 SELECT job_id, queue, task, status::text, created_at FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s::text;

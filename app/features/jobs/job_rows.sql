@@ -19,7 +19,7 @@ SELECT j.job_id, CASE WHEN isfinite(span.until) AND isfinite(started.ts)
 -- The args, and for what a queued job waits: the job that has its lock key, or a limit.
 SELECT j.job_id, dl_json_text(j.args, 4096), j.waits_on,
        CASE WHEN j.status = 'queued' AND j.wait_state = 'blocked'
-            THEN (SELECT h.job_id FROM dl_jobs h WHERE h.lock_key = j.lock_key AND h.status = 'running') END,
+            THEN (SELECT h.job_id FROM dl_jobs h WHERE h.lock_key BETWEEN j.lock_key AND j.lock_key AND h.status = 'running') END,
        j.skipped
   FROM dl_jobs j
  WHERE j.job_id = ANY (%(job_ids)s::uuid[]);

@@ -63,7 +63,8 @@ WITH RECURSIVE ready_names AS (
                                         WHERE j.queue = l.queue AND j.status = 'queued' AND j.wait_state = 'ready'
                                         ORDER BY j.priority, j.created_at, j.job_id
                                         LIMIT %(max_sampled)s::int) c
-                                WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = c.lock_key AND r.status = 'running')) f
+                                WHERE NOT EXISTS (SELECT FROM dl_jobs r
+                                                   WHERE r.lock_key BETWEEN c.lock_key AND c.lock_key AND r.status = 'running')) f
 ), grouped AS MATERIALIZED (
     SELECT f.queue, CASE WHEN h.known THEN f.task END AS task, CASE WHEN h.known THEN f.limits END AS limits, count(*) AS n
       FROM first f CROSS JOIN has_limits h

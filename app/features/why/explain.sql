@@ -70,7 +70,7 @@ SELECT clock_timestamp() AS now, job.wait_state::text, job.unknown_task, job.ava
               WHERE NOT EXISTS (SELECT FROM serving WHERE knows)) AS known_tasks
   FROM job
        LEFT JOIN LATERAL (SELECT h.job_id, h.worker FROM dl_jobs h
-                           WHERE h.lock_key = job.lock_key AND h.status = 'running' AND h.job_id <> job.job_id) holder ON true
+                           WHERE h.lock_key BETWEEN job.lock_key AND job.lock_key AND h.status = 'running' AND h.job_id <> job.job_id) holder ON true
        LEFT JOIN LATERAL (SELECT l.pid, a.application_name, coalesce(a.xact_start, a.state_change) AS since
                             FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
                            WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1

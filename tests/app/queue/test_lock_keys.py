@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import psycopg2
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from dataloader.app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from tests.support import eventually
+
+APP = Path(__file__).parents[3] / "app"
 
 
 @pytest.fixture
@@ -359,3 +363,15 @@ def test_claim_with_larger_scan_passes_jobs_of_one_busy_key(queue_db):
     assert (nearby, outlook.skipped) == ([], 1)
     assert [job.lock_key for job in further] == ["cool"]
     assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE wait_state = 'blocked'") == 30
+
+
+def test_running_job_of_a_key_is_looked_up_by_a_range():
+    """With =, and many dead entries in the index of running jobs, plans read all finished jobs of the key."""
+    by_value = re.compile(r"lock_key = \S+ AND (?:\w+\.)?status(?:::text)? = 'running'")
+    assert by_value.search("WHERE h.lock_key = j.lock_key AND h.status = 'running'")
+
+    files = [*APP.rglob("*.sql")]
+    found = [path.name for path in files if "migrations" not in path.parts and by_value.search(path.read_text())]
+
+    assert len(files) > 10
+    assert found == []
