@@ -28,7 +28,7 @@ from dataloader.workers.claimer import Claimer
 from dataloader.workers.declarations import describe_worker
 from dataloader.workers.dispatcher import Dispatcher
 from dataloader.workers.duties import Declaration, DutyContext, ThreadContext, create_threads, declare_all
-from dataloader.workers.front_looks import FrontLooks
+from dataloader.workers.front_looks import look_at_fronts
 from dataloader.workers.heartbeat import Heartbeat
 from dataloader.workers.isolation.run import run_isolated
 from dataloader.workers.key_locks import KeyLocks
@@ -173,7 +173,6 @@ class WorkerPool:
     def _build_lease_threads(self, queue: Mapping[str, JobQueue], info: WorkerInfo) -> None:
         """Make what renews leases, stops attempts and takes jobs from dead processes."""
         options, connections = self._options, self._connection_settings
-        self._front_looks = FrontLooks(queue["renew"], info.tasks, self._dispatcher)
         declaration = Declaration(queue["renew"].executor, self._pipelines, self.id, options.maintenance)
         pause_sec = min(5.0, options.heartbeat_sec / 2)
         self._heartbeat = Heartbeat(
@@ -183,6 +182,7 @@ class WorkerPool:
             info=info,
             register=self._send_heartbeat,
             declare=partial(declare_all, self._features, declaration),
+            look=partial(look_at_fronts, queue["renew"], info.tasks, self._dispatcher),
             listen=self._dispatcher.listen_while_busy,
             on_crash=self._on_crash,
             counters=self.counters,
@@ -218,7 +218,7 @@ class WorkerPool:
     def _send_heartbeat(self) -> None:
         heartbeat = self._dispatcher.poll_by_heartbeat(self._registration.send_heartbeat)
         owners: Any = (self._death_watch, self._reaper, self._maintenance, self._worker_control, *self._feature_threads)
-        for owner in (*owners, self._front_looks):
+        for owner in owners:
             owner.on_heartbeat(heartbeat)
 
     def _build_database_threads(self) -> None:

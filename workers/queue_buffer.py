@@ -44,7 +44,7 @@ class ClaimCursor:
     dead index entries from being removed, and each claim from the front would walk over all of them. Where such claims
     take long, all of them start behind the last claimed job, whether they come back full or not. A job that becomes
     ready in front of it is then claimed by its id: at once when a run of this process frees its key or limit, else when
-    a look after a heartbeat finds it.
+    a look of the heartbeat's thread finds it.
     """
 
     position: Sequence[str] | None = None  # priority, creation time and id of the last claimed job; read by any thread

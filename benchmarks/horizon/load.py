@@ -186,10 +186,10 @@ class Simulation:
                     process.renew_rows(second)
                 with self._recorder.activity("what there is to do"):
                     process.record_heartbeat()
-                with self._recorder.activity("look at the front"):
-                    process.look_at_front(second)
                 with self._recorder.activity("report"):
                     process.report()
+            with self._recorder.activity("look at the front"):
+                process.look_at_front(second)
             with self._recorder.activity("save progress"):
                 self.result.leases_lost += process.save_progress(second)
             if second % 30 == n:

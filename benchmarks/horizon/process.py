@@ -46,7 +46,6 @@ class SimulatedProcess:
         lost = self.beat()
         self.renew_rows(second)
         self.record_heartbeat()
-        self.look_at_front(second)
         return lost
 
     def beat(self) -> int:
@@ -68,7 +67,7 @@ class SimulatedProcess:
         )
 
     def look_at_front(self, second: int) -> None:
-        """Look for ready jobs that no claim finds, after each heartbeat."""
+        """Look for ready jobs that no claim finds, when that is due."""
         position = self.cursor.position_to_look_before(second)
         if position is not None:
             found = self.queue.find_ready(SHORT, TASKS, until=position, limit=MAX_SCAN)

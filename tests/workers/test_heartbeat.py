@@ -86,7 +86,7 @@ def test_lease_is_trusted_from_when_the_heartbeat_was_sent(monkeypatch: pytest.M
     make: Any = Heartbeat
     heartbeat = make(
         SlowQueue(), None, interval_sec=10.0, info=SimpleNamespace(id=UUID(int=1)), register=None, declare=None,
-        listen=None, on_crash=None, counters=None,
+        listen=None, look=None, on_crash=None, counters=None,
     )  # fmt: skip
     attempt = attempt_with()
 
