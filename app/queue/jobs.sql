@@ -341,27 +341,8 @@ SELECT count(*) FROM dl_unblock_next(%(lock_keys)s::text[]);
 SELECT dl_cancel_jobs(%(job_ids)s::uuid[]);
 
 -- name: retry
--- failed | canceled | lost -> queued, by an operator: the same job with all its attempts. Not while another job has its live
--- key. With `keep_time` one that was to start later still does; dl_jobs_before_update writes its event, since its wait state stays.
-WITH requeued AS (
-    UPDATE dl_jobs
-       SET status = 'queued',
-           wait_state = CASE WHEN %(keep_time)s::bool AND available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
-           available_at = CASE WHEN %(keep_time)s::bool THEN greatest(available_at, clock_timestamp()) ELSE clock_timestamp() END,
-           skipped = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false, error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL, progress = '{}', started_at = NULL,
-           finished_at = NULL, heartbeat_at = NULL
-     WHERE job_id = %(job_id)s::uuid AND status::text IN ('failed', 'canceled', 'lost')
-       AND NOT EXISTS (SELECT FROM dl_jobs other
-                        WHERE other.live_key = dl_jobs.live_key AND other.status IN ('queued', 'running'))
-    RETURNING job_id, queue, wait_state
-), events AS (
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, clock_timestamp(), 'requeue',
-           jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', 'retry')
-      FROM requeued
-     WHERE wait_state <> 'scheduled'
-)
-SELECT job_id FROM requeued;
+-- failed | canceled | lost -> queued. See dl_retry_jobs in schema.sql.
+SELECT unnest(dl_retry_jobs(ARRAY[%(job_id)s::uuid], keep_time => %(keep_time)s::bool)) AS job_id;
 
 -- name: get_job
 -- In the order of the fields of `Job`. Values too large to be shown are replaced by {"$dropped": …}.

@@ -1415,6 +1415,56 @@ BEGIN
     RETURN ended.jobs;
 END $$;
 
+-- failed | canceled | lost -> queued, by an operator: the same jobs with all their attempts. Not while another job has their live key, and of
+-- several with one live key only the newest. With a filter: only jobs that still match it. `args_patch` is merged into their args. With
+-- `keep_time` one that was to start later still does; dl_jobs_before_update writes its event, since its wait state stays. Those of
+-- `waiting` wait for their parents again. Returns the ids of those that were queued.
+CREATE OR REPLACE FUNCTION dl_retry_jobs(job_ids uuid[], reason text DEFAULT 'retry', filter jsonb DEFAULT NULL,
+                                         args_patch jsonb DEFAULT NULL, keep_time bool DEFAULT false, waiting uuid[] DEFAULT '{}')
+    RETURNS uuid[]
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    queued uuid[];
+BEGIN
+    WITH candidates AS MATERIALIZED (
+        SELECT j.job_id, j.live_key, j.created_at
+          FROM dl_jobs j
+         WHERE j.job_id = ANY (job_ids) AND j.status::text IN ('failed', 'canceled', 'lost')
+           AND (filter IS NULL OR dl_job_matches(j, filter))
+           AND NOT EXISTS (SELECT FROM dl_jobs other
+                            WHERE other.live_key = j.live_key AND other.status IN ('queued', 'running'))
+         ORDER BY j.job_id
+           FOR NO KEY UPDATE
+    ), newest AS MATERIALIZED (
+        SELECT DISTINCT ON (coalesce(c.live_key, c.job_id::text)) c.job_id, w.job_id IS NOT NULL AS waits
+          FROM candidates c LEFT JOIN unnest(waiting) AS w (job_id) ON w.job_id = c.job_id
+         ORDER BY coalesce(c.live_key, c.job_id::text), c.created_at DESC
+    ), requeued AS (
+        UPDATE dl_jobs j
+           SET status = 'queued', skipped = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,
+               wait_state = CASE WHEN newest.waits THEN 'waiting'
+                                 WHEN keep_time AND j.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
+               available_at = CASE WHEN keep_time THEN greatest(j.available_at, clock_timestamp()) ELSE clock_timestamp() END,
+               error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL, progress = '{}', started_at = NULL,
+               finished_at = NULL, heartbeat_at = NULL,
+               args = CASE WHEN jsonb_typeof(j.args) = 'object' THEN coalesce(j.args || args_patch, j.args) ELSE j.args END,
+               request_hash = CASE WHEN args_patch IS NULL THEN j.request_hash
+                                   ELSE coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args)) END
+          FROM newest
+         WHERE j.job_id = ANY (ARRAY[newest.job_id])
+        RETURNING j.job_id, j.queue, j.wait_state
+    ), events AS (
+        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+        SELECT r.job_id, r.queue, clock_timestamp(), 'requeue',
+               jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', reason)
+               || CASE WHEN args_patch IS NULL THEN '{}' ELSE jsonb_build_object('args_patch', args_patch) END
+          FROM requeued r
+         WHERE r.wait_state <> 'scheduled'
+    )
+    SELECT array_agg(r.job_id) FROM requeued r INTO queued;
+    RETURN queued;
+END $$;
+
 -- ── Jobs written by other services ───────────────────────────────────────────────────────────────────────────────────
 
 -- Triggers that make a plain INSERT, UPDATE or DELETE of a job as good as ours. SECURITY DEFINER: a service that may only

@@ -32,7 +32,7 @@ ACTION_OF: Mapping[str, str] = {
     "disown": "disowns", "reap": "reaps", "dl_unblock_next": "settles, releases, reaps, cancels, repairs_blocked",
     "unblock_keys": "repairs_blocked", "repair_blocked": "repairs_blocked", "cancel": "cancels",
     "dl_cancel_jobs": "cancels", "cancel_graph": "cancels", "bulk_cancel": "cancels", "expire": "cancels",
-    "retry": "retries", "retry_graph": "retries", "bulk_retry": "retries",
+    "dl_retry_jobs": "retries", "retry": "retries", "retry_graph": "retries", "bulk_retry": "retries",
     "dl_jobs_updated": "updates_by_hand, cancels",
     "assert_owned": "commits_effect", "save_checkpoint": "commits_effect", "set_limit": "sets_limit",
     "delete_limit": "sets_limit", "set_breaker": "sets_limit", "delete_breaker": "sets_limit",

@@ -105,51 +105,22 @@ UPDATE dl_bulk b SET
 RETURNING b.changed;
 
 -- name: bulk_retry
--- failed | canceled | lost -> queued, like `retry`; also the step of a redrive, which merges its patch into the jobs' args, and
--- after which the next step is `pause_sec` later, if it has changed any job. Of several jobs with one live key only the newest is
--- retried.
+-- As `retry`, of the jobs that still match; also the step of a redrive, which merges its patch into the jobs' args, and after which the next
+-- step is `pause_sec` later, if it has changed any job.
 -- include: lock_operation
 
 WITH
 -- include: operation
-, candidates AS MATERIALIZED (
-    SELECT j.job_id, j.live_key, j.created_at
-      FROM dl_jobs j
-     WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND EXISTS (SELECT FROM operation)
-       AND j.status::text IN ('failed', 'canceled', 'lost') AND dl_job_matches(j, %(filter)s::jsonb)
-       AND NOT EXISTS (SELECT FROM dl_jobs other
-                        WHERE other.live_key = j.live_key AND other.status IN ('queued', 'running'))
-     ORDER BY j.job_id
-       FOR NO KEY UPDATE
-), targets AS MATERIALIZED (
-    SELECT job_id
-      FROM (SELECT *, row_number() OVER (PARTITION BY coalesce(live_key, job_id::text) ORDER BY created_at DESC) AS rank
-              FROM candidates) ranked
-     WHERE rank = 1
-), requeued AS (
-    UPDATE dl_jobs j
-       SET status = 'queued', wait_state = 'ready', skipped = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,
-           available_at = clock_timestamp(), error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL,
-           progress = '{}', started_at = NULL, finished_at = NULL, heartbeat_at = NULL,
-           args = CASE WHEN jsonb_typeof(j.args) = 'object' THEN coalesce(j.args || operation.args_patch, j.args) ELSE j.args END,
-           request_hash = CASE WHEN operation.args_patch IS NULL THEN j.request_hash
-                               ELSE coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args)) END
-      FROM targets, operation
-     WHERE j.job_id = ANY (ARRAY[targets.job_id])
-    RETURNING j.job_id, j.queue
-), events AS (
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, clock_timestamp(), 'requeue',
-           jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', operation.action)
-           || CASE WHEN operation.args_patch IS NULL THEN '{}' ELSE jsonb_build_object('args_patch', operation.args_patch) END
-      FROM requeued, operation
+, requeued AS MATERIALIZED (
+    SELECT bulk_id, coalesce(cardinality(dl_retry_jobs(%(job_ids)s::uuid[], action, %(filter)s::jsonb, args_patch)), 0) AS jobs FROM operation
 )
 UPDATE dl_bulk b SET
        -- include: advanced_cursor
-       changed = changed + (SELECT count(*) FROM requeued),
-       next_step_at = CASE WHEN EXISTS (SELECT FROM requeued) THEN clock_timestamp() + make_interval(secs => %(pause_sec)s::float8)
+       changed = changed + requeued.jobs,
+       next_step_at = CASE WHEN requeued.jobs > 0 THEN clock_timestamp() + make_interval(secs => %(pause_sec)s::float8)
                            ELSE next_step_at END
- WHERE b.bulk_id IN (SELECT bulk_id FROM operation)
+  FROM requeued
+ WHERE b.bulk_id = requeued.bulk_id
 RETURNING b.changed;
 
 -- name: bulk_delete

@@ -109,36 +109,14 @@ SELECT coalesce(CASE WHEN c.graph_id = p.graph_id THEN c.graph_key END, c.job_id
  LIMIT %(limit)s::int;
 
 -- name: retry_graph
--- failed | canceled | lost -> queued: all of a graph that did not succeed, but those whose live key another job has, as by `retry`.
--- A job with parents waits for them again.
-WITH candidates AS MATERIALIZED (
-    SELECT j.job_id, j.live_key, j.created_at
-      FROM dl_jobs j
-     WHERE j.graph_id = %(graph_id)s::uuid AND j.graph_id IS NOT NULL AND j.status::text IN ('failed', 'canceled', 'lost')
-       AND NOT EXISTS (SELECT FROM dl_jobs other
-                        WHERE other.live_key = j.live_key AND other.status IN ('queued', 'running'))
-     ORDER BY j.job_id
-       FOR NO KEY UPDATE
-), unsuccessful AS MATERIALIZED (
-    SELECT DISTINCT ON (coalesce(live_key, job_id::text)) job_id
-      FROM candidates
-     ORDER BY coalesce(live_key, job_id::text), created_at DESC
-), requeued AS (
-    UPDATE dl_jobs j
-       SET status = 'queued', skipped = NULL, error_fingerprint = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,
-           wait_state = CASE WHEN EXISTS (SELECT FROM dl_edges e JOIN dl_jobs p ON p.job_id = ANY (ARRAY[e.parent_id]) WHERE e.child_id = j.job_id) THEN 'waiting' ELSE 'ready' END::dl_wait_state,
-           available_at = clock_timestamp(), error = NULL, traceback = NULL, result = NULL, progress = '{}', started_at = NULL,
-           finished_at = NULL, heartbeat_at = NULL
-      FROM unsuccessful
-     WHERE j.job_id = ANY (ARRAY[unsuccessful.job_id])
-    RETURNING j.job_id, j.queue
-), events AS (
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, clock_timestamp(), 'requeue',
-           jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', 'retry')
-      FROM requeued
-)
-SELECT set_config('dl.retried', (SELECT count(*) FROM requeued)::text, true);
+-- failed | canceled | lost -> queued: all of a graph that did not succeed. A job with parents waits for them again. See dl_retry_jobs.
+SELECT set_config('dl.retried', coalesce(cardinality(dl_retry_jobs(
+    array_agg(j.job_id),
+    waiting => array_agg(j.job_id) FILTER (WHERE EXISTS (SELECT FROM dl_edges e JOIN dl_jobs p ON p.job_id = ANY (ARRAY[e.parent_id])
+                                                          WHERE e.child_id = j.job_id))
+)), 0)::text, true)
+  FROM dl_jobs j
+ WHERE j.graph_id = %(graph_id)s::uuid AND j.graph_id IS NOT NULL AND j.status::text IN ('failed', 'canceled', 'lost');
 
 WITH waiting AS MATERIALIZED (
     SELECT job_id
