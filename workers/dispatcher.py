@@ -60,8 +60,7 @@ class Dispatcher:
         self._on_control, self._release = on_control, release
         self._due = DueTimer()
         self._wakeup = WakeupPipe()
-        self._has_leader = False
-        self._heartbeat_listening = False  # the leader is the heartbeat, which only listens
+        self._has_leader = self._heartbeat_listening = False  # the heartbeat as leader only listens
         self._is_claiming = False  # read by any thread, as the next two
         self._stopping = False
         self.jobs_left: int | None = None  # that may start; None: any number; under the lock
@@ -266,9 +265,9 @@ class Dispatcher:
         try:
             if (recovered := self._claimer.recover()) is not None:
                 self._hand_out(self.queues[recovered[0]], recovered[1], kept_count=0)
-            if after is None and not is_fair and buffer.cursor.must_wait(began):
+            if after is None and not is_fair and buffer.cursor.must_wait:
                 with self._lock:
-                    buffer.retry_at, self._due.promote_due = buffer.cursor.next_front_at, promoted
+                    self._due.promote_due = promoted or self._due.promote_due
                 return
             attempts, claimed_count, hint = self._claimer.claim(
                 buffer.queue,
@@ -287,7 +286,7 @@ class Dispatcher:
             _log.info("database.available")
             self._outage_logged = False
         is_full, from_front = claimed_count >= count, after is None or is_fair
-        is_settled = offered is None and (from_front or buffer.cursor.front_pace.is_slow)  # else claim again at once
+        is_settled = offered is None and (from_front or buffer.cursor.is_front_slow)  # else claim again at once
         if is_fair:
             buffer.turn = hint.cursor or buffer.turn
         elif offered is None:
@@ -355,12 +354,15 @@ class Dispatcher:
 
     # ── called by background threads ────────────────────────────────────────────────────────────────────────────
 
-    def offer(self, job_ids: Sequence[str], queue: str | None = None) -> None:
-        """Have ready jobs claimed, of this queue or of any, where claims would not find them soon."""
+    def offer(self, job_ids: Sequence[str]) -> None:
+        """Have jobs claimed that an end of a run has made ready, where claims would not find them soon."""
+        for buffer in [b for b in self.queues.values() if b.cursor.offer(job_ids)]:
+            self.claim_soon(buffer)
+
+    def claim_soon(self, buffer: QueueBuffer) -> None:
         with self._lock:
-            for buffer in [b for b in self.queues.values() if queue in (None, b.queue) and b.cursor.offer(job_ids)]:
-                buffer.may_have_work = True
-                self._wake_next()
+            buffer.may_have_work = True
+            self._wake_next()
 
     def listen_while_busy(self, timeout: float) -> bool:
         """Listen in place of a leader; return False if a worker thread leads, or waits to."""
@@ -377,11 +379,9 @@ class Dispatcher:
         return True
 
     def poll_by_heartbeat(self, send_heartbeat: Callable[[Sequence[str]], HeartbeatResult]) -> HeartbeatResult:
-        """Send a heartbeat that checks whether queues with idle threads have jobs. If none has, it counts as a poll. A
-        queue with a slow front is looked at by itself."""
+        """Send a heartbeat that checks whether queues with idle threads have jobs. If none has, it counts as a poll."""
         with self._lock:
-            idle = [b for b in self.queues.values() if b.awaits_jobs and not b.cursor.takes_offers]
-            idle = idle if self._listener.state.is_receiving else []
+            idle = [b for b in self.queues.values() if self._listener.state.is_receiving and b.awaits_jobs]
         sent_at = clock()
         heartbeat = send_heartbeat([buffer.queue for buffer in idle])
         if idle and not heartbeat.has_ready_jobs:

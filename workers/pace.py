@@ -8,7 +8,7 @@ from __future__ import annotations
 
 _TIME_RATIO = 50
 _SAMPLES = 3  # the quickest of these counts: a machine that stalls once is no reason
-SLOW_SEC = 0.005
+_SLOW_SEC = 0.005
 
 
 class Pace:
@@ -24,7 +24,7 @@ class Pace:
     @property
     def is_slow(self) -> bool:
         """Whether the last looks took long."""
-        return len(self._durations) == _SAMPLES and min(self._durations) > SLOW_SEC
+        return len(self._durations) == _SAMPLES and min(self._durations) > _SLOW_SEC
 
     @property
     def interval_sec(self) -> float:

@@ -8,20 +8,22 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 from dataloader.app.queue.job import ClaimHint, ClaimMode
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import PollTimer
-from dataloader.workers.pace import SLOW_SEC, Pace
+from dataloader.workers.pace import Pace
 
 PREFETCH_BELOW_SEC = 0.020  # a queue whose recent jobs ran longer is not prefetched
 _PREFETCH_PER_THREAD = 40
 _MAX_PREFETCH = 400  # beyond that a claim gets no cheaper per job
 _LONGEST_RUN_DECAY = 0.9  # with each run: after one of a second, 38 short ones are not prefetched
 _SCAN_GROWTH = 4
-MAX_SCAN = 500  # ready jobs that one claim or look reads
+_MAX_SCAN = 500  # ready jobs that one claim looks at
 _FRONT_INTERVAL_SEC = 0.05  # a claim starts at the front of the queue at least so often
 _MAX_FRONT_INTERVAL_SEC = 5.0
+_LONG_SEC = 0.05  # of a claim that found nothing
 _FRONT_TIME_RATIO = 10  # unless such claims would take more than one part in ten of the time
 _NO_POSITION = ("0", "-infinity", "00000000-0000-0000-0000-000000000000")  # of a claim of certain jobs
 
@@ -38,80 +40,90 @@ class QueueLimits:
 
 @dataclass
 class ClaimCursor:
-    """Where a claim starts in the ready index, and how many rows it scans. Used by the claiming thread only.
+    """Where a claim starts in the ready index, and how many rows it scans. For the claiming thread, if it says no other.
 
     While claims come back full, the next one starts behind the last claimed job. A long transaction elsewhere keeps
     dead index entries from being removed, and each claim from the front would walk over all of them. Where such claims
-    take long, all of them start behind the last claimed job, whether they come back full or not. A job that becomes
-    ready in front of it is then claimed by its id: at once when a run of this process frees its key or limit, else when
-    a look of the heartbeat's thread finds it.
+    take long, none starts there. A claim then starts a second before the last claimed job, since jobs of slower
+    transactions may have come, or where a look of the heartbeat's thread has found the first ready job. A job that has
+    waited for the key or a limit of a run of this process is claimed by its id.
     """
 
-    position: Sequence[str] | None = None  # priority, creation time and id of the last claimed job; read by any thread
+    position: Sequence[str] | None = None  # priority, creation time and id of the last claimed job
+    continues: bool = False  # the last claim came back full
     scan: int = 0  # rows to scan, if more than are claimed
-    next_front_at: float = 0.0  # when to start or look at the front again: urgent jobs may have come
+    next_front_at: float = 0.0  # when to start, or to look, at the front again: urgent jobs may have come
     front_pace: Pace = field(default_factory=lambda: Pace(_MAX_FRONT_INTERVAL_SEC))
-    offered: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_SCAN))  # ids of ready jobs; of any thread
+    first_ready: Sequence[str] | None = None  # the position of the job that a look has found; of any thread
+    offered: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_SCAN))  # ids of ready jobs; of any thread
 
     @property
-    def takes_offers(self) -> bool:
+    def is_front_slow(self) -> bool:
         """Whether claims from the front take long; read by any thread."""
         return self.front_pace.is_slow
 
     def offer(self, job_ids: Sequence[str]) -> bool:
         """Have these ready jobs claimed next, if claims would not find them soon. Return whether they will be."""
-        if self.takes_offers:
+        if self.is_front_slow:
             self.offered.extend(job_ids)
-        return self.takes_offers
+        return self.is_front_slow
 
     def take_offered(self, count: int) -> Sequence[str] | None:
         """Return where to start a claim of so many of the offered jobs; None: there is none."""
         job_ids = [self.offered.popleft() for _ in range(min(count, len(self.offered)))]
         return (*_NO_POSITION, *job_ids) if job_ids else None
 
-    def position_to_look_before(self, now: float) -> Sequence[str] | None:
-        """Return the position before which to look for ready jobs, as no claim does; None: not now. Of any thread."""
-        return self.position if self.takes_offers and not self.offered and now >= self.next_front_at else None
+    def is_look_due(self, now: float) -> bool:
+        """Whether to look for the first ready job; by the thread that looks, as the next."""
+        return self.is_front_slow and now >= self.next_front_at
 
-    def record_look(self, took_sec: float, now: float) -> None:
-        """Record how long a look at the front took. By the thread that looks."""
+    def record_look(self, first_ready: Sequence[str] | None, took_sec: float, now: float) -> None:
         self.front_pace.record(took_sec)
         self.next_front_at = now + self.front_pace.interval_sec
+        self.first_ready = first_ready
 
     def start(self, now: float, *, promoted: bool) -> Sequence[str] | None:
         """Return the position behind which to claim, None: the front. What a claim has promoted it finds by itself."""
-        is_front = (promoted or now >= self.next_front_at) and not self.front_pace.is_slow
-        return None if is_front else self.position
+        if self.is_front_slow:
+            found, self.first_ready = self.first_ready, None
+            position = found or self.position
+            return None if position is None else _a_second_before(position)
+        return self.position if self.continues and not promoted and now < self.next_front_at else None
 
-    def must_wait(self, now: float) -> bool:
-        """Whether nothing is known but the front, and it is too early for a claim from there, which takes long."""
-        return self.position is None and self.front_pace.is_slow and now < self.next_front_at
+    @property
+    def must_wait(self) -> bool:
+        """Whether nothing is known but the front, from where claims take long: until a look has found a job."""
+        return self.is_front_slow and self.position is None and self.first_ready is None
 
     def start_soon(self) -> None:
         """Start at the front with the next claim, unless that takes long: jobs were enqueued."""
-        if not self.front_pace.is_slow:
+        if not self.is_front_slow:
             self.next_front_at = 0.0
 
     def advance(self, hint: ClaimHint, *, is_full: bool, from_front: bool, began: float, now: float) -> None:
         """Record a claim's answer. Where jobs of busy keys stand in front, the next claim scans further."""
         if from_front and hint.delay_sec is not None:
             self.front_pace.record(hint.delay_sec)
-        if self.front_pace.is_slow:
-            if not self._stays_before_skipped(hint):
-                self.position = hint.cursor or self.position
-        else:
-            self.position = hint.cursor if is_full else None
-        if hint.skipped and from_front and not is_full:
-            self.scan = min(MAX_SCAN, max(self.scan, _SCAN_GROWTH) * _SCAN_GROWTH)
+        leads_through_dead_entries = self.is_front_slow and (hint.delay_sec or 0.0) > _LONG_SEC
+        if hint.cursor or leads_through_dead_entries:  # of jobs that other processes have run
+            self.position = hint.cursor
+        self.continues = is_full
+        if hint.skipped and (from_front or self.is_front_slow) and not is_full:
+            self.scan = min(_MAX_SCAN, max(self.scan, _SCAN_GROWTH) * _SCAN_GROWTH)
         else:
             self.scan = 0
         if from_front:
             interval_sec = max(_FRONT_INTERVAL_SEC, (now - began) * _FRONT_TIME_RATIO, self.front_pace.interval_sec)
             self.next_front_at = now + interval_sec
 
-    def _stays_before_skipped(self, hint: ClaimHint) -> bool:
-        """Whether the next claim tries the skipped jobs again: their keys are seldom busy for longer than a moment."""
-        return bool(hint.skipped) and self.position is not None and (hint.delay_sec or 0.0) <= SLOW_SEC
+
+def _a_second_before(position: Sequence[str]) -> Sequence[str]:
+    priority, created_at, _ = position
+    try:
+        before = datetime.fromisoformat(created_at) - timedelta(seconds=1)
+    except (ValueError, OverflowError):  # other services write timestamps too, and these may be infinite
+        return position
+    return priority, before.isoformat(), _NO_POSITION[2]
 
 
 @dataclass
@@ -174,8 +186,9 @@ class QueueBuffer:
 
     @property
     def awaits_jobs(self) -> bool:
-        """Whether a thread waits for a job and none is known."""
-        return self.idle_count > 0 and self.claim_size > 0 and not self.may_have_work
+        """Whether a thread waits for a job and none is known, nor looked for by itself."""
+        is_waiting = self.idle_count > 0 and self.claim_size > 0 and not self.may_have_work
+        return is_waiting and not self.cursor.is_front_slow
 
     def add(self, attempts: Sequence[Attempt], now: float) -> None:
         self.attempts.extend([(attempt, now) for attempt in attempts])

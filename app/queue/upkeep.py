@@ -17,13 +17,6 @@ class RepairResult:
     unblocked: tuple[str, ...]  # keys whose blocked job became ready
 
 
-@dataclass(frozen=True)
-class ReadyJobs:
-    job_ids: Sequence[str]
-    are_known: bool  # each task of them
-    took_sec: float  # the search, on the server
-
-
 class Upkeep:
     """The part of `JobQueue` that the life of a job seldom needs."""
 
@@ -39,10 +32,15 @@ class Upkeep:
         rows = self._execute("repair_blocked", parameters)
         return RepairResult(cursor=rows[0][0], unblocked=tuple(row[1] for row in rows if row[1] is not None))
 
-    def find_ready(self, queue: str, tasks: Iterable[str], *, until: Sequence[str], limit: int) -> ReadyJobs:
-        """Find the first ready jobs of a queue up to a position in their order, the cursor of a claim."""
-        parameters = {"queue": queue, "tasks": array(tasks), "until": array(until), "limit": limit}
-        return ReadyJobs(*self._execute("find_ready", parameters)[0])
+    def promote_overdue(self) -> None:
+        """Make ready what has been due for however long."""
+        self._execute("promote_overdue")
+
+    def find_first_ready(self, queue: str, tasks: Iterable[str]) -> tuple[Sequence[str] | None, float]:
+        """Return where the first ready job of these tasks stands in the order of claims, as the cursor of a claim does, and
+        how many seconds the search took on the server."""
+        ((position, took_sec),) = self._execute("find_first_ready", {"queue": queue, "tasks": array(tasks)})
+        return position, took_sec
 
     def restore_unknown_tasks(self, queues: Iterable[str], tasks: Iterable[str]) -> None:
         """Make deferred jobs ready whose task a worker knows now."""

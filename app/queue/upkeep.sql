@@ -92,17 +92,17 @@ SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND wait_state = 'blo
 -- name: has_expired_jobs
 SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND expires_at <= (SELECT clock_timestamp()));
 
--- name: find_ready
--- Makes ready what has been due for however long: claims behind a position do so only with what fell due in the last ten seconds. Returns
--- the first ready jobs of a queue up to a position in their order, whether every task of them is known to the process, and how many seconds it
--- took.
+-- name: promote_overdue
+-- Makes ready what has been due for however long: claims behind a position do so only with what fell due in the last ten seconds. No queue
+-- is the one that is claimed from, so each is notified.
 SELECT dl_promote_due('');
 
-SELECT coalesce(array_agg(found.job_id), '{}') AS job_ids, coalesce(bool_and(found.task = ANY (%(tasks)s::text[])), true) AS are_known,
-       extract(epoch FROM clock_timestamp() - transaction_timestamp())::float8 AS took_sec
-  FROM (SELECT j.job_id::text, j.task
-          FROM dl_jobs j, (SELECT %(until)s::text[] AS until) p
-         WHERE j.queue = %(queue)s::text AND j.status = 'queued' AND j.wait_state = 'ready'
-           AND (j.priority, j.created_at, j.job_id) <= ((p.until)[1]::int, (p.until)[2]::timestamptz, (p.until)[3]::uuid)
+-- name: find_first_ready
+-- The position of the first ready job of a queue that a process can claim, and how many seconds the search took.
+SELECT (SELECT ARRAY[j.priority::text, j.created_at::text, j.job_id::text]
+          FROM dl_jobs j
+         WHERE j.queue = %(queue)s::text AND j.status = 'queued' AND j.wait_state = 'ready' AND j.task = ANY (%(tasks)s::text[])
+           AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
          ORDER BY j.priority, j.created_at, j.job_id
-         LIMIT %(limit)s::int) found;
+         LIMIT 1) AS position,
+       extract(epoch FROM clock_timestamp() - statement_timestamp())::float8 AS took_sec;

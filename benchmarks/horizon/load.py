@@ -214,7 +214,7 @@ class Simulation:
         for _ in range(8):
             if not self._claim_and_settle(process, now, promotes=burst == 0, is_retried=burst == 1):
                 break
-        if burst == 3 and second % 10 == 0 and not process.cursor.takes_offers:
+        if burst == 3 and second % (30 if process.cursor.is_front_slow else 10) == 0:
             with self._recorder.activity("unknown tasks"):
                 process.claims.defer_unknown_tasks(SHORT, TASKS)
 
@@ -237,7 +237,7 @@ class Simulation:
         offered = process.cursor.take_offered(THREADS)
         promotes = promotes and offered is None
         after = offered or process.cursor.start(now, promoted=promotes)
-        if after is None and process.cursor.must_wait(now):
+        if after is None and process.cursor.must_wait:
             return False
         started_at = time.perf_counter()
         with self._recorder.activity("claim"):
@@ -261,7 +261,7 @@ class Simulation:
             process.cursor.advance(hint, is_full=is_full, from_front=after is None, began=now, now=now)
         if claimed:
             self._settle(process, claimed, is_retried=is_retried)
-        return bool(claimed or (after is not None and not process.cursor.front_pace.is_slow))
+        return bool(claimed or (after is not None and not process.cursor.is_front_slow))
 
     def _settle(self, process: SimulatedProcess, claimed: list[ClaimedJob], *, is_retried: bool) -> None:
         settlements = [(job, SUCCEEDED) for job in claimed]

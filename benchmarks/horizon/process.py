@@ -10,7 +10,7 @@ from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import HostFacts, NotifyStateTable, WorkerInfo, WorkerLiveness
 from dataloader.workers.notify_state import NotifyState
-from dataloader.workers.queue_buffer import MAX_SCAN, ClaimCursor
+from dataloader.workers.queue_buffer import ClaimCursor
 from dataloader.workers.run_records import row_interval_sec
 
 LONG, SHORT = "long", "short"  # the queues
@@ -62,17 +62,15 @@ class SimulatedProcess:
             HostFacts("boot", "1", "1", 1, 1),
             heartbeat_sec=HEARTBEAT_SEC,
             watched=3,
-            idle_queues=[] if self.cursor.takes_offers else [SHORT],
+            idle_queues=[] if self.cursor.is_front_slow else [SHORT],
             finds_others=finds_others,
         )
 
     def look_at_front(self, second: int) -> None:
-        """Look for ready jobs that no claim finds, when that is due."""
-        position = self.cursor.position_to_look_before(second)
-        if position is not None:
-            found = self.queue.find_ready(SHORT, TASKS, until=position, limit=MAX_SCAN)
-            self.cursor.record_look(found.took_sec, second)
-            self.cursor.offer(found.job_ids)
+        """Look for the first ready job, when that is due."""
+        if self.cursor.is_look_due(second):
+            self.queue.promote_overdue()
+            self.cursor.record_look(*self.queue.find_first_ready(SHORT, TASKS), second)
 
     def renew_rows(self, second: int) -> None:
         """Renew the rows of the jobs, as seldom as a worker process does."""

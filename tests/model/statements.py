@@ -60,7 +60,7 @@ OUTSIDE: Mapping[str, str] = {
     "retry_backfill": "sets the limit of a backfill", "prune_backfill_limits": "sets the limit of a backfill",
     "defer_unknown_tasks": "a job that is not due is as good as one that no process claims",
     "restore_unknown_tasks": "a job that is not due is as good as one that no process claims",
-    "find_ready": "a job that is not due is as good as one that no process claims",
+    "promote_overdue": "a job that is not due is as good as one that no process claims",
     "dl_promote_due": "a job that is not due is as good as one that no process claims",
     "decide_left": "what a decision leaves, because a row was locked or there were too many children",
     "lock_awaited": "jobs that wait for jobs while they run: graphs are fixed in the model",

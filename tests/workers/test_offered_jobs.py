@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dataloader.app.features.limits.rows import Limits
+from dataloader.workers import front_looks
 from dataloader.workers.pace import Pace
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
@@ -33,6 +34,7 @@ def test_job_starts_when_the_run_before_it_ends(
 
 def test_urgent_job_is_found_by_a_look(worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch):
     queue_db = worker_pools.queue_fixture
+    monkeypatch.setattr(front_looks, "DEFER_INTERVAL_SEC", 0.0)
     monkeypatch.setattr(Pace, "is_slow", True)
     monkeypatch.setattr(Pace, "interval_sec", 0.0)
     queue_db.enqueue("a", task="quick", args={"n": 0})

@@ -56,56 +56,74 @@ def slow_cursor() -> ClaimCursor:
     return cursor
 
 
-def test_slow_front_keeps_position_until_a_look_is_quick_again():
+BEFORE = ("5", "2025-12-31T23:59:59+00:00", "00000000-0000-0000-0000-000000000000")
+
+
+def test_claims_start_a_second_before_the_last_job_until_a_look_is_quick_again():
     cursor = slow_cursor()
     cursor.start_soon()
-    assert cursor.start(120.2, promoted=True) == POSITION, "neither a notification nor a promotion asks for the front"
+    assert cursor.start(120.2, promoted=True) == BEFORE, "neither a notification nor a promotion asks for the front"
     cursor.advance(ClaimHint(0, None, None), is_full=False, from_front=False, began=120.2, now=120.201)
-    assert cursor.start(1000.0, promoted=False) == POSITION
+    assert cursor.start(1000.0, promoted=False) == BEFORE
 
-    cursor.record_look(0.001, 1000.0)
+    cursor.record_look(None, 0.001, 1000.0)
     assert cursor.start(1000.1, promoted=False) is None
 
 
-def test_claims_behind_a_position_try_skipped_jobs_again_while_that_is_quick():
-    cursor, further = slow_cursor(), ("5", "2026-01-01 00:00:00+00", "00000000-0000-0000-0000-000000000009")
-    for delay_sec in (0.001, 0.02):
-        assert cursor.start(121.0, promoted=False) == POSITION
-        cursor.advance(
-            ClaimHint(1, None, further, None, delay_sec), is_full=False, from_front=False, began=121, now=121
-        )
-
-    assert cursor.start(121.0, promoted=False) == further
-
-
-def test_slow_front_is_looked_at_when_it_is_due_and_no_offer_is_left():
+def test_position_of_no_finite_time_is_kept_as_it_is():
     cursor = slow_cursor()
-    assert cursor.position_to_look_before(125.0) is None
-    assert cursor.position_to_look_before(125.2) == POSITION, "after 50 times what a claim took"
-    cursor.record_look(0.1, 125.2)
-    assert cursor.position_to_look_before(130.1) is None
-    cursor.offer(["a"])
-    assert cursor.position_to_look_before(130.3) is None
-    cursor.take_offered(1)
-    assert cursor.position_to_look_before(130.3) == POSITION
+    infinite = ("5", "infinity", "00000000-0000-0000-0000-000000000001")
+    cursor.advance(ClaimHint(0, None, infinite), is_full=False, from_front=False, began=120.2, now=120.201)
+
+    assert cursor.start(121.0, promoted=False) == infinite
+
+
+def test_next_claim_starts_once_where_a_look_has_found_a_job():
+    cursor = slow_cursor()
+    assert not cursor.is_look_due(125.0)
+    assert cursor.is_look_due(125.2), "after 50 times what a claim took"
+    cursor.record_look(("1", "2026-01-01 00:00:00.5+00", "00000000-0000-0000-0000-000000000007"), 0.1, 125.2)
+
+    assert cursor.start(125.3, promoted=False) == ("1", "2025-12-31T23:59:59.500000+00:00", BEFORE[2])
+    assert cursor.start(125.4, promoted=False) == BEFORE
+    assert not cursor.is_look_due(130.1)
+    assert cursor.is_look_due(130.3)
 
 
 def test_quick_front_is_not_looked_at():
     cursor = ClaimCursor()
     cursor.advance(HINT, is_full=True, from_front=True, began=100.0, now=100.1)
 
-    assert cursor.position_to_look_before(200.0) is None
+    assert not cursor.is_look_due(200.0)
 
 
-def test_process_that_knows_only_a_slow_front_waits():
+def test_process_that_knows_no_position_waits_for_a_look():
     cursor = ClaimCursor()
     for began in (100.0, 110.0, 120.0):
-        assert not cursor.must_wait(began)
+        assert not cursor.must_wait
         slow = ClaimHint(0, None, None, delay_sec=0.1)
         cursor.advance(slow, is_full=False, from_front=True, began=began, now=began + 0.1)
+    assert cursor.must_wait
 
-    assert cursor.must_wait(125.0)
-    assert not cursor.must_wait(125.2)
+    cursor.record_look(POSITION, 0.1, 130.0)
+    assert not cursor.must_wait
+    assert cursor.start(130.0, promoted=False) == BEFORE
+
+
+def test_position_behind_which_a_claim_found_nothing_for_long_is_forgotten():
+    """Other processes have run the jobs of hours meanwhile."""
+    cursor = slow_cursor()
+    cursor.advance(ClaimHint(0, None, None, None, 0.01), is_full=False, from_front=False, began=121.0, now=121.01)
+    assert not cursor.must_wait
+    cursor.advance(ClaimHint(0, None, None, None, 0.1), is_full=False, from_front=False, began=121.0, now=121.1)
+    assert cursor.must_wait
+
+
+def test_scan_grows_behind_a_position_too():
+    cursor = slow_cursor()
+    cursor.advance(ClaimHint(3, None, None), is_full=False, from_front=False, began=121.0, now=121.0)
+
+    assert cursor.scan == 16
 
 
 def test_jobs_are_offered_only_where_the_front_is_slow():
@@ -114,8 +132,7 @@ def test_jobs_are_offered_only_where_the_front_is_slow():
     assert not cursor.offer(["a"])
     assert cursor.take_offered(5) is None
 
-    for began in (110.0, 120.0, 130.0):
-        cursor.advance(replace(HINT, delay_sec=0.1), is_full=False, from_front=True, began=began, now=began + 0.1)
+    cursor = slow_cursor()
     assert cursor.offer(["a", "b", "c"])
     assert [cursor.take_offered(2), cursor.take_offered(2), cursor.take_offered(2)] == [
         ("0", "-infinity", "00000000-0000-0000-0000-000000000000", "a", "b"),
