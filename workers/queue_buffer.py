@@ -40,7 +40,7 @@ class QueueLimits:
 
 @dataclass
 class ClaimCursor:
-    """Where a claim starts in the ready index, and how many rows it scans. For the claiming thread, if it says no other.
+    """Where a claim starts in the ready index, and how many rows it scans. The claiming thread uses it.
 
     While claims come back full, the next one starts behind the last claimed job. A long transaction elsewhere keeps
     dead index entries from being removed, and each claim from the front would walk over all of them. Where such claims

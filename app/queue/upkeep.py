@@ -37,8 +37,7 @@ class Upkeep:
         self._execute("promote_overdue")
 
     def find_first_ready(self, queue: str, tasks: Iterable[str]) -> tuple[Sequence[str] | None, float]:
-        """Return where the first ready job of these tasks stands in the order of claims, as the cursor of a claim does, and
-        how many seconds the search took on the server."""
+        """Return the place of the first ready job of these tasks, as `ClaimHint.cursor`, and how long the search took."""
         ((position, took_sec),) = self._execute("find_first_ready", {"queue": queue, "tasks": array(tasks)})
         return position, took_sec
 
