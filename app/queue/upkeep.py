@@ -37,7 +37,7 @@ class Upkeep:
         self._execute("promote_overdue")
 
     def find_first_ready(self, queue: str, tasks: Iterable[str]) -> tuple[Sequence[str] | None, float]:
-        """Return the place of the first ready job of these tasks, as ClaimHint.cursor, and the seconds of the search."""
+        """Return the place of the first ready job of these tasks, as `ClaimHint.cursor`, and the search's seconds."""
         ((position, took_sec),) = self._execute("find_first_ready", {"queue": queue, "tasks": array(tasks)})
         return position, took_sec
 
