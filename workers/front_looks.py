@@ -2,47 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.portable import clock
 from dataloader.workers.claimer import report_unknown_tasks
 from dataloader.workers.dispatcher import Dispatcher
+from dataloader.workers.pace import Pace
 from dataloader.workers.queue_buffer import QueueBuffer
 
-DEFER_INTERVAL_SEC = 30.0  # jobs of unknown tasks, which claims from the front defer else
+DEFER_INTERVAL_SEC = 30.0  # of jobs of unknown tasks, which claims from the front defer else
 
 
 @dataclass
 class FrontLooks:
-    """Used by the heartbeat's thread, once a second: claims go on meanwhile."""
+    """Used by the heartbeat's thread, once a second: for one statement, as no heartbeat may be late. Claims go on."""
 
     queue: JobQueue
     tasks: Sequence[str]
     dispatcher: Dispatcher
-    _next_defer_at: float = 0.0
+    _promote_pace: Pace = field(default_factory=lambda: Pace(5.0))
+    _next_at: dict[str, float] = field(default_factory=dict)  # of the promotion, "", and of deferrals, by queue
 
     def run_once(self) -> None:
-        """Look at the queue that is longest due, if one is. One at a time: no heartbeat may be late."""
-        now = clock()
-        due = [buffer for buffer in self.dispatcher.queues.values() if buffer.cursor.is_look_due(now)]
-        if due:
-            self._look(min(due, key=lambda buffer: buffer.cursor.next_front_at))
+        """Do what is longest due, if anything is."""
+        slow = [buffer for buffer in self.dispatcher.queues.values() if buffer.cursor.is_front_slow]
+        if not slow:
+            return
+        steps: list[tuple[float, Callable[[], None]]] = [(self._next_at.get("", 0.0), self._promote)]
+        for buffer in slow:
+            steps.append((buffer.cursor.next_front_at, partial(self._look, buffer)))
+            steps.append((self._next_at.get(buffer.queue, 0.0), partial(self._defer_unknown_tasks, buffer)))
+        due_at, step = min(steps, key=lambda step: step[0])
+        if clock() >= due_at:
+            with suppress(DatabaseUnavailable):  # perhaps it takes too long, and others do not
+                step()
 
     def _look(self, buffer: QueueBuffer) -> None:
-        began, first_ready = clock(), None
+        cursor, position = buffer.cursor, buffer.cursor.position
+        priority = None if position is None else position[0]
         try:
-            self.queue.promote_overdue()
-            first_ready, took_sec = self.queue.find_first_ready(buffer.queue, self.tasks)
-        except DatabaseUnavailable:  # perhaps it took too long, and the next one would, too
-            took_sec = clock() - began
-        buffer.cursor.record_look(first_ready, took_sec, clock())
-        if first_ready is not None or not buffer.cursor.is_front_slow:
+            first_ready, took_sec = self.queue.find_first_ready(buffer.queue, self.tasks, quiet_priority=priority)
+        except DatabaseUnavailable:
+            cursor.record_failed_look(clock())
+            raise
+        cursor.record_look(first_ready, took_sec, clock())
+        self.dispatcher.last_claim_at = clock()
+        if first_ready is not None or not cursor.is_front_slow:
             self.dispatcher.claim_soon(buffer)
-        if clock() >= self._next_defer_at:
-            self._next_defer_at = clock() + DEFER_INTERVAL_SEC
-            with suppress(DatabaseUnavailable):  # as above; the next heartbeat reports an outage
-                report_unknown_tasks(buffer.queue, self.queue.defer_unknown_tasks(buffer.queue, self.tasks))
+
+    def _promote(self) -> None:
+        began = clock()
+        self._next_at[""] = began + 1.0
+        self.queue.promote_overdue()
+        self._promote_pace.record(clock() - began)
+        self._next_at[""] = clock() + self._promote_pace.interval_sec
+
+    def _defer_unknown_tasks(self, buffer: QueueBuffer) -> None:
+        self._next_at[buffer.queue] = clock() + DEFER_INTERVAL_SEC
+        report_unknown_tasks(buffer.queue, self.queue.defer_unknown_tasks(buffer.queue, self.tasks))

@@ -23,9 +23,10 @@ _SCAN_GROWTH = 4
 _MAX_SCAN = 500  # ready jobs that one claim looks at
 _FRONT_INTERVAL_SEC = 0.05  # a claim starts at the front of the queue at least so often
 _MAX_FRONT_INTERVAL_SEC = 5.0
-_LONG_SEC = 0.05  # of a claim that found nothing
 _FRONT_TIME_RATIO = 10  # unless such claims would take more than one part in ten of the time
-_NO_POSITION = ("0", "-infinity", "00000000-0000-0000-0000-000000000000")  # of a claim of certain jobs
+_NO_ID = "00000000-0000-0000-0000-000000000000"
+_NO_POSITION = ("0", "-infinity", _NO_ID)  # of a claim of certain jobs
+FRONT = ("-1", "-infinity", _NO_ID)
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class ClaimCursor:
 
     While claims come back full, the next one starts behind the last claimed job. A long transaction elsewhere keeps
     dead index entries from being removed, and each claim from the front would walk over all of them. Where such claims
-    take long, none starts there. A claim then starts a second before the last claimed job, since jobs of slower
-    transactions may have come, or where a look of the heartbeat's thread has found the first ready job. A job that has
-    waited for the key or a limit of a run of this process is claimed by its id.
+    take long, none starts there. A claim then starts where a look of the heartbeat's thread has found the first ready
+    job, else at the last claimed job, or, once no more came, a second before it, for jobs of slower transactions. A job
+    that has waited for the key or a limit of a run of this process is claimed by its id.
     """
 
     position: Sequence[str] | None = None  # priority, creation time and id of the last claimed job
@@ -54,7 +55,7 @@ class ClaimCursor:
     scan: int = 0  # rows to scan, if more than are claimed
     next_front_at: float = 0.0  # when to start, or to look, at the front again: urgent jobs may have come
     front_pace: Pace = field(default_factory=lambda: Pace(_MAX_FRONT_INTERVAL_SEC))
-    first_ready: Sequence[str] | None = None  # the position of the job that a look has found; of any thread
+    found: deque[Sequence[str]] = field(default_factory=lambda: deque(maxlen=1))  # by the last look; of any thread
     offered: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_SCAN))  # ids of ready jobs; of any thread
 
     @property
@@ -80,20 +81,34 @@ class ClaimCursor:
     def record_look(self, first_ready: Sequence[str] | None, took_sec: float, now: float) -> None:
         self.front_pace.record(took_sec)
         self.next_front_at = now + self.front_pace.interval_sec
-        self.first_ready = first_ready
+        if not self.is_front_slow:
+            self.found.clear()
+        elif first_ready is not None:
+            self.found.append(first_ready)
+
+    def record_failed_look(self, now: float) -> None:
+        """Have a claim start at the front where no position is known: its session may have more time than the look."""
+        self.next_front_at = now + _MAX_FRONT_INTERVAL_SEC
+        if self.position is None:
+            self.found.append(FRONT)
 
     def start(self, now: float, *, promoted: bool) -> Sequence[str] | None:
         """Return the position behind which to claim, None: the front. What a claim has promoted it finds by itself."""
         if self.is_front_slow:
-            found, self.first_ready = self.first_ready, None
-            position = found or self.position
-            return None if position is None else _a_second_before(position)
+            if self.found:
+                found = self.found.pop()
+                if found[2] == _NO_ID:  # no job, and none is ready before it
+                    self.position = found
+                return _just_before(found)
+            if self.position is None or self.continues:
+                return self.position
+            return _just_before(self.position, by_sec=1.0)
         return self.position if self.continues and not promoted and now < self.next_front_at else None
 
     @property
     def must_wait(self) -> bool:
         """Whether nothing is known but the front, from where claims take long: until a look has found a job."""
-        return self.is_front_slow and self.position is None and self.first_ready is None
+        return self.is_front_slow and self.position is None and not self.found
 
     def start_soon(self) -> None:
         """Start at the front with the next claim, unless that takes long: jobs were enqueued."""
@@ -104,8 +119,7 @@ class ClaimCursor:
         """Record a claim's answer. Where jobs of busy keys stand in front, the next claim scans further."""
         if from_front and hint.delay_sec is not None:
             self.front_pace.record(hint.delay_sec)
-        leads_through_dead_entries = self.is_front_slow and (hint.delay_sec or 0.0) > _LONG_SEC
-        if hint.cursor or leads_through_dead_entries:  # of jobs that other processes have run
+        if hint.cursor and hint.cursor[2] != _NO_ID:  # else it claimed only what it promoted, before its start
             self.position = hint.cursor
         self.continues = is_full
         if hint.skipped and (from_front or self.is_front_slow) and not is_full:
@@ -117,13 +131,13 @@ class ClaimCursor:
             self.next_front_at = now + interval_sec
 
 
-def _a_second_before(position: Sequence[str]) -> Sequence[str]:
+def _just_before(position: Sequence[str], by_sec: float = 0.000001) -> Sequence[str]:
     priority, created_at, _ = position
     try:
-        before = datetime.fromisoformat(created_at) - timedelta(seconds=1)
+        before = datetime.fromisoformat(created_at) - timedelta(seconds=by_sec)
     except (ValueError, OverflowError):  # other services write timestamps too, and these may be infinite
         return position
-    return priority, before.isoformat(), _NO_POSITION[2]
+    return priority, before.isoformat(), _NO_ID
 
 
 @dataclass

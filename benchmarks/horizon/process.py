@@ -70,7 +70,8 @@ class SimulatedProcess:
         """Look for the first ready job, when that is due."""
         if self.cursor.is_look_due(second):
             self.queue.promote_overdue()
-            self.cursor.record_look(*self.queue.find_first_ready(SHORT, TASKS), second)
+            priority = self.cursor.position[0] if self.cursor.position else None
+            self.cursor.record_look(*self.queue.find_first_ready(SHORT, TASKS, quiet_priority=priority), second)
 
     def renew_rows(self, second: int) -> None:
         """Renew the rows of the jobs, as seldom as a worker process does."""

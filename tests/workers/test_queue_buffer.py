@@ -56,15 +56,20 @@ def slow_cursor() -> ClaimCursor:
     return cursor
 
 
-BEFORE = ("5", "2025-12-31T23:59:59+00:00", "00000000-0000-0000-0000-000000000000")
+NO_ID = "00000000-0000-0000-0000-000000000000"
+A_SECOND_BEFORE = ("5", "2025-12-31T23:59:59+00:00", NO_ID)
 
 
-def test_claims_start_a_second_before_the_last_job_until_a_look_is_quick_again():
+def test_claims_go_on_from_the_last_job_until_a_look_is_quick_again():
     cursor = slow_cursor()
     cursor.start_soon()
-    assert cursor.start(120.2, promoted=True) == BEFORE, "neither a notification nor a promotion asks for the front"
-    cursor.advance(ClaimHint(0, None, None), is_full=False, from_front=False, began=120.2, now=120.201)
-    assert cursor.start(1000.0, promoted=False) == BEFORE
+    assert cursor.start(120.2, promoted=True) == A_SECOND_BEFORE, (
+        "neither a notification nor a promotion asks for the front"
+    )
+    cursor.advance(HINT, is_full=True, from_front=False, began=120.2, now=120.201)
+    assert cursor.start(120.3, promoted=False) == POSITION
+    cursor.advance(ClaimHint(0, None, None), is_full=False, from_front=False, began=120.3, now=120.301)
+    assert cursor.start(1000.0, promoted=False) == A_SECOND_BEFORE
 
     cursor.record_look(None, 0.001, 1000.0)
     assert cursor.start(1000.1, promoted=False) is None
@@ -78,16 +83,33 @@ def test_position_of_no_finite_time_is_kept_as_it_is():
     assert cursor.start(121.0, promoted=False) == infinite
 
 
+def test_claim_of_what_it_has_promoted_alone_does_not_move_the_position():
+    """It returns where it began."""
+    cursor = slow_cursor()
+    cursor.advance(ClaimHint(0, None, A_SECOND_BEFORE), is_full=False, from_front=False, began=120.2, now=120.201)
+
+    assert cursor.position == POSITION
+
+
 def test_next_claim_starts_once_where_a_look_has_found_a_job():
     cursor = slow_cursor()
     assert not cursor.is_look_due(125.0)
     assert cursor.is_look_due(125.2), "after 50 times what a claim took"
     cursor.record_look(("1", "2026-01-01 00:00:00.5+00", "00000000-0000-0000-0000-000000000007"), 0.1, 125.2)
 
-    assert cursor.start(125.3, promoted=False) == ("1", "2025-12-31T23:59:59.500000+00:00", BEFORE[2])
-    assert cursor.start(125.4, promoted=False) == BEFORE
+    assert cursor.start(125.3, promoted=False) == ("1", "2026-01-01T00:00:00.499999+00:00", NO_ID)
+    assert cursor.start(125.4, promoted=False) == A_SECOND_BEFORE
     assert not cursor.is_look_due(130.1)
     assert cursor.is_look_due(130.3)
+
+
+def test_claims_start_later_once_a_look_has_found_that_nothing_is_ready():
+    """Other processes have run the jobs of hours."""
+    cursor = slow_cursor()
+    cursor.record_look(("5", "2026-01-01 05:00:00+00", NO_ID), 0.1, 125.2)
+
+    assert cursor.start(125.3, promoted=False) == ("5", "2026-01-01T04:59:59.999999+00:00", NO_ID)
+    assert cursor.start(125.4, promoted=False) == ("5", "2026-01-01T04:59:59+00:00", NO_ID)
 
 
 def test_quick_front_is_not_looked_at():
@@ -97,7 +119,8 @@ def test_quick_front_is_not_looked_at():
     assert not cursor.is_look_due(200.0)
 
 
-def test_process_that_knows_no_position_waits_for_a_look():
+@pytest.mark.parametrize("is_failed", [False, True])
+def test_process_that_knows_no_position_waits_for_a_look(is_failed: bool):
     cursor = ClaimCursor()
     for began in (100.0, 110.0, 120.0):
         assert not cursor.must_wait
@@ -105,18 +128,13 @@ def test_process_that_knows_no_position_waits_for_a_look():
         cursor.advance(slow, is_full=False, from_front=True, began=began, now=began + 0.1)
     assert cursor.must_wait
 
-    cursor.record_look(POSITION, 0.1, 130.0)
+    if is_failed:
+        cursor.record_failed_look(130.0)
+    else:
+        cursor.record_look(POSITION, 0.1, 130.0)
     assert not cursor.must_wait
-    assert cursor.start(130.0, promoted=False) == BEFORE
-
-
-def test_position_behind_which_a_claim_found_nothing_for_long_is_forgotten():
-    """Other processes have run the jobs of hours meanwhile."""
-    cursor = slow_cursor()
-    cursor.advance(ClaimHint(0, None, None, None, 0.01), is_full=False, from_front=False, began=121.0, now=121.01)
-    assert not cursor.must_wait
-    cursor.advance(ClaimHint(0, None, None, None, 0.1), is_full=False, from_front=False, began=121.0, now=121.1)
-    assert cursor.must_wait
+    start = ("-1", "-infinity", NO_ID) if is_failed else ("5", "2025-12-31T23:59:59.999999+00:00", NO_ID)
+    assert cursor.start(130.0, promoted=False) == start
 
 
 def test_scan_grows_behind_a_position_too():
