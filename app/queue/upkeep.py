@@ -39,8 +39,8 @@ class Upkeep:
     def find_first_ready(
         self, queue: str, tasks: Iterable[str], *, quiet_priority: str | None
     ) -> tuple[Sequence[str] | None, float]:
-        """Return the position of the first ready job of these tasks, as the cursor of a claim, and the seconds it took. If
-        there is none: one a few seconds ago of this priority, behind which the next ready job of it will be."""
+        """Return the position of the first ready job of these tasks, as the cursor of a claim, and the seconds it took.
+        If there is none: one a few seconds ago of this priority, behind which the next ready job of it will be."""
         parameters = {"queue": queue, "tasks": array(tasks), "quiet_priority": quiet_priority}
         ((positions, took_sec),) = self._execute("find_first_ready", parameters)
         return None if positions is None else positions[0], took_sec
