@@ -33,12 +33,14 @@ class FrontLooks:
         slow = [buffer for buffer in self.dispatcher.queues.values() if buffer.cursor.is_front_slow]
         if not slow:
             return
-        steps: list[tuple[float, Callable[[], None]]] = [(self._next_at.get("", 0.0), self._promote)]
+        now = clock()
+        steps: list[tuple[float, Callable[[], None]]] = [(self._next_at.setdefault("", now + 1.0), self._promote)]
         for buffer in slow:
+            defer_at = self._next_at.setdefault(buffer.queue, now + DEFER_INTERVAL_SEC)
             steps.append((buffer.cursor.next_front_at, partial(self._look, buffer)))
-            steps.append((self._next_at.get(buffer.queue, 0.0), partial(self._defer_unknown_tasks, buffer)))
+            steps.append((defer_at, partial(self._defer_unknown_tasks, buffer)))
         due_at, step = min(steps, key=lambda step: step[0])
-        if clock() >= due_at:
+        if now >= due_at:
             with suppress(DatabaseUnavailable):  # perhaps it takes too long, and others do not
                 step()
 
@@ -49,6 +51,8 @@ class FrontLooks:
             first_ready, took_sec = self.queue.find_first_ready(buffer.queue, self.tasks, quiet_priority=priority)
         except DatabaseUnavailable:
             cursor.record_failed_look(clock())
+            if position is None:
+                self.dispatcher.claim_soon(buffer)
             raise
         cursor.record_look(first_ready, took_sec, clock())
         self.dispatcher.last_claim_at = clock()
