@@ -1056,6 +1056,21 @@ CREATE OR REPLACE FUNCTION dl_after_problem(after jsonb, need text) RETURNS text
 CREATE OR REPLACE FUNCTION dl_set_parents(child uuid, after jsonb, need_text text) RETURNS void
     LANGUAGE sql RETURN NULL;
 
+-- The queues that have ready jobs, at most so many, by a loose scan of their index.
+CREATE OR REPLACE FUNCTION dl_ready_queues(max_queues int) RETURNS SETOF text
+    LANGUAGE sql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+    WITH RECURSIVE queues AS (
+        (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
+        UNION ALL
+        SELECT (SELECT j.queue FROM dl_jobs j
+                 WHERE j.status = 'queued' AND j.wait_state = 'ready' AND j.queue > queues.queue
+                 ORDER BY j.queue LIMIT 1)
+          FROM queues
+         WHERE queues.queue IS NOT NULL
+    )
+    SELECT queue FROM queues WHERE queue IS NOT NULL LIMIT max_queues
+$$;
+
 -- ── Claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- queued -> queued: jobs of all queues that are due become ready; the other queues are notified. `since`: only those that have fallen due
@@ -2563,6 +2578,21 @@ BEGIN
            date_part('epoch', (SELECT s.tat FROM dl_limit_starts s WHERE s.name = a.name))
       FROM asked a LEFT JOIN running r ON r.name = a.name;
 END $$;
+
+-- The limits after a name that jobs wait for, at most so many, by a loose scan of their index.
+CREATE OR REPLACE FUNCTION dl_awaited_limits(max_names int, after text DEFAULT '') RETURNS SETOF text
+    LANGUAGE sql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+    WITH RECURSIVE names AS (
+        (SELECT waits_on AS name FROM dl_jobs
+          WHERE status = 'queued' AND waits_on IS NOT NULL AND waits_on > after ORDER BY waits_on LIMIT 1)
+        UNION ALL
+        SELECT (SELECT j.waits_on FROM dl_jobs j
+                 WHERE j.status = 'queued' AND j.waits_on IS NOT NULL AND j.waits_on > n.name ORDER BY j.waits_on LIMIT 1)
+          FROM names n
+         WHERE n.name IS NOT NULL
+    )
+    SELECT name FROM names WHERE name IS NOT NULL LIMIT max_names
+$$;
 
 -- Takes the locks of these limits, in the order of their hashes, until the transaction ends.
 CREATE OR REPLACE FUNCTION dl_lock_limits(limit_names text[]) RETURNS void

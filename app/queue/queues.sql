@@ -8,17 +8,8 @@ SELECT queue, state, concurrency, per_worker, note, changed_by, changed_at, fair
 
 -- name: queue_names
 -- Queues that have ready jobs, settings, live workers or recently recorded depths; at most `limit`.
-WITH RECURSIVE ready AS (
-    (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.queue FROM dl_jobs j
-             WHERE j.status = 'queued' AND j.wait_state = 'ready' AND j.queue > ready.queue
-             ORDER BY j.queue LIMIT 1)
-      FROM ready
-     WHERE ready.queue IS NOT NULL
-)
 SELECT DISTINCT queue
-  FROM (SELECT * FROM (SELECT queue FROM ready LIMIT 1000) r
+  FROM (SELECT dl_ready_queues(1000) AS queue
         UNION ALL SELECT queue FROM dl_queues
         UNION ALL SELECT unnest(queues) FROM dl_live_workers()
         UNION ALL SELECT dl_recorded_queues()) known

@@ -1017,6 +1017,21 @@ CREATE OR REPLACE FUNCTION dl_after_problem(after jsonb, need text) RETURNS text
 CREATE OR REPLACE FUNCTION dl_set_parents(child uuid, after jsonb, need_text text) RETURNS void
     LANGUAGE sql RETURN NULL;
 
+-- The queues that have ready jobs, at most so many, by a loose scan of their index.
+CREATE OR REPLACE FUNCTION dl_ready_queues(max_queues int) RETURNS SETOF text
+    LANGUAGE sql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+    WITH RECURSIVE queues AS (
+        (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
+        UNION ALL
+        SELECT (SELECT j.queue FROM dl_jobs j
+                 WHERE j.status = 'queued' AND j.wait_state = 'ready' AND j.queue > queues.queue
+                 ORDER BY j.queue LIMIT 1)
+          FROM queues
+         WHERE queues.queue IS NOT NULL
+    )
+    SELECT queue FROM queues WHERE queue IS NOT NULL LIMIT max_queues
+$$;
+
 -- ── Claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- queued -> queued: jobs of all queues that are due become ready; the other queues are notified. `since`: only those that have fallen due

@@ -156,17 +156,8 @@ UPDATE dl_workers SET dead_at = clock_timestamp() WHERE worker_id = %(worker_id)
 -- name: notify_waiting_queues
 -- Notifies every queue with a ready job, but for queues that only processes with DL_LISTEN=off serve. The maintenance leader
 -- does so once a second, so that a missed notification delays a job by at most a second.
-WITH RECURSIVE queues AS (
-    (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.queue FROM dl_jobs j
-             WHERE j.status = 'queued' AND j.wait_state = 'ready' AND j.queue > queues.queue
-             ORDER BY j.queue LIMIT 1)
-      FROM queues
-     WHERE queues.queue IS NOT NULL
-)
 SELECT count(pg_notify('dl_jobs', queue))
-  FROM (SELECT queue FROM queues WHERE queue IS NOT NULL LIMIT 500) waiting
+  FROM dl_ready_queues(500) AS waiting (queue)
  WHERE coalesce((SELECT bool_or(w.listener IS DISTINCT FROM 'off') FROM dl_live_workers() w
                   WHERE waiting.queue = ANY (w.queues) AND w.dead_at IS NULL), true);
 

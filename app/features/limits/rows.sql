@@ -39,21 +39,14 @@ SELECT current_setting('dl.deleted')::int AS deleted, pg_notify('dl_control', 'l
 -- wait are counted up to `max_waiting`. At most `max_names`; with `name` that one alone.
 SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true);
 
-WITH RECURSIVE waiting_names AS (
-    (SELECT waits_on AS name FROM dl_jobs WHERE status = 'queued' AND waits_on IS NOT NULL ORDER BY waits_on LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.waits_on FROM dl_jobs j
-             WHERE j.status = 'queued' AND j.waits_on IS NOT NULL AND j.waits_on > n.name ORDER BY j.waits_on LIMIT 1)
-      FROM waiting_names n
-     WHERE n.name IS NOT NULL
-), running AS MATERIALIZED (
+WITH running AS MATERIALIZED (
     SELECT c.name, sum(c.weight)::int AS used
       FROM dl_jobs r CROSS JOIN LATERAL dl_job_limits(r.limits, r.queue, r.task) c
      WHERE r.status = 'running'
      GROUP BY c.name
 ), names AS (
     SELECT name FROM dl_limits
-    UNION SELECT name FROM (SELECT name FROM waiting_names LIMIT 1000) w WHERE name IS NOT NULL
+    UNION SELECT dl_awaited_limits(1000)
     UNION SELECT name FROM running WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(running.name)))
 ), listed AS MATERIALIZED (
     SELECT name FROM names WHERE %(name)s::text IS NULL OR name = %(name)s::text ORDER BY name LIMIT %(max_names)s::int
@@ -83,16 +76,8 @@ SELECT name FROM dl_limits ORDER BY name LIMIT %(limit)s::int;
 SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
        set_config('enable_bitmapscan', 'off', true);
 
-WITH RECURSIVE names AS (
-    (SELECT waits_on AS name FROM dl_jobs WHERE status = 'queued' AND waits_on IS NOT NULL ORDER BY waits_on LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.waits_on FROM dl_jobs j
-             WHERE j.status = 'queued' AND j.waits_on IS NOT NULL AND j.waits_on > n.name ORDER BY j.waits_on LIMIT 1)
-      FROM names n
-     WHERE n.name IS NOT NULL
-)
 SELECT n.name, w.waiting
-  FROM (SELECT name FROM names WHERE name IS NOT NULL LIMIT %(max_names)s::int) n
+  FROM dl_awaited_limits(%(max_names)s::int) AS n (name)
        CROSS JOIN LATERAL (SELECT count(*)::int AS waiting
                              FROM (SELECT FROM dl_jobs j
                                     WHERE j.waits_on = n.name AND j.queue = %(queue)s::text AND j.status = 'queued'
@@ -113,19 +98,8 @@ SELECT r.job_id, r.queue, r.task, c.weight, r.worker, r.started_at
 -- queued -> queued: wakes jobs of the next limits after `after` that jobs wait for, as many as may start. Ends of runs do so
 -- for limits without a rate, so there it is a repair. Returns each name, how many were woken, whether it has a rate, and the
 -- seconds until its next start. If another process does this at the moment, nothing is done.
-WITH RECURSIVE names AS (
-    (SELECT waits_on AS name FROM dl_jobs
-      WHERE status = 'queued' AND waits_on IS NOT NULL AND waits_on > %(after)s::text
-        AND pg_try_advisory_xact_lock(1684828527, 8)
-      ORDER BY waits_on LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.waits_on FROM dl_jobs j
-             WHERE j.status = 'queued' AND j.waits_on IS NOT NULL AND j.waits_on > n.name ORDER BY j.waits_on LIMIT 1)
-      FROM names n
-     WHERE n.name IS NOT NULL
-)
-SELECT set_config('dl.limit_names', coalesce((SELECT jsonb_agg(name) FROM (SELECT name FROM names LIMIT %(max_names)s::int) n
-                                               WHERE name IS NOT NULL), '[]')::text, true);
+SELECT set_config('dl.limit_names', coalesce(CASE WHEN pg_try_advisory_xact_lock(1684828527, 8) THEN
+           (SELECT jsonb_agg(name) FROM dl_awaited_limits(%(max_names)s::int, %(after)s::text) AS n (name)) END, '[]')::text, true);
 
 SELECT dl_lock_limits(ARRAY(SELECT jsonb_array_elements_text(current_setting('dl.limit_names')::jsonb)));
 

@@ -177,6 +177,21 @@ BEGIN
       FROM asked a LEFT JOIN running r ON r.name = a.name;
 END $$;
 
+-- The limits after a name that jobs wait for, at most so many, by a loose scan of their index.
+CREATE OR REPLACE FUNCTION dl_awaited_limits(max_names int, after text DEFAULT '') RETURNS SETOF text
+    LANGUAGE sql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+    WITH RECURSIVE names AS (
+        (SELECT waits_on AS name FROM dl_jobs
+          WHERE status = 'queued' AND waits_on IS NOT NULL AND waits_on > after ORDER BY waits_on LIMIT 1)
+        UNION ALL
+        SELECT (SELECT j.waits_on FROM dl_jobs j
+                 WHERE j.status = 'queued' AND j.waits_on IS NOT NULL AND j.waits_on > n.name ORDER BY j.waits_on LIMIT 1)
+          FROM names n
+         WHERE n.name IS NOT NULL
+    )
+    SELECT name FROM names WHERE name IS NOT NULL LIMIT max_names
+$$;
+
 -- Takes the locks of these limits, in the order of their hashes, until the transaction ends.
 CREATE OR REPLACE FUNCTION dl_lock_limits(limit_names text[]) RETURNS void
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$

@@ -7,15 +7,7 @@
 -- Other waiting jobs are not read.
 SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
 
-WITH RECURSIVE ready_names AS (
-    (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.queue FROM dl_jobs j
-             WHERE j.status = 'queued' AND j.wait_state = 'ready' AND j.queue > ready_names.queue
-             ORDER BY j.queue LIMIT 1)
-      FROM ready_names
-     WHERE ready_names.queue IS NOT NULL
-), live AS MATERIALIZED (
+WITH live AS MATERIALIZED (
     SELECT worker_id, queues, queue_threads, NOT draining AND NOT stopping AS can_claim FROM dl_live_workers()
      WHERE dead_at IS NULL
 ), running AS MATERIALIZED (
@@ -48,7 +40,7 @@ WITH RECURSIVE ready_names AS (
      GROUP BY 1
 ), listed AS MATERIALIZED (
     SELECT DISTINCT queue
-      FROM (SELECT queue FROM ready_names UNION ALL SELECT queue FROM running UNION ALL SELECT queue FROM serving
+      FROM (SELECT dl_ready_queues(%(max_queues)s::int) AS queue UNION ALL SELECT queue FROM running UNION ALL SELECT queue FROM serving
             UNION ALL SELECT queue FROM due UNION ALL SELECT queue FROM firing UNION ALL SELECT queue FROM dl_queues) known
      WHERE queue IS NOT NULL
      ORDER BY queue

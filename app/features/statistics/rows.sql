@@ -343,17 +343,9 @@ SELECT queue, status::text, count(*) FROM dl_jobs GROUP BY queue, status;
 SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
        set_config('enable_bitmapscan', 'off', true);
 
-WITH RECURSIVE queues AS (
-    (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.queue FROM dl_jobs j
-             WHERE j.status = 'queued' AND j.wait_state = 'ready' AND j.queue > queues.queue
-             ORDER BY j.queue LIMIT 1)
-      FROM queues
-     WHERE queues.queue IS NOT NULL
-), ready AS (
+WITH ready AS (
     SELECT q.queue, 'queued' AS status, n
-      FROM (SELECT queue FROM queues WHERE queue IS NOT NULL LIMIT 500) q
+      FROM dl_ready_queues(500) AS q (queue)
            CROSS JOIN LATERAL (SELECT count(*) AS n
                                  FROM (SELECT FROM dl_jobs j
                                         WHERE j.queue = q.queue AND j.status = 'queued' AND j.wait_state = 'ready'
