@@ -27,7 +27,10 @@ from tests.support.release_check import (
 )
 
 # They need functions and tables of this release, whose processes refuse to start before `dataloader migrate`.
-NEED_MIGRATION = {"cancel", "cancel_graph", "bulk_cancel", "prune_limit_starts"}
+NEED_MIGRATION = {
+    "cancel", "cancel_graph", "bulk_cancel", "retry", "retry_graph", "bulk_retry", "prune_limit_starts", "limits",
+    "limits_of_queue", "wake_limited", "queue_names", "notify_waiting_queues", "count_exact", "scaling",
+}  # fmt: skip
 FIRST_VERSION = 13  # of the tables of 0.3.0, from which on the policy holds
 BAD_MIGRATIONS = {
     "ALTER TABLE dl_jobs ALTER COLUMN priority TYPE bigint;": "rewrites dl_jobs",
