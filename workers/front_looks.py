@@ -15,7 +15,7 @@ from dataloader.workers.dispatcher import Dispatcher
 from dataloader.workers.pace import Pace
 from dataloader.workers.queue_buffer import QueueBuffer
 
-DEFER_INTERVAL_SEC = 30.0  # of jobs of unknown tasks, which claims from the front defer else
+DEFER_INTERVAL_SEC = 30.0  # between two deferrals of jobs of unknown tasks, which no claim does now
 
 
 @dataclass

@@ -26,7 +26,7 @@ _MAX_FRONT_INTERVAL_SEC = 5.0
 _FRONT_TIME_RATIO = 10  # unless such claims would take more than one part in ten of the time
 _NO_ID = "00000000-0000-0000-0000-000000000000"
 _NO_POSITION = ("0", "-infinity", _NO_ID)  # of a claim of certain jobs
-FRONT = ("-1", "-infinity", _NO_ID)
+FRONT = ("-1", "-infinity", _NO_ID)  # before every job
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class ClaimCursor:
         if self.is_front_slow:
             if self.found:
                 found = self.found.pop()
-                if found[2] == _NO_ID:  # no job, and none is ready before it
+                if found[2] == _NO_ID and found != FRONT:  # no job, and none is ready before it
                     self.position = found
                 return _just_before(found)
             if self.position is None or self.continues:
@@ -200,7 +200,7 @@ class QueueBuffer:
 
     @property
     def awaits_jobs(self) -> bool:
-        """Whether a thread waits for a job and none is known, nor looked for by itself."""
+        """Whether a thread waits for a job and none is known. Not of a queue with a slow front: that is looked at."""
         is_waiting = self.idle_count > 0 and self.claim_size > 0 and not self.may_have_work
         return is_waiting and not self.cursor.is_front_slow
 

@@ -135,6 +135,7 @@ def test_process_that_knows_no_position_waits_for_a_look(is_failed: bool):
     assert not cursor.must_wait
     start = ("-1", "-infinity", NO_ID) if is_failed else ("5", "2025-12-31T23:59:59.999999+00:00", NO_ID)
     assert cursor.start(130.0, promoted=False) == start
+    assert cursor.must_wait, "that was for one claim"
 
 
 def test_scan_grows_behind_a_position_too():
