@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Any
 
 from dataloader.pipelines.json_values import JsonNull, sanitize_json
-from dataloader.pipelines.portable import clock
 from dataloader.pipelines.reports import MAX_LINKS, MAX_REPORTS, Check, DatasetUse
 
 _DATASET_KEY = ("kind", "dataset", "partition")
@@ -38,11 +37,10 @@ class ReportedState:
     _saved_checkpoint: Any = None
 
     def __init__(self) -> None:
-        self.progress_at = clock()  # when progress last changed
         self._lock = threading.Lock()  # a pipeline may report from several threads
 
     def replace_progress(self, progress: dict[str, Any]) -> None:
-        self.progress, self.progress_at = progress, clock()
+        self.progress = progress
 
     def merge_progress(self, fields: Mapping[str, Any]) -> None:
         with self._lock:

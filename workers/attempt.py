@@ -52,6 +52,7 @@ from dataloader.workers.takeover.process_identity import ProcessLock
 
 _log = log.get(__name__)
 _PAUSE_SLICE_SEC = 0.1
+_MAX_UNWATCHED_SEC = 0.01  # the CPU time of a longer attempt is read at its end, too
 _STOPS_OFFLOADS = (StopReason.CANCEL, StopReason.TIME_LIMIT, StopReason.KEY_LOST, StopReason.SHUTDOWN)
 
 
@@ -80,7 +81,7 @@ class Lease:
 
     @property
     def trusted_until(self) -> float:
-        return self.ends_at - self._margin_sec
+        return min(self.renewed_at + self.ttl_sec, self.row_ends_at) - self._margin_sec
 
     def is_trusted(self, now: float) -> bool:
         return now < self.trusted_until
@@ -117,6 +118,11 @@ def may_have_child(task: Task) -> bool:
     return task.kind is TaskKind.COMMAND or task.options.isolation != "thread"
 
 
+def has_own_program(task: Task) -> bool:
+    """Whether the program of that process is not this one's interpreter."""
+    return task.kind is TaskKind.COMMAND or task.options.python is not None
+
+
 class _NotRunnable(Exception):
     """The job's args or checkpoint cannot be used."""
 
@@ -130,7 +136,7 @@ class Attempt(JobContext):
     started_at: float | None = None
     ended_at: float | None = None  # set when the pipeline has ended
     cpu_sec_before: float = 0.0  # of the thread that runs it, when it began
-    thread_cpu_sec: float | None = None  # of that thread, once it has ended
+    thread_cpu_sec: float | None = None  # of that thread, once it has ended, unless it was short
     is_failure_reported = False  # to Sentry, with its exception
     is_stopping_offloads = False  # the pipeline has ended; no stop step helps
     child: RunningChild | None = None  # the isolated process, once it was started
@@ -197,19 +203,19 @@ class Attempt(JobContext):
         if task is None:
             return Released(ReleaseReason.NOT_STARTED)
         self.options, self.task_target = task.options, task.options.target
-        has_own_program = task.kind is TaskKind.COMMAND or task.options.python is not None
-        is_isolated = self.settings.isolation_enabled or has_own_program
-        self.in_thread = not (may_have_child(task) and is_isolated)
+        self.in_thread = not (may_have_child(task) and (self.settings.isolation_enabled or has_own_program(task)))
         self.started_at, self.cpu_sec_before = now, time.thread_time()
         try:
             try:
                 outcome = self._load_and_execute(task)
-                self._stop_offloads(outcome)
+                if self.has_offloads or self.stop_signal.reason is not None:
+                    self._stop_offloads(outcome)
                 if self.has_offloads:
                     self.settings.keep_log_positions(self.job_id, self.attempt)
             finally:
-                self.thread_cpu_sec = time.thread_time() - self.cpu_sec_before
                 self.ended_at = clock()
+                if self.ended_at - now > _MAX_UNWATCHED_SEC:
+                    self.thread_cpu_sec = time.thread_time() - self.cpu_sec_before
                 if self.connections is not None:
                     self.record_ended_sessions(self.connections.close())  # before the job is settled
             return self.complete(outcome)
@@ -280,14 +286,14 @@ class Attempt(JobContext):
 
     def _run_task(self, task: Task, args: dict[str, Any]) -> Outcome:
         try:
-            if self.claim_task_target():
+            if self.task_target is not None and self.claim_task_target():
                 return success(self.targets.result)
             self.owns_connections = task.options.connection_check
             if task.options.argv is None:
-                result = self.run_owning_connections(lambda: run_task(task, args, self))
+                result = self.run_owning_connections(run_task, task, args, self)
             else:
                 with _command_line(task, args):
-                    result = self.run_owning_connections(lambda: run_task(task, args, self))
+                    result = self.run_owning_connections(run_task, task, args, self)
         except BaseException as error:
             return self._outcome_of_error(error, task)
         return success(result)
@@ -356,8 +362,6 @@ class Attempt(JobContext):
     def _stop_offloads(self, outcome: Outcome) -> None:
         """Stop what it has left on other engines, if it ends for good or was stopped."""
         service, reason = self.settings.offloads, self.stop_reason
-        if reason is None and not self.has_offloads:
-            return
         if service is None or service.offloads is None or isinstance(outcome, LeaseLost):
             return
         is_stopped = reason in _STOPS_OFFLOADS

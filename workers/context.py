@@ -75,11 +75,9 @@ class JobContext(StoppableContext):
         self.job, self.settings = job, settings
         self.task, self.attempt, self.max_attempts = job.task, job.attempt, job.max_attempts
         self.traceparent, self.logical_at, self.partition = job.traceparent, job.logical_at, job.partition_key or None
-        self.interval = Interval.between(job.interval_start, job.interval_end)
-        self.max_checkpoint_bytes = min(MAX_CHECKPOINT_BYTES, settings.max_result_bytes)
+        self.interval = None if job.interval_end is None else Interval.between(job.interval_start, job.interval_end)
         self.reported, self.stop_signal = ReportedState(), StopSignal()
         self._lock = threading.Lock()
-        self._offload_lock = threading.Lock()  # held while one of the pipeline's threads uses the connection for them
         self.parents: Mapping[str, Upstream] | None = None  # None: not read yet; the pipeline's thread alone
 
     @property
@@ -89,6 +87,10 @@ class JobContext(StoppableContext):
     @property
     def run_id(self) -> UUID:  # type: ignore[override]
         return self.job.run_id
+
+    @property
+    def max_checkpoint_bytes(self) -> int:  # type: ignore[override]
+        return min(MAX_CHECKPOINT_BYTES, self.settings.max_result_bytes)
 
     @cached_property
     def _follow_ups(self) -> FollowUps:
@@ -174,7 +176,7 @@ class JobContext(StoppableContext):
         """Execute a statement of offloads while the attempt owns its job; the connection is not kept meanwhile."""
         self._check_no_transaction()
         connections = self._require_connections()
-        with self._offload_lock, self._owner_only():
+        with connections.offload_lock, self._owner_only():
             rows = connections.execute_owned(name, parameters)
             connections.close_unused()
         return rows
@@ -256,12 +258,12 @@ class JobContext(StoppableContext):
 
     # ── of the connections that the task opens by itself ────────────────────────────────────────────────────────
 
-    def run_owning_connections(self, function: Callable[[], Any]) -> Any:
+    def run_owning_connections(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call the function; the connections that it opens are the attempt's."""
         is_owner = self.owns_connections and self.settings.connection_settings is not None
         token = set_owner(self if is_owner else None)
         try:
-            return function()
+            return function(*args)
         finally:
             reset_owner(token)
             self.has_task_ended = True

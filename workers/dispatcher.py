@@ -64,7 +64,7 @@ class Dispatcher:
         self._is_claiming = False  # read by any thread, as the next two
         self._stopping = False
         self.jobs_left: int | None = None  # that may start; None: any number; under the lock
-        self.last_started_at = clock()  # read by any thread
+        self.last_started_at = clock()  # when a thread last ended a wait; read by any thread
         self._database_down = False  # the last claim failed
         self._memory_high = False
         self._outage_logged = False  # written by the claiming thread
@@ -80,7 +80,6 @@ class Dispatcher:
         if attempt is not None and self.jobs_left is not None and not self._count_start():
             self._release(attempt, Released(ReleaseReason.SHUTDOWN))
             return None
-        self.last_started_at = clock()
         return attempt
 
     def _count_start(self) -> bool:
@@ -147,6 +146,7 @@ class Dispatcher:
                 return None
             finally:
                 buffer.idle_count -= 1
+                self.last_started_at = clock()
                 self._wake_next()
 
     def _wait_for_leader(self, buffer: QueueBuffer) -> None:

@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import groupby
 from logging import DEBUG
 from typing import Any, NamedTuple
 
@@ -131,6 +130,7 @@ class Settler:
                 continue
             if isinstance(outcome, SettledByTask):
                 self._record([(attempt, Status.SUCCEEDED)])
+                self._record_checks(attempt)
             else:
                 self._log_lost(pending)
                 given_up.append(attempt)
@@ -181,26 +181,31 @@ class Settler:
         for (attempt, outcome), result in zip(batch, results, strict=True):
             if result.status is not None:
                 settled.append((attempt, result.status))
-                if outcome is not SUCCEEDED:
+                if outcome is not SUCCEEDED:  # that one has reported nothing
                     log_settled(attempt, outcome, result.status)
+                    self._record_checks(attempt)
                 continue
             self._counters.fenced_writes.inc()
             log_abandoned(attempt, "not_ours")
         self._record(settled)
 
     def _record(self, settled: Sequence[tuple[Attempt, Status]]) -> None:
-        for (queue, task, status), group in groupby(settled, _group_of):
-            attempts = [attempt for attempt, _ in group]
+        groups: dict[tuple[str, str, Status], list[Attempt]] = {}
+        for attempt, status in settled:
+            job = attempt.job
+            groups.setdefault((job.queue, job.task, status), []).append(attempt)
+        for (queue, task, status), attempts in groups.items():
             waits = [max(0.0, attempt.job.waited_sec) for attempt in attempts]
             runs = [_duration(attempt) for attempt in attempts]
             self._counters.record(queue, task, status, run_durations=runs, wait_durations=waits)
-            for attempt in attempts:
-                if reports := attempt.reports:
-                    self._counters.record_checks(task, reports.checks)
         logs_successes = log.file_logging_enabled() or _log.is_enabled(DEBUG)
         for attempt, status in settled:
             if logs_successes or status is not Status.SUCCEEDED:
                 self._log_end(attempt, status)
+
+    def _record_checks(self, attempt: Attempt) -> None:
+        if reports := attempt.reports:
+            self._counters.record_checks(attempt.job.task, reports.checks)
 
     def _log_end(self, attempt: Attempt, status: Status) -> None:
         job = attempt.job
@@ -221,12 +226,6 @@ def _waits(outcome: Outcome) -> bool:
 def _is_blocked(outcome: Outcome) -> bool:
     """Whether the release leaves the job blocked; it is unblocked at once if its key is free by then."""
     return isinstance(outcome, Released) and outcome.reason is ReleaseReason.LOCK_BUSY
-
-
-def _group_of(settled: tuple[Attempt, Status]) -> tuple[str, str, Status]:
-    attempt, status = settled
-    job = attempt.job
-    return job.queue, job.task, status
 
 
 def _duration(attempt: Attempt) -> float:

@@ -61,18 +61,22 @@ class _LibraryPool:
     def report_unchecked(self, target: str, error: str) -> None: ...
 
 
-class _Origin:
+class _Origin(weakref.ref[Owner]):
     """The owner of a thread or a work item. It keeps nothing of an attempt alive."""
 
-    __slots__ = ("_owner", "_owner_id")
-
-    def __init__(self, owner: Owner) -> None:
-        self._owner, self._owner_id = weakref.ref(owner), owner.owner_id
+    __slots__ = ("owner_id",)
+    owner_id: str
 
     def owner(self) -> Owner:
-        if (owner := self._owner()) is None:
-            raise SessionsRefused(self._owner_id)
+        if (owner := self()) is None:
+            raise SessionsRefused(self.owner_id)
         return owner
+
+
+def _origin_of(owner: Owner) -> _Origin:
+    origin = _Origin(owner)
+    origin.owner_id = owner.owner_id
+    return origin
 
 
 _UNSET: Any = object()
@@ -81,12 +85,12 @@ _CURRENT: ContextVar[_Origin | None] = ContextVar("origin of connections", defau
 _current = _CURRENT.get
 _THREAD_ORIGIN = "_dataloader_origin"  # of a thread: that of its starter, or of the last work item that it ran
 _LIBRARY_POOL = _LibraryPool()
-_POOL_ORIGIN = _Origin(_LIBRARY_POOL)
+_POOL_ORIGIN = _origin_of(_LIBRARY_POOL)
 
 
 def set_owner(owner: Owner | None) -> Token[_Origin | None]:
     """Give the connections that this thread opens from now on, and the threads that it starts, to the owner."""
-    return _CURRENT.set(None if owner is None else _Origin(owner))
+    return _CURRENT.set(None if owner is None else _origin_of(owner))
 
 
 def reset_owner(token: Token[_Origin | None]) -> None:

@@ -90,6 +90,7 @@ class TaskConnections:
         self._connection_settings, self._job_id, self._run_id = settings, job_id, run_id
         self._on_check_refused = on_check_refused
         self._application_name = attempt_application_name(job_id, run_id)
+        self.offload_lock = threading.Lock()  # held while a thread of the pipeline uses the connection for offloads
         self._lock = threading.Lock()
         self._open_connections: dict[int, OpenConnection] = {}  # by the object's id; under the lock, as the next three
         self._own_sessions: set[OwnSession] = set()  # that the pipeline opened without this class

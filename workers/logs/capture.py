@@ -52,6 +52,8 @@ class OutputSource(Protocol):
 class CapturedOutput:
     """The output of one attempt. Its asyncio tasks and helper threads may write too."""
 
+    __slots__ = ("_lock", "_partial", "_source", "_token", "capture")
+
     def __init__(self, capture: Capture, source: OutputSource) -> None:
         self.capture, self._source = capture, source
         self._lock = threading.Lock()
