@@ -2,9 +2,9 @@
 
 Takes about 5 minutes; with --jobs 10000000 about 40 minutes and 25 GB of disk.
 
-The tables are those of the release, with finished jobs, two events and one line of log of each. The upgrade from it
-needs all processes stopped, so its seconds are those in which no job starts. The second line is the way of every later
-release: tables of today, whose functions and triggers are replaced while processes run.
+The tables are those of the release, with as many jobs in each status, and two events and one line of log of each. The
+upgrade from it needs all processes stopped, so its seconds are those in which no job starts. The second line is the way
+of every later release: tables of today, whose functions and triggers are replaced while processes run.
 """
 
 from __future__ import annotations
@@ -24,17 +24,25 @@ _SCHEMA = Path(__file__).parents[1] / "tests" / "releases" / "schema-0.2.0.sql"
 _CHUNK = 500_000
 _JOBS = """
 SET session_replication_role = replica;
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, status, attempt, run_id, created_at, started_at, finished_at)
-SELECT gen_random_uuid(), 'etl', 'load.' || n %% 20, 'key ' || n, '{"day": "2026-01-31"}', 'succeeded', 1,
-       gen_random_uuid(), began, began, began + interval '1 min'
-  FROM generate_series(%(first)s, %(last)s) n CROSS JOIN LATERAL (SELECT now() - n * interval '1 second' AS began) x;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, status, place, attempt, run_id, lease_expires_at, created_at,
+                     started_at, finished_at)
+SELECT gen_random_uuid(), 'etl', 'load.' || n %% 20, 'key ' || n, '{"day": "2026-01-31"}', status,
+       CASE status WHEN 'queued' THEN 'ready' ELSE 'timed' END::dl_place, (status <> 'queued')::int,
+       CASE WHEN status <> 'queued' THEN gen_random_uuid() END,
+       CASE status WHEN 'running' THEN began + interval '1 min' END,
+       began, CASE WHEN status <> 'queued' THEN began END,
+       CASE WHEN status NOT IN ('queued', 'running') THEN began + interval '1 min' END
+  FROM generate_series(%(first)s, %(last)s) n
+       CROSS JOIN enum_range(NULL::dl_status) statuses
+       CROSS JOIN LATERAL (SELECT now() - n * interval '1 second' AS began,
+                                  statuses[1 + n %% cardinality(statuses)] AS status) x;
 """
 _EVENTS = """
 INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
 SELECT job_id, queue, created_at, kind, '{"status": "succeeded", "attempt": 1}'
   FROM dl_jobs CROSS JOIN unnest(ARRAY['queued', 'done']) kind;
 INSERT INTO dl_job_logs (job_id, attempt, ts, level, stream, line)
-SELECT job_id, 1, finished_at, 'INFO', 'log', 'loaded 1,000 rows of sales' FROM dl_jobs;
+SELECT job_id, 1, created_at, 'INFO', 'log', 'loaded 1,000 rows of sales' FROM dl_jobs;
 """
 
 
