@@ -213,9 +213,10 @@ class Attempt(JobContext):
                 if self.has_offloads:
                     self.settings.keep_log_positions(self.job_id, self.attempt)
             finally:
-                self.ended_at = clock()
-                if self.ended_at - now > _MAX_UNWATCHED_SEC:
+                ended_at = clock()
+                if ended_at - now > _MAX_UNWATCHED_SEC:
                     self.thread_cpu_sec = time.thread_time() - self.cpu_sec_before
+                self.ended_at = ended_at  # last: a thread that sees it reads the CPU time
                 if self.connections is not None:
                     self.record_ended_sessions(self.connections.close())  # before the job is settled
             return self.complete(outcome)

@@ -64,7 +64,6 @@ class Dispatcher:
         self._is_claiming = False  # read by any thread, as the next two
         self._stopping = False
         self.jobs_left: int | None = None  # that may start; None: any number; under the lock
-        self.last_started_at = clock()  # when a thread last ended a wait; read by any thread
         self._database_down = False  # the last claim failed
         self._memory_high = False
         self._outage_logged = False  # written by the claiming thread
@@ -118,7 +117,7 @@ class Dispatcher:
             try:
                 self._claim_without_lock(buffer)
             finally:
-                buffer.idle_count -= 1
+                buffer.become_busy()
 
     def _become_idle(self, buffer: QueueBuffer) -> None:
         if not any(other.idle_count for other in self.queues.values()):
@@ -145,8 +144,7 @@ class Dispatcher:
                         self._wait_for_leader(buffer)
                 return None
             finally:
-                buffer.idle_count -= 1
-                self.last_started_at = clock()
+                buffer.become_busy()
                 self._wake_next()
 
     def _wait_for_leader(self, buffer: QueueBuffer) -> None:

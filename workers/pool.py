@@ -328,7 +328,8 @@ class WorkerPool:
         """For how long no thread has run a job."""
         if any(worker.current_attempt is not None for worker in self._workers):
             return 0.0
-        return clock() - max(self._dispatcher.last_started_at, *(worker.last_ended_at for worker in self._workers))
+        busy_at = (buffer.last_busy_at for buffer in self._dispatcher.queues.values())
+        return clock() - max(*busy_at, *(worker.last_ended_at for worker in self._workers))
 
     @property
     def would_lose_sec(self) -> float:

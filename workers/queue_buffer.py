@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from dataloader.app.queue.job import ClaimHint, ClaimMode
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import PollTimer
 from dataloader.workers.pace import Pace
@@ -149,6 +150,7 @@ class QueueBuffer:
     available: threading.Condition
     poll: PollTimer
     idle_count: int = 0  # threads without an attempt: those that wait, lead or claim
+    last_busy_at: float = field(default_factory=clock)  # when one last became busy; read by any thread
     waiting_count: int = 0  # of these, those that wait for `available`
     # Claimed and not started, each with its time. Added under the lock; a thread takes one without it.
     attempts: deque[tuple[Attempt, float]] = field(default_factory=deque)
@@ -203,6 +205,11 @@ class QueueBuffer:
         """Whether a thread waits for a job and none is known. Not of a queue with a slow front: that is looked at."""
         is_waiting = self.idle_count > 0 and self.claim_size > 0 and not self.may_have_work
         return is_waiting and not self.cursor.is_front_slow
+
+    def become_busy(self) -> None:
+        """Record that a thread has waited or claimed, and runs a job next."""
+        self.idle_count -= 1
+        self.last_busy_at = clock()
 
     def add(self, attempts: Sequence[Attempt], now: float) -> None:
         self.attempts.extend([(attempt, now) for attempt in attempts])

@@ -47,7 +47,6 @@ class Worker(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.current_attempt: Attempt | None = None  # set by the thread, read by any, as the next
         self.last_ended_at = clock()
-        self._writes_log_files = False  # set when it starts
         self._dispatcher, self._settler, self._pipelines, self._logs = dispatcher, settler, pipelines, logs
         self._process_name, self._on_crash, self._tracer = process_name, on_crash, tracer
         self._registered = registered  # without a row the death of the process could not be proved
@@ -56,7 +55,6 @@ class Worker(threading.Thread):
     def run(self) -> None:
         try:
             self._registered.wait()
-            self._writes_log_files = log.file_logging_enabled()
             while (attempt := self._dispatcher.next_attempt(self._buffer)) is not None:
                 self.current_attempt = attempt
                 self._run_attempt(attempt)
@@ -69,7 +67,7 @@ class Worker(threading.Thread):
     def _run_attempt(self, attempt: Attempt) -> None:
         bound = log.bind(lambda: self._log_fields(attempt))
         try:
-            if self._writes_log_files:
+            if log.file_logging_enabled():
                 log.metric("job.started")
                 log.audit("job.started")
             outcome = self._run(attempt) if self._tracer is None else self._run_traced(attempt, self._tracer)

@@ -98,6 +98,7 @@ def get(name: str) -> Log:
 
 
 _METRIC, _AUDIT = get(METRIC_LOGGER), get(AUDIT_LOGGER)
+_FILE_LOGGERS = (logging.getLogger(METRIC_LOGGER), logging.getLogger(AUDIT_LOGGER))
 
 
 def metric(event: str, /, **fields: Any) -> None:
@@ -117,7 +118,8 @@ def audit_file_enabled() -> bool:
 
 def file_logging_enabled() -> bool:
     """Return whether there is a metrics or an audit file."""
-    return _METRIC.is_enabled(logging.INFO) or audit_file_enabled()
+    metric_logger, audit_logger = _FILE_LOGGERS
+    return metric_logger.isEnabledFor(logging.INFO) or audit_logger.isEnabledFor(logging.INFO)
 
 
 class BoundFieldsFilter(logging.Filter):
