@@ -147,7 +147,7 @@ CREATE TABLE dl_jobs (
     toast.autovacuum_vacuum_cost_delay = 0
 );
 
--- A queued job is in exactly one of the first three, or waits for a limit. The order of the first is the order of claims.
+-- A queued job is in exactly one of the first three, or waits for a limit or for other jobs. The order of the first is that of claims.
 CREATE INDEX dl_jobs_ready_idx ON dl_jobs (queue, priority, created_at, job_id)
     WHERE status = 'queued' AND wait_state = 'ready';
 CREATE INDEX dl_jobs_scheduled_idx ON dl_jobs (available_at)

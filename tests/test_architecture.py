@@ -1,4 +1,4 @@
-"""The rooms and their doors: who may import whom, and what may stand where. The table is the rule."""
+"""Which folder may import which, and what a file may contain. The tables are the rule."""
 
 from __future__ import annotations
 

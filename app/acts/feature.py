@@ -13,12 +13,22 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class NavCount:
+    """A number next to a link of the navigation."""
+
+    read: str  # a function of SharedReads that returns it
+    noun: str  # of one; the link shows its first word
+    is_bad: bool = False
+
+
+@dataclass(frozen=True)
 class NavLink:
     """A page of the side navigation and of the command palette."""
 
     group: str
     title: str
     path: str
+    count: NavCount | None = None
 
     def is_current(self, path: str) -> bool:
         return path == self.path or (self.path != "/" and path.startswith(f"{self.path}/"))

@@ -44,9 +44,10 @@ class Problem:
     facts about the same subject. A problem without acts gets the link to the page of its subject.
 
     `covers`: the kinds of alert rules and checks of doctor that say the same of the subject. `repeats`: what the
-    problem says, as subjects and kinds; it is left out if other problems cover all of that.
+    problem says, as subjects and kinds; it is left out if other problems cover all of that. `alerts`: the kind and text
+    of each alert that the problem consists of; to another problem of the subject it adds what that does not cover.
 
-    The overview sets `link`, the page of the subject, and `is_handled`: a person has acknowledged or muted its alerts.
+    The overview sets `link`, the page of the subject.
     """
 
     kind: str
@@ -61,5 +62,6 @@ class Problem:
     covers: frozenset[str] = frozenset()
     repeats: frozenset[tuple[Subject, str]] = frozenset()
     others: tuple[str, ...] = ()
+    alerts: tuple[tuple[str, str], ...] = ()
     link: str | None = None
-    is_handled: bool = False
+    is_handled: bool = False  # a person takes care of it

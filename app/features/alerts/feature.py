@@ -1,4 +1,4 @@
-from dataloader.app.acts.feature import Feature, NavLink
+from dataloader.app.acts.feature import Feature, NavCount, NavLink
 
 FEATURE = Feature(
     name="alerts",
@@ -7,7 +7,8 @@ FEATURE = Feature(
         "routes.create_alerts_blueprint",
         "pages.create_alerts_page",
     ),
-    navigation=(NavLink("Watch", "Alerts", "/alerts"),),
+    navigation=(NavLink("Watch", "Alerts", "/alerts", NavCount("problems.count_firing", "firing alert", is_bad=True)),),
     duties="duty.create_duties",
+    problems="problems.alert_problems",
     metrics="metrics.alert_metrics",
 )

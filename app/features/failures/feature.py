@@ -1,4 +1,4 @@
-from dataloader.app.acts.feature import Feature, NavLink
+from dataloader.app.acts.feature import Feature, NavCount, NavLink
 
 FEATURE = Feature(
     name="failures",
@@ -6,7 +6,9 @@ FEATURE = Feature(
         "routes.create_failures_blueprint",
         "pages.create_failures_page",
     ),
-    navigation=(NavLink("Work", "Failures", "/failures"),),
+    navigation=(
+        NavLink("Work", "Failures", "/failures", NavCount("problems.count_of_last_hour", "new failure", is_bad=True)),
+    ),
     declare="declare.declare",
     problems="problems.failure_problems",
 )

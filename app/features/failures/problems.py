@@ -29,3 +29,7 @@ def failure_problems(reads: SharedReads) -> Iterator[Problem]:
             acts=(ProblemAct("Failures", "/failures?" + urlencode({"task": task})),),
             covers=frozenset({"failure_rate"}),
         )
+
+
+def count_of_last_hour(reads: SharedReads) -> int:
+    return sum(counts.failed + counts.lost for counts in reads.get(read_last_hour).values())

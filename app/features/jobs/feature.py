@@ -1,4 +1,4 @@
-from dataloader.app.acts.feature import Feature, NavLink
+from dataloader.app.acts.feature import Feature, NavCount, NavLink
 
 FEATURE = Feature(
     name="jobs",
@@ -14,7 +14,7 @@ FEATURE = Feature(
         "job_page.create_job_forms",
         "job_page.create_log_page",
     ),
-    navigation=(NavLink("Work", "Jobs", "/jobs"),),
+    navigation=(NavLink("Work", "Jobs", "/jobs", NavCount("problems.count_running_jobs", "running job")),),
     problems="problems.job_problems",
     subjects={"job": "/jobs/{}"},
 )

@@ -9,6 +9,7 @@ from itertools import islice
 from dataloader.app.acts.service_problems import MAX_OF_A_KIND, Impact, Problem, ProblemAct
 from dataloader.app.acts.shared_reads import SharedReads
 from dataloader.app.features.jobs.job_search import STALLED_AFTER_SEC, JobSummary, read_running_jobs, read_stalled_sec
+from dataloader.app.features.queues.rows import read_queue_statuses
 from dataloader.app.features.statistics.rows import read_recent_runs
 from dataloader.app.ui.formatter import Formatter
 from dataloader.app.wording import format_count
@@ -62,3 +63,7 @@ def _job_problem(job: JobSummary, reads: SharedReads) -> Problem | None:
         acts=(link,) if job.cancel_requested else (link, cancel),
         covers=frozenset({"stalled", "expired_leases"}),
     )
+
+
+def count_running_jobs(reads: SharedReads) -> int:
+    return sum(status.running for status in reads.get(read_queue_statuses))

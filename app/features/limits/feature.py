@@ -1,4 +1,4 @@
-from dataloader.app.acts.feature import Feature, NavLink
+from dataloader.app.acts.feature import Feature, NavCount, NavLink
 
 FEATURE = Feature(
     name="limits",
@@ -8,7 +8,7 @@ FEATURE = Feature(
         "routes.create_breakers_blueprint",
         "pages.create_limits_page",
     ),
-    navigation=(NavLink("Capacity", "Limits", "/limits"),),
+    navigation=(NavLink("Capacity", "Limits", "/limits", NavCount("problems.count_limited_jobs", "limited job")),),
     duties="duty.create_duties",
     declare="declare.declare",
     task_calls={"count_calls": "task_calls.count_calls"},

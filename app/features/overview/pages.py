@@ -9,7 +9,6 @@ from typing import Any
 from flask import Response
 
 from dataloader.app.acts.shared_reads import SharedReads
-from dataloader.app.features.alerts.rows import read_firing_alerts
 from dataloader.app.features.jobs.job_search import (
     Filter,
     JobSearch,
@@ -67,7 +66,7 @@ def create_overview_page(site: Site) -> ApiBlueprint:
             handled=problems[open_count:],
             max_problems=_MAX_PROBLEMS_SHOWN,
             problem_count=lambda: open_count,
-            alert_count=len(reads.get(read_firing_alerts)),
+            alert_count=sum(len(problem.alerts) for problem in problems),
             notes=notes.get(),
             running=[row(job) for job in shown],
             running_count=sum(status.running for status in queues),

@@ -2,54 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dataloader.app.acts.service_problems import Problem
+from dataloader.app.acts.feature import Feature
 from dataloader.app.acts.shared_reads import SharedReads
-from dataloader.app.features.alerts.rows import read_firing_alerts, read_rules
 from dataloader.app.features.overview.problems import ProblemReader, count_open
-from dataloader.app.features.queues.rows import read_queue_statuses, read_worker_statuses
-from dataloader.app.features.schedules.rows import read_not_firing
-from dataloader.app.features.statistics.rows import read_last_hour
 from dataloader.app.http.caches import RefreshingValue
 from dataloader.app.http.site import Site
 from dataloader.app.http.standby_reads import allowing_standby
-from dataloader.app.queue.queues import QueueState
 from dataloader.app.ui.shell import can_read
 
-# The pages whose link in the navigation has a number.
-COUNTED_PATHS = ("/", "/jobs", "/failures", "/schedules", "/queues", "/workers", "/limits", "/alerts")
+OVERVIEW = "/"
 _COUNT_MAX_AGE_SEC, _COUNT_REFRESH_AFTER_SEC, _COUNT_TIMEOUT_SEC = 15.0, 2.0, 0.5
+
+
+Count = tuple[int | None, str, bool]  # a number, the noun of one, and whether it is bad
 
 
 @dataclass(frozen=True)
 class ServiceCounts:
-    """The number of problems, and those of the side navigation: by the path of their page a number with its noun, of
-    which the page shows the first word."""
+    """The number of problems, and those of the side navigation by the path of their page."""
 
     problems: int
-    by_path: dict[str, tuple[int, str]]
+    by_path: dict[str, Count]
 
-    @classmethod
-    def of(cls, problems: Iterable[Problem], reads: SharedReads) -> ServiceCounts:
-        open_count, queues, alerts = count_open(problems), reads.get(read_queue_statuses), reads.get(read_firing_alerts)
-        last_hour, muted = reads.get(read_last_hour), {rule.rule_id for rule in reads.get(read_rules) if rule.is_muted}
-        counts = {
-            "/": (open_count, "problem"),
-            "/jobs": (sum(status.running for status in queues), "running job"),
-            "/failures": (sum(counts.failed + counts.lost for counts in last_hour.values()), "new failure"),
-            "/schedules": (len(reads.get(read_not_firing)), "stopped schedule"),
-            "/queues": (sum(status.state is not QueueState.OPEN for status in queues), "paused queue"),
-            "/workers": (sum(worker.alive for worker in reads.get(read_worker_statuses)), "live worker"),
-            "/limits": (sum(status.limited for status in queues), "limited job"),
-            "/alerts": (
-                sum(alert.acknowledged_at is None and alert.rule_id not in muted for alert in alerts),
-                "firing alert",
-            ),
-        }
-        return cls(open_count, counts)
+
+class ServiceCounter:
+    """Counts problems and what features count."""
+
+    def __init__(self, features: Sequence[Feature]) -> None:
+        self._problems = ProblemReader(features)
+        self._counts = {
+            link.path: (feature.load(link.count.read), link.count)
+            for feature in features for link in feature.navigation if link.count is not None
+        }  # fmt: skip
+        self.paths = (OVERVIEW, *self._counts)
+
+    def count(self, reads: SharedReads) -> ServiceCounts:
+        problems = count_open(self._problems.read(reads))
+        counts = {path: (read(reads), count.noun, count.is_bad) for path, (read, count) in self._counts.items()}
+        return ServiceCounts(problems, {OVERVIEW: (problems, "problem", True), **counts})
 
 
 class ProblemCounter:
@@ -57,12 +51,12 @@ class ProblemCounter:
     the background: a page waits for them only when no page has been shown for a while."""
 
     def __init__(self, site: Site) -> None:
-        reader = ProblemReader(site.features)
+        counter = ServiceCounter(site.features)
+        self.paths = counter.paths
 
         def count() -> ServiceCounts:
-            reads = SharedReads(site.executor)
             with allowing_standby():
-                return ServiceCounts.of(reader.read(reads), reads)
+                return counter.count(SharedReads(site.executor))
 
         self._count = RefreshingValue(count, name="count-problems", timeout_sec=_COUNT_TIMEOUT_SEC, retry_sec=2.0)
 
@@ -86,9 +80,9 @@ def page_values(site: Site) -> Callable[[], dict[str, Any]]:
     }
 
 
-def _shown_counts(counter: ProblemCounter) -> dict[str, tuple[int | None, str]]:
+def _shown_counts(counter: ProblemCounter) -> Mapping[str, Count]:
     """By the path of a page its number in the navigation, None while it is not known."""
     if not can_read():
         return {}
     counts = counter.counts()
-    return dict.fromkeys(COUNTED_PATHS, (None, "")) if counts is None else {**counts.by_path}
+    return dict.fromkeys(counter.paths, (None, "", False)) if counts is None else counts.by_path

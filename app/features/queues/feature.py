@@ -1,4 +1,4 @@
-from dataloader.app.acts.feature import Feature, NavLink
+from dataloader.app.acts.feature import Feature, NavCount, NavLink
 
 FEATURE = Feature(
     name="queues",
@@ -7,7 +7,7 @@ FEATURE = Feature(
         "routes.create_queues_blueprint",
         "pages.create_queues_page",
     ),
-    navigation=(NavLink("Capacity", "Queues", "/queues"),),
+    navigation=(NavLink("Capacity", "Queues", "/queues", NavCount("problems.count_paused", "paused queue")),),
     problems="problems.queue_problems",
     subjects={"queue": "/queues/{}"},
 )

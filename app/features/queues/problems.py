@@ -60,3 +60,7 @@ def queue_problems(reads: SharedReads) -> Iterator[Problem]:
                 acts=(jobs, ProblemAct("Workers", "/workers")),
                 covers=frozenset({"queue_age"}),
             )
+
+
+def count_paused(reads: SharedReads) -> int:
+    return sum(status.state is not QueueState.OPEN for status in reads.get(read_queue_statuses))

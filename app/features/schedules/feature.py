@@ -1,4 +1,4 @@
-from dataloader.app.acts.feature import Feature, NavLink
+from dataloader.app.acts.feature import Feature, NavCount, NavLink
 
 FEATURE = Feature(
     name="schedules",
@@ -9,7 +9,7 @@ FEATURE = Feature(
         "calendar_page.create_calendar_page",
     ),
     navigation=(
-        NavLink("Definitions", "Schedules", "/schedules"),
+        NavLink("Definitions", "Schedules", "/schedules", NavCount("problems.count_stopped", "stopped schedule")),
         NavLink("Definitions", "Calendar", "/calendar"),
     ),
     duties="duty.create_duties",

@@ -50,3 +50,7 @@ def _schedule_problem(schedule: Schedule) -> Problem:
         since=since,
         covers=frozenset({"schedule_late", "schedules_late", "schedules_stopped"}),
     )
+
+
+def count_stopped(reads: SharedReads) -> int:
+    return len(reads.get(read_not_firing))

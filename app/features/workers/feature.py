@@ -1,10 +1,10 @@
-from dataloader.app.acts.feature import Feature, NavLink
+from dataloader.app.acts.feature import Feature, NavCount, NavLink
 
 FEATURE = Feature(
     name="workers",
     has_commands=True,
     blueprints=("pages.create_workers_page",),
-    navigation=(NavLink("Capacity", "Workers", "/workers"),),
+    navigation=(NavLink("Capacity", "Workers", "/workers", NavCount("problems.count_live", "live worker")),),
     problems="problems.worker_problems",
     subjects={"worker": "/workers"},
 )

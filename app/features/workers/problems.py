@@ -50,3 +50,7 @@ def worker_problems(reads: SharedReads) -> Iterator[Problem]:
                 after=f" is not receiving notifications ({worker.listener}), polling",
                 acts=acts,
             )
+
+
+def count_live(reads: SharedReads) -> int:
+    return sum(worker.alive for worker in reads.get(read_worker_statuses))

@@ -24,8 +24,8 @@ from dataloader.app.features.doctor.queue import check_queue
 from dataloader.app.features.jobs.job_search import read_running_jobs
 from dataloader.app.features.limits.breakers import read_open_breakers
 from dataloader.app.features.overview.notes import NoteReader
-from dataloader.app.features.overview.problems import ProblemReader, count_open
-from dataloader.app.features.overview.service_counts import ProblemCounter, ServiceCounts
+from dataloader.app.features.overview.problems import count_open
+from dataloader.app.features.overview.service_counts import ProblemCounter, ServiceCounter
 from dataloader.app.features.queues.rows import read_queue_statuses, read_worker_statuses
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.schedules.rows import read_not_firing
@@ -243,7 +243,7 @@ def test_overview_and_header_read_nothing_twice(pool: Pool, pipelines: Pipelines
 
     assert client.get("/").status_code == 200
     reads = SharedReads(of_header)
-    counts = ServiceCounts.of(ProblemReader(FEATURES).read(reads), reads)
+    counts = ServiceCounter(FEATURES).count(reads)
 
     assert counts.problems == 2  # no worker; none for etl
     assert len(set(of_page.executed)) == len(of_page.executed) == 18
