@@ -55,6 +55,13 @@ def test_a_round_measures_enqueueing_draining_and_picking_up(peer, server_dsn):
     assert len(result.picks) == SIZE.pickups
 
 
+def test_our_own_driver_works(server_dsn):
+    result = run_round(DATALOADER, PeerEnvironment(sys.executable), server_dsn, SIZE)
+
+    assert result.drained
+    assert len(result.picks) == SIZE.pickups
+
+
 def test_failed_driver_is_reported_with_last_log_line(peer, server_dsn, tmp_path):
     (tmp_path / "with_pipe.py").write_text("raise SystemExit('no such thing here')", encoding="utf-8")
 

@@ -10,7 +10,7 @@ import protocol
 
 from dataloader.app.db.pool import Pool
 from dataloader.app.db.schema import migrate
-from dataloader.app.queue.batch import Batch
+from dataloader.app.queue.batch import enqueue_batch
 from dataloader.app.queue.job import NewJob
 from dataloader.app.queue.jobs import JobQueue
 
@@ -31,9 +31,8 @@ def one(jobs):
 
 
 def bulk(jobs):
-    batch = Batch(pool())
     for begin in range(0, jobs, 1000):
-        batch.enqueue([job() for _ in range(min(1000, jobs - begin))])
+        enqueue_batch(pool(), [job() for _ in range(min(1000, jobs - begin))])
 
 
 def work():
