@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NavCount:
     """A number next to a link of the navigation."""
 

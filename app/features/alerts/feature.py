@@ -7,7 +7,9 @@ FEATURE = Feature(
         "routes.create_alerts_blueprint",
         "pages.create_alerts_page",
     ),
-    navigation=(NavLink("Watch", "Alerts", "/alerts", NavCount("problems.count_firing", "firing alert", is_bad=True)),),
+    navigation=(
+        NavLink("Watch", "Alerts", "/alerts", NavCount(read="problems.count_firing", noun="firing alert", is_bad=True)),
+    ),
     duties="duty.create_duties",
     problems="problems.alert_problems",
     metrics="metrics.alert_metrics",

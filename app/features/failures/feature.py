@@ -7,7 +7,12 @@ FEATURE = Feature(
         "pages.create_failures_page",
     ),
     navigation=(
-        NavLink("Work", "Failures", "/failures", NavCount("problems.count_of_last_hour", "new failure", is_bad=True)),
+        NavLink(
+            "Work",
+            "Failures",
+            "/failures",
+            NavCount(read="problems.count_of_last_hour", noun="new failure", is_bad=True),
+        ),
     ),
     declare="declare.declare",
     problems="problems.failure_problems",

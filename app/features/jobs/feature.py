@@ -14,7 +14,7 @@ FEATURE = Feature(
         "job_page.create_job_forms",
         "job_page.create_log_page",
     ),
-    navigation=(NavLink("Work", "Jobs", "/jobs", NavCount("problems.count_running_jobs", "running job")),),
+    navigation=(NavLink("Work", "Jobs", "/jobs", NavCount(read="problems.count_running_jobs", noun="running job")),),
     problems="problems.job_problems",
     subjects={"job": "/jobs/{}"},
 )

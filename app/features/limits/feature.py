@@ -8,7 +8,9 @@ FEATURE = Feature(
         "routes.create_breakers_blueprint",
         "pages.create_limits_page",
     ),
-    navigation=(NavLink("Capacity", "Limits", "/limits", NavCount("problems.count_limited_jobs", "limited job")),),
+    navigation=(
+        NavLink("Capacity", "Limits", "/limits", NavCount(read="problems.count_limited_jobs", noun="limited job")),
+    ),
     duties="duty.create_duties",
     declare="declare.declare",
     task_calls={"count_calls": "task_calls.count_calls"},

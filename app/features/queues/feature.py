@@ -7,7 +7,7 @@ FEATURE = Feature(
         "routes.create_queues_blueprint",
         "pages.create_queues_page",
     ),
-    navigation=(NavLink("Capacity", "Queues", "/queues", NavCount("problems.count_paused", "paused queue")),),
+    navigation=(NavLink("Capacity", "Queues", "/queues", NavCount(read="problems.count_paused", noun="paused queue")),),
     problems="problems.queue_problems",
     subjects={"queue": "/queues/{}"},
 )

@@ -9,7 +9,9 @@ FEATURE = Feature(
         "calendar_page.create_calendar_page",
     ),
     navigation=(
-        NavLink("Definitions", "Schedules", "/schedules", NavCount("problems.count_stopped", "stopped schedule")),
+        NavLink(
+            "Definitions", "Schedules", "/schedules", NavCount(read="problems.count_stopped", noun="stopped schedule")
+        ),
         NavLink("Definitions", "Calendar", "/calendar"),
     ),
     duties="duty.create_duties",

@@ -4,7 +4,7 @@ FEATURE = Feature(
     name="workers",
     has_commands=True,
     blueprints=("pages.create_workers_page",),
-    navigation=(NavLink("Capacity", "Workers", "/workers", NavCount("problems.count_live", "live worker")),),
+    navigation=(NavLink("Capacity", "Workers", "/workers", NavCount(read="problems.count_live", noun="live worker")),),
     problems="problems.worker_problems",
     subjects={"worker": "/workers"},
 )
