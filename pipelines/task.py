@@ -328,7 +328,7 @@ class Task:
     def start(self, args: Args, context: Context) -> Any:
         """Call the callable; it returns a value, a generator, a coroutine or an async generator. Raises `Fail` for args
         that do not fit: another service may have written the row."""
-        parsed = args if self.options.arg_schema is None else self._parse_args(args)
+        parsed = self._parse_args(args)
         errors = self._signature_errors(args)
         if errors:
             raise Fail(f"the args do not fit: {InvalidArgs(errors)}")

@@ -81,7 +81,7 @@ class Lease:
 
     @property
     def trusted_until(self) -> float:
-        return min(self.renewed_at + self.ttl_sec, self.row_ends_at) - self._margin_sec
+        return self.ends_at - self._margin_sec
 
     def is_trusted(self, now: float) -> bool:
         return now < self.trusted_until

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import wraps
@@ -410,3 +411,25 @@ def test_no_progress_is_saved_that_was_reported_after_the_outcome():
     assert isinstance(released, Released)
     assert released.progress == {"processed": 1}
     assert attempt.reported.unsaved()[0] == {"processed": 1}
+
+
+def test_cpu_time_is_known_before_the_end():
+    written: list[str] = []
+
+    class RecordedAttempt(Attempt):
+        def __setattr__(self, name: str, value: Any) -> None:
+            written.append(name)
+            super().__setattr__(name, value)
+
+    def compute() -> None:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+
+    attempt = attempt_at()
+    attempt.__class__ = RecordedAttempt
+    run(compute, attempt)
+
+    assert attempt.thread_cpu_sec is not None
+    assert attempt.thread_cpu_sec >= 0.02
+    assert written.index("thread_cpu_sec") < written.index("ended_at")
