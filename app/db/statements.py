@@ -25,7 +25,7 @@ from dataloader.pipelines.json_values import sanitize_text
 
 _APP = Path(__file__).parents[1]
 _FOLDERS = ("db", "queue", "acts", "http/auth", "features/*")
-_OF_EVERY_JOB = frozenset({"enqueue", "get_job", "claim", "prefetch", "renew", "settle"})
+_OF_EVERY_JOB = frozenset({"enqueue", "get_job", "get_job_status", "claim", "prefetch", "renew", "settle"})
 _OF_IDLE_PROCESSES = frozenset({
     "record_heartbeat",
     "other_workers", "report_and_fetch", "expired_runs", "is_maintenance_lock_held", "lease_deliveries",

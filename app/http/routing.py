@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, TypeVar, get_origin
@@ -251,7 +252,7 @@ def _top_level_field(path: str) -> str:
 
 def _validate_flat(model: type[BaseModel], texts: MultiDict[str, str], *, ignored: str = "") -> BaseModel:
     """Validate the fields of a query string or form: one text for each name, unless its field is a list."""
-    lists = {name for name, field in model.model_fields.items() if get_origin(field.annotation) is list}
+    lists = _list_fields(model)
     errors = [
         FieldError(name, "is sent more than once")
         for name, values in texts.lists()
@@ -269,6 +270,11 @@ def _validate_flat(model: type[BaseModel], texts: MultiDict[str, str], *, ignore
         return model.model_validate(fields)
     except ValidationError as error:
         raise InvalidRequest(field_errors(error)) from None
+
+
+@cache
+def _list_fields(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(name for name, field in model.model_fields.items() if get_origin(field.annotation) is list)
 
 
 def _json_response(result: Any) -> Response:

@@ -344,6 +344,13 @@ SELECT dl_cancel_jobs(%(job_ids)s::uuid[]);
 -- failed | canceled | lost -> queued. See dl_retry_jobs in schema.sql.
 SELECT unnest(dl_retry_jobs(ARRAY[%(job_id)s::uuid], keep_time => %(keep_time)s::bool)) AS job_id;
 
+-- name: get_job_status
+-- In the order of the fields of `JobStatus`: it is asked for far more often than the whole row, whose columns cost most of the time.
+SELECT job_id, queue, task, status::text, attempt, started_at, finished_at, dl_last_heartbeat(status, worker_id, heartbeat_at), error,
+       dl_json_text(dl_current_progress(status, job_id, run_id, heartbeat_at, progress), 1048576)
+  FROM dl_jobs
+ WHERE job_id = %(job_id)s::uuid;
+
 -- name: get_job
 -- In the order of the fields of `Job`. Values too large to be shown are replaced by {"$dropped": …}.
 SELECT job_id, queue, task, dl_json_text(args, 8388608), idempotency_key, lock_key, partition_key, priority, available_at,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, TypeVar
+from typing import Annotated
+from uuid import UUID
 
 from flask import request
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,12 +20,10 @@ from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
 from dataloader.app.http.routing import ANY_KEY, ApiBlueprint, etag_of
 from dataloader.app.http.schemas import JobState, parse_job_id
 from dataloader.app.http.site import Site
-from dataloader.app.queue.job import Job
+from dataloader.app.queue.job import JobStatus
 
 MAX_WAIT_SEC = 30
 _POLL_INTERVAL_SEC = 0.25
-
-T = TypeVar("T")
 
 
 class JobIdConverter(BaseConverter):
@@ -64,25 +63,20 @@ def create_jobs_blueprint(site: Site) -> ApiBlueprint:
         With `wait` the response comes when the job has finished or the time is over. With the `ETag` of an earlier
         response in `If-None-Match` it comes as soon as the status differs; a 304 means that nothing has changed.
         """
-        return JobState.from_job(watcher.wait(lambda: _get_visible_job(job_id), _should_return, query.wait))
+        return JobState.from_job(
+            watcher.wait(lambda: _get_visible_status(parse_job_id(job_id)), _should_return, query.wait)
+        )
 
-    def _get_visible_job(job_id: str) -> Job:
-        job = _get_job(job_id)
-        if not current_actor().can_see(job.task, job.queue):
-            raise JobNotFound(job.id)
-        return job
-
-    def _get_job(raw_id: str) -> Job:
-        job_id = parse_job_id(raw_id)
-        job = queue.get(job_id)
-        if job is None:
+    def _get_visible_status(job_id: UUID) -> JobStatus:
+        job = queue.status(job_id)
+        if job is None or not current_actor().can_see(job.task, job.queue):
             raise JobNotFound(job_id)
         return job
 
     return blueprint
 
 
-def _should_return(job: Job) -> bool:
+def _should_return(job: JobStatus) -> bool:
     """Return whether the job has finished, or differs from what the caller has seen."""
     if job.status.final or not request.headers.get("If-None-Match"):
         return job.status.final

@@ -10,7 +10,7 @@ from dataloader._job_fields import JOB_FIELDS
 from dataloader.app.db.schema import schema_text
 from dataloader.app.db.schema_statements import schema_statements
 from dataloader.app.db.statements import statements
-from dataloader.app.queue.job import Job, NewJob
+from dataloader.app.queue.job import Job, JobStatus, NewJob, Status
 from dataloader.app.queue.jobs import JobQueue
 
 # Columns that only statements and triggers use, and what a request leaves to them.
@@ -58,6 +58,18 @@ def test_get_job_selects_the_fields_in_their_order():
     )
 
     assert columns == ["job_id" if field.name == "id" else field.name for field in fields(Job)]
+
+
+def test_status_has_the_values_of_the_job(queue_db):
+    running, failed = queue_db.enqueue_and_claim("a"), queue_db.enqueue_and_claim("b")
+    queue_db.save_progress(running, {"done": 1})
+    queue_db.settle(failed, Status.FAILED)
+
+    for job_id in (running.id, failed.id, queue_db.enqueue("c")):
+        job, status = queue_db.queue.get(job_id), queue_db.queue.status(job_id)
+        assert vars(status) == {field.name: getattr(job, field.name) for field in fields(JobStatus)}
+    assert queue_db.queue.status(running.id).progress == {"done": 1}
+    assert queue_db.queue.status(uuid4()) is None
 
 
 def test_every_requested_field_is_written_by_enqueue(queue_db):
