@@ -23,6 +23,7 @@ SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', t
 -- One row per applied version. Processes of version `serves_from` or newer work on these tables; NULL: only those of the
 -- same version. A row of version 0 records that the tables held jobs before they had versions: workers delete none of
 -- them until DL_RETENTION_ENABLED=true.
+-- rights of the service: SELECT
 CREATE TABLE dl_schema (
     version     int         NOT NULL,
     fingerprint text        NOT NULL,  -- of this file, as `dataloader migrate` applied it
@@ -68,6 +69,7 @@ END $$;
 
 -- ── Jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_jobs (
     job_id           uuid          PRIMARY KEY DEFAULT dl_new_id(),
     queue            text          NOT NULL,
@@ -287,6 +289,7 @@ CREATE OR REPLACE FUNCTION dl_json_text(value jsonb, max_bytes int DEFAULT 67108
 -- the first id of a partition is 100,000 times its start in seconds since 1970, and the sequence is advanced to it when
 -- that time comes. So the primary key is the id alone. (Ids stay below 2^53, which JSON readers can represent.)
 
+-- rights of the service: SELECT, INSERT
 CREATE TABLE dl_job_events (
     event_id bigserial   PRIMARY KEY,
     job_id   uuid        NOT NULL,  -- of dl_jobs, and deleted with it: see dl_job_events_check_job
@@ -299,6 +302,7 @@ CREATE INDEX dl_job_events_job_idx ON dl_job_events (job_id, event_id);
 CREATE TABLE dl_job_events_default PARTITION OF dl_job_events DEFAULT;
 
 -- Captured output of pipelines, one row a line. No foreign key: logs have their own retention period.
+-- rights of the service: SELECT, INSERT, DELETE
 CREATE TABLE dl_job_logs (
     log_id  bigserial   PRIMARY KEY,
     job_id  uuid        NOT NULL,
@@ -315,6 +319,7 @@ CREATE TABLE dl_job_logs_default PARTITION OF dl_job_logs DEFAULT;
 -- The progress of running jobs, one row a change: the newest one of a run counts. dl_jobs has it when the run has ended, and
 -- whenever its owner renews the row. An update of the job's row each time would leave row versions that every reader of it
 -- passes, as long as a transaction of hours keeps vacuum from removing them.
+-- rights of the service: SELECT, INSERT
 CREATE TABLE dl_progress (
     progress_id bigserial   PRIMARY KEY,
     job_id      uuid        NOT NULL,
@@ -505,6 +510,7 @@ CREATE OR REPLACE TRIGGER dl_jobs_trunc AFTER TRUNCATE ON dl_jobs
 
 -- ── Workers and queues ───────────────────────────────────────────────────────────────────────────────────────────────
 
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_workers (
     worker_id        uuid        PRIMARY KEY,
     name             text        NOT NULL,
@@ -552,6 +558,7 @@ CREATE TABLE dl_workers (
 -- The heartbeats of processes: a process proves that it lives once for all its runs. A row a heartbeat; the newest one of a process
 -- counts, and readers find it first. An update of one row would leave versions that all readers pass while a transaction of hours
 -- keeps vacuum from removing them.
+-- rights of the service: SELECT, INSERT, DELETE
 CREATE TABLE dl_heartbeats (
     worker_id uuid        NOT NULL,
     seen_at   timestamptz NOT NULL,
@@ -653,6 +660,7 @@ BEGIN
 END $$;
 
 -- Settings of queues. A queue without a row is open and has no limit.
+-- rights of the service: SELECT, INSERT, UPDATE
 CREATE TABLE dl_queues (
     queue       text        PRIMARY KEY,
     -- paused: nothing is claimed; draining: nor does the HTTP API accept new jobs.
@@ -669,6 +677,7 @@ CREATE TABLE dl_queues (
 );
 
 -- How many jobs a tenant of a fair queue may run for each job of another; without a row 1.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_fair_weights (
     queue    text NOT NULL,
     fair_key text NOT NULL CHECK (octet_length(fair_key) <= 500),
@@ -872,6 +881,7 @@ END $$;
 
 -- Whether a worker process needs a notification for a queue, or claims again by itself (it has more jobs than threads).
 -- A server crash empties it, and ends the connections of the processes that wrote it.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE UNLOGGED TABLE dl_notify_state (
     queue              text NOT NULL,
     worker_id          uuid NOT NULL,
@@ -2219,6 +2229,7 @@ GRANT EXECUTE ON FUNCTION dl_new_id, dl_is_tag_list TO PUBLIC;
 -- ── app/features/audit ──────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Who changed what, from where. No foreign keys: entries outlive what they are about.
+-- rights of the service: SELECT, INSERT
 CREATE TABLE dl_audit (
     audit_id   bigserial   PRIMARY KEY,
     at         timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -2368,6 +2379,7 @@ REVOKE EXECUTE ON FUNCTION
 -- ── app/features/keys ───────────────────────────────────────────────────────────────────────────────────────────────
 
 -- API keys. Only a digest of a key is stored, from which the key cannot be recovered.
+-- rights of the service: SELECT, UPDATE (last_used_at); none of readers
 CREATE TABLE dl_api_keys (
     key_id       text        PRIMARY KEY,
     name         text        NOT NULL,
@@ -2388,6 +2400,7 @@ CREATE TABLE dl_api_keys (
 );
 
 -- Secrets that sign browser sessions, the same for all processes.
+-- rights of the service: SELECT, INSERT; none of readers
 CREATE TABLE dl_signing_secrets (
     purpose    text        PRIMARY KEY,
     secret     bytea       NOT NULL,
@@ -2407,6 +2420,7 @@ CREATE OR REPLACE TRIGGER dl_api_keys_audit AFTER INSERT OR UPDATE OR DELETE ON 
 -- What counts are the running rows: no counter has to be kept, and the statement that ends a run frees its place. Counting
 -- and starting are under the limit's lock, (1684828529, hashtext(name)), which is taken after keys and rows. Its holder waits
 -- for no row: it skips locked ones.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_limits (
     name        text        PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 200),
     concurrency int         CHECK (concurrency >= 0),  -- weight of the jobs that run; 0: none may start; NULL: any
@@ -2422,6 +2436,7 @@ CREATE TABLE dl_limits (
 CREATE INDEX dl_limits_unnamed_idx ON dl_limits (name) WHERE starts_with(name, 'queue:') OR starts_with(name, 'task:');
 
 -- When the next start of a rate would be due if all were evenly spaced (GCRA: theoretical arrival time).
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_limit_starts (
     name text        PRIMARY KEY,
     tat  timestamptz NOT NULL
@@ -2430,6 +2445,7 @@ CREATE TABLE dl_limit_starts (
 -- The jobs of a limit while it takes long to find them: a transaction of hours keeps the index entries of all jobs that have run or
 -- waited since it began. `part` 0 has those that counted in the limit, and the first that waited for it; the parts after it have those
 -- that claims have locked since then. What a job is now, its row says. Written under the limit's lock; replaced after ten seconds.
+-- rights of the service: SELECT, INSERT, DELETE
 CREATE TABLE dl_limit_looks (
     name     text        NOT NULL,
     taken_at timestamptz NOT NULL,
@@ -2836,6 +2852,7 @@ CREATE OR REPLACE TRIGGER dl_limits_audit AFTER INSERT OR UPDATE OR DELETE ON dl
 
 -- Tasks that stop when too many of their attempts in a row end with an error, or that a person has paused. While a breaker
 -- is open the limit task:NAME counts as 0, so no job of the task starts; half-open it counts as 1: the next attempt decides.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_breakers (
     task          text        PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
     failures      int         CHECK (failures >= 1),    -- attempts in a row that open it; NULL: only a person does
@@ -2928,6 +2945,7 @@ CREATE OR REPLACE TRIGGER dl_breakers_audit AFTER INSERT OR UPDATE OR DELETE ON 
 
 -- Jobs that wait for other jobs. All parents of a job are in its graph, so one lock, (1684828531, hashtext(graph_id)), orders
 -- what their ends decide. It is taken last, when the transaction commits, and its holder waits for no row.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_graphs (
     graph_id        uuid        PRIMARY KEY DEFAULT dl_new_id(),
     name            text        NOT NULL DEFAULT '',
@@ -2938,6 +2956,7 @@ CREATE TABLE dl_graphs (
 );
 
 -- What a job waits for. `met` is NULL until the parent has ended.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_edges (
     child_id  uuid NOT NULL,
     parent_id uuid NOT NULL,
@@ -2950,6 +2969,7 @@ CREATE INDEX dl_edges_parent_idx ON dl_edges (parent_id);
 -- Jobs of graphs that have ended and whose children are not decided yet. The transaction that ends a job decides them when it
 -- commits; what it leaves, because a row was locked or there were too many, the maintenance leader does. A job that waits again
 -- after a retry is here for its parents that have ended. Who writes the row of a job holds that job, or the lock of its graph.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_graph_work (
     job_id uuid PRIMARY KEY,
     xid    xid8 NOT NULL DEFAULT pg_current_xact_id()
@@ -3510,6 +3530,7 @@ REVOKE EXECUTE ON FUNCTION
 
 -- Schedules make jobs at nominal times. What applies is `declared` with `overrides` on top: the definition in code and what
 -- people changed, or for a schedule of people the overrides alone.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_schedules (
     schedule_id     uuid        PRIMARY KEY DEFAULT dl_new_id(),
     name            text        NOT NULL UNIQUE CHECK (name <> '' AND octet_length(name) <= 200),
@@ -3534,6 +3555,7 @@ CREATE TABLE dl_schedules (
 CREATE INDEX dl_schedules_next_idx ON dl_schedules (next_at) WHERE paused_at IS NULL AND orphaned_at IS NULL;
 
 -- What became of each nominal time: one row, or one for a range of them that were skipped.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_firings (
     schedule_id uuid        NOT NULL REFERENCES dl_schedules ON DELETE CASCADE,
     fire_at     timestamptz NOT NULL,
@@ -3550,6 +3572,7 @@ CREATE INDEX dl_firings_made_idx ON dl_firings (made_at);
 CREATE INDEX dl_firings_fire_idx ON dl_firings (fire_at);
 
 -- Updates of datasets that schedules wait for, until these fire. Only inserted and deleted: a settlement waits for no firing.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_dataset_updates (
     update_id   bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     schedule_id uuid        NOT NULL REFERENCES dl_schedules ON DELETE CASCADE,
@@ -3645,6 +3668,7 @@ CREATE OR REPLACE TRIGGER dl_schedules_audit
 -- ── app/features/backfills ──────────────────────────────────────────────────────────────────────────────────────────
 
 -- Backfills load slices of a task again or for the first time. Their jobs have the limit backfill:ID, which is their concurrency.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_backfills (
     backfill_id         uuid        PRIMARY KEY DEFAULT dl_new_id(),
     task                text        NOT NULL CHECK (task <> '' AND octet_length(task) <= 1000),
@@ -3674,6 +3698,7 @@ CREATE INDEX dl_backfills_open_idx ON dl_backfills (backfill_id) WHERE state IN 
 
 -- The slices of tasks, such as days, that have been loaded or are to be: what the last job of each did. A job loads the slice
 -- `partition_key` of its task if its live_key is slice:TASK:PARTITION_KEY, so that no two load one at a time.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_slices (
     task           text        NOT NULL,
     partition_key  text        NOT NULL COLLATE "C",
@@ -3777,6 +3802,7 @@ END $$;
 -- ── app/features/quality ────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Values that jobs compared with their limits, such as the number of rows that they loaded. Kept 90 days.
+-- rights of the service: SELECT, INSERT, DELETE
 CREATE TABLE dl_checks (
     check_id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     task          text        NOT NULL,
@@ -3798,6 +3824,7 @@ CREATE INDEX dl_checks_bad_idx ON dl_checks (at) WHERE outcome <> 'passed';
 
 -- The updates and reads of datasets, by jobs that succeeded. Kept 90 days; the last
 -- one of each dataset, kind and task is kept for ever.
+-- rights of the service: SELECT, INSERT, DELETE
 CREATE TABLE dl_dataset_events (
     event_id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     dataset       text        NOT NULL CHECK (dataset <> '' AND octet_length(dataset) <= 500),
@@ -3890,6 +3917,7 @@ $$;
 -- ── app/features/lineage ────────────────────────────────────────────────────────────────────────────────────────────
 
 -- How far the event stream has been sent as OpenLineage events: a cursor of it; null: not yet.
+-- rights of the service: SELECT, UPDATE
 CREATE TABLE dl_lineage_state (
     singleton bool PRIMARY KEY DEFAULT true CHECK (singleton),
     cursor    text
@@ -3899,6 +3927,7 @@ INSERT INTO dl_lineage_state DEFAULT VALUES;
 -- ── app/features/tasks ──────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Tasks whose job is enqueued when a job of `task` has failed or is lost for good. Workers write what their tasks declare.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_failure_handlers (
     task    text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
     handler text NOT NULL CHECK (handler <> '' AND octet_length(handler) <= 1000),
@@ -3929,6 +3958,7 @@ END $$;
 
 -- What jobs gave to other engines, a row for each name; see decision 69. It is written before the submission, and kept after
 -- the job: the name is how the work is found again, stopped and deleted.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_offloads (
     name                text        NOT NULL PRIMARY KEY,
     job_id              uuid        NOT NULL,
@@ -3967,6 +3997,7 @@ CREATE INDEX dl_offloads_ended_idx ON dl_offloads (ended_at) WHERE ended_at IS N
 -- The fences of attempts in targets: numbers that grow with every claim of a job, also over a failover to a server that has lost
 -- the last ones. See decision 127.
 -- The history of this database, in the high bits of a fence. One row.
+-- rights of the service: SELECT, INSERT, UPDATE
 CREATE TABLE dl_fence_history (
     is_only  bool NOT NULL DEFAULT true PRIMARY KEY CHECK (is_only),
     timeline int  NOT NULL,  -- of the server when the last fence was drawn
@@ -3977,6 +4008,7 @@ CREATE TABLE dl_fence_history (
 CREATE SEQUENCE dl_fence_number OWNED BY dl_fence_history.epoch;
 
 -- In which targets the attempts of a job wrote, the last one that claimed its row there, and whether it could.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_job_targets (
     job_id     uuid        NOT NULL,
     target     text        NOT NULL,
@@ -3990,6 +4022,7 @@ CREATE TABLE dl_job_targets (
 CREATE INDEX dl_job_targets_kept_idx ON dl_job_targets (claimed_at, job_id, target) WHERE deleted_at IS NULL;
 
 -- The targets that tasks name. Workers write what their tasks declare: processes that load no tasks want to know.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_task_targets (
     task   text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
     target text NOT NULL CHECK (target <> '' AND octet_length(target) <= 1000)
@@ -4027,6 +4060,7 @@ END $$;
 -- ── app/features/where ──────────────────────────────────────────────────────────────────────────────────────────────
 
 -- The last answer of a worker process to the question where a run is. Old ones are deleted with the next answer.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE UNLOGGED TABLE dl_where (
     run_id      uuid        PRIMARY KEY,
     answer      text        NOT NULL CHECK (octet_length(answer) <= 65536),  -- JSON
@@ -4034,6 +4068,7 @@ CREATE UNLOGGED TABLE dl_where (
 );
 
 -- The account of an attempt: for what its time went. Written while it runs, from the age of ten seconds, and when it has ended.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_accounts (
     run_id         uuid        PRIMARY KEY,
     job_id         uuid        NOT NULL,
@@ -4054,6 +4089,7 @@ CREATE INDEX dl_accounts_idx_job ON dl_accounts (job_id);
 CREATE INDEX dl_accounts_idx_task ON dl_accounts (task, ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX dl_accounts_idx_open ON dl_accounts (run_id) WHERE ended_at IS NULL;
 
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_account_days (
     day           date   NOT NULL,  -- in UTC
     task          text   NOT NULL,
@@ -4070,6 +4106,7 @@ CREATE TABLE dl_account_days (
 -- ── app/features/bulk ───────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Operations on all jobs that match a filter, run in batches by the maintenance leader.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_bulk (
     bulk_id          uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
     action           text        NOT NULL CHECK (action IN ('cancel', 'retry', 'redrive', 'delete', 'reprioritise')),
@@ -4109,6 +4146,7 @@ CREATE OR REPLACE TRIGGER dl_bulk_audit AFTER INSERT OR UPDATE OF cancel_request
 -- ── app/features/statistics ─────────────────────────────────────────────────────────────────────────────────────────
 
 -- Counts for each minute, quarter of an hour and hour, by queue and task, aggregated from the events. One row a number.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_statistics (
     span_sec   int         NOT NULL,  -- 60, 900, 3600; negative: of all queues and tasks together, which are ''
     started_at timestamptz NOT NULL,
@@ -4129,6 +4167,7 @@ CREATE OR REPLACE FUNCTION dl_duration_bucket(sec float8) RETURNS int
     RETURN least(60, ceil(2 * ln(greatest(sec, 0.005) / 0.005) / ln(2)))::int;
 
 -- How many jobs waited and ran, recorded once a minute.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_queue_depths (
     at               timestamptz NOT NULL,
     queue            text        NOT NULL,
@@ -4143,6 +4182,7 @@ CREATE TABLE dl_queue_depths (
 );
 
 -- The latest finished attempts of each task.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_recent_runs (
     task     text        NOT NULL,
     event_id bigint      NOT NULL,
@@ -4158,6 +4198,7 @@ CREATE TABLE dl_recent_runs (
 -- How far the events have been aggregated. Events commit out of the order of their ids, so the unread ones are a set of
 -- ranges. A gap is given up once every transaction that might still fill it has ended: those that held the events' table
 -- lock when a later event was there already.
+-- rights of the service: SELECT, UPDATE
 CREATE TABLE dl_statistics_state (
     singleton    bool           PRIMARY KEY DEFAULT true CHECK (singleton),
     unread       int8multirange NOT NULL,
@@ -4170,6 +4211,7 @@ INSERT INTO dl_statistics_state (unread) VALUES ('{[0,)}');
 -- ── app/features/webhooks ───────────────────────────────────────────────────────────────────────────────────────────
 
 -- Receivers of events. A webhook without a queue or a task gets those of all.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE; none of readers
 CREATE TABLE dl_webhooks (
     webhook_id       uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
     url              text        NOT NULL,
@@ -4191,6 +4233,7 @@ CREATE TABLE dl_webhooks (
 );
 
 -- Deliveries, written in the transaction that made the event true. No foreign key to the job: they outlive it.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_deliveries (
     delivery_id      uuid        PRIMARY KEY DEFAULT gen_random_uuid(),  -- the same in each attempt
     webhook_id       uuid        REFERENCES dl_webhooks (webhook_id) ON DELETE CASCADE,
@@ -4213,6 +4256,7 @@ CREATE INDEX dl_deliveries_webhook_idx ON dl_deliveries (webhook_id, created_at,
 CREATE INDEX dl_deliveries_created_idx ON dl_deliveries (created_at, delivery_id);
 CREATE INDEX dl_deliveries_job_idx ON dl_deliveries (job_id);
 
+-- rights of the service: SELECT, INSERT
 CREATE TABLE dl_delivery_attempts (
     delivery_id uuid        NOT NULL REFERENCES dl_deliveries (delivery_id) ON DELETE CASCADE,
     number      int         NOT NULL,
@@ -4284,6 +4328,7 @@ REVOKE EXECUTE ON FUNCTION
 -- ── app/features/alerts ─────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Rules for alerts, checked every few seconds by the maintenance leader.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_alert_rules (
     rule_id     uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
     name        text        NOT NULL UNIQUE,
@@ -4320,6 +4365,7 @@ EXCEPTION WHEN invalid_parameter_value THEN
 END $$;
 
 -- Alerts that fire or have fired, one row from start to end.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_alerts (
     alert_id   uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
     rule_id    uuid,
@@ -4342,6 +4388,7 @@ CREATE UNIQUE INDEX dl_alerts_firing_idx
 CREATE INDEX dl_alerts_started_idx ON dl_alerts (started_at, alert_id);
 
 -- Since when the progress of a running job has not changed, for rules of kind `stalled`.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_stalled_progress (
     job_id  uuid        PRIMARY KEY,
     run_id  uuid,

@@ -5,71 +5,33 @@ Nothing but those features needs the latter. `dataloader migrate --roles`, the d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
+from dataloader.app.db.schema import schema_text
 from dataloader.app.db.schema_statements import quote_identifier
 
-# What the API and the workers do with each table. They verify API keys, and cannot make one.
-SERVICE_RIGHTS: Mapping[str, str] = {
-    "dl_jobs": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_job_events": "SELECT, INSERT",
-    "dl_job_logs": "SELECT, INSERT, DELETE",
-    "dl_progress": "SELECT, INSERT",
-    "dl_heartbeats": "SELECT, INSERT, DELETE",
-    "dl_workers": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_schema": "SELECT",
-    "dl_queues": "SELECT, INSERT, UPDATE",
-    "dl_limits": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_limit_looks": "SELECT, INSERT, DELETE",
-    "dl_limit_starts": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_graphs": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_edges": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_graph_work": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_breakers": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_failure_handlers": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_schedules": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_firings": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_dataset_updates": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_backfills": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_slices": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_checks": "SELECT, INSERT, DELETE",
-    "dl_dataset_events": "SELECT, INSERT, DELETE",
-    "dl_offloads": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_job_targets": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_task_targets": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_fence_history": "SELECT, INSERT, UPDATE",
-    "dl_where": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_accounts": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_account_days": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_lineage_state": "SELECT, UPDATE",
-    "dl_fair_weights": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_bulk": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_statistics": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_queue_depths": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_recent_runs": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_statistics_state": "SELECT, UPDATE",
-    "dl_webhooks": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_deliveries": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_delivery_attempts": "SELECT, INSERT",
-    "dl_alert_rules": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_alerts": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_stalled_progress": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_notify_state": "SELECT, INSERT, UPDATE, DELETE",
-    "dl_api_keys": "SELECT, UPDATE (last_used_at)",
-    "dl_signing_secrets": "SELECT, INSERT",
-    "dl_audit": "SELECT, INSERT",
-}
-_NOT_FOR_READERS = ("dl_api_keys", "dl_signing_secrets", "dl_webhooks")
+# Above each table of the schema: what the API and the workers do with it, and whether readers may not see it.
+_TABLE_RIGHTS = re.compile(
+    r"^-- rights of the service: ([^;\n]+)(; none of readers)?\nCREATE (?:UNLOGGED )?TABLE (\w+)", re.MULTILINE
+)
+
+
+@cache
+def service_rights() -> Mapping[str, str]:
+    """Return what the service does with each table. It verifies API keys, and cannot make one."""
+    return {table: rights for rights, _, table in _TABLE_RIGHTS.findall(schema_text())}
 
 
 def service_rights_sql() -> str:
     """Return the grants to the roles of `migrate --roles`; with {schema}, {service} and {reader}."""
     lines = list[str]()
-    for table, rights in SERVICE_RIGHTS.items():
+    for rights, none_of_readers, table in _TABLE_RIGHTS.findall(schema_text()):
         name = f"{{schema}}.{quote_identifier(table)}"
         lines += [f"REVOKE ALL ON {name} FROM {{service}};", f"GRANT {rights} ON {name} TO {{service}};"]
-        if table not in _NOT_FOR_READERS:
+        if not none_of_readers:
             lines.append(f"GRANT SELECT ON {name} TO {{reader}};")
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -25,16 +25,9 @@ from dataloader.pipelines.json_values import sanitize_text
 
 _APP = Path(__file__).parents[1]
 _FOLDERS = ("db", "queue", "acts", "http/auth", "features/*")
-_OF_EVERY_JOB = frozenset({"enqueue", "get_job", "get_job_status", "claim", "prefetch", "renew", "settle"})
-_OF_IDLE_PROCESSES = frozenset({
-    "record_heartbeat",
-    "other_workers", "report_and_fetch", "expired_runs", "is_maintenance_lock_held", "lease_deliveries",
-    "due_schedules", "defer_unknown_tasks", "repair_blocked", "notify_waiting_queues", "wake_limited", "probe_breakers",
-    "decide_left", "expire", "lease_bulk", "next_bulk_step", "prune_backfill_limits", "has_unread_events",
-})  # fmt: skip
-_PREPARED = _OF_EVERY_JOB | _OF_IDLE_PROCESSES
 _DEFINITION = re.compile(r"^-- define: (\w+)\n(.*?)(?=^-- (?:define|name): |\Z)", re.MULTILINE | re.DOTALL)
 _INCLUDE = re.compile(r"^ *-- include: (\w+)(;?)$", re.MULTILINE)
+_PREPARED = "\n-- prepared\n"  # below the name
 _NAME_LINE = re.compile(r"^-- name: (\w+)(?: = (\w+(?: \+ \w+)*))?$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*$|\s+-- .*$", re.MULTILINE)
 _PARAMETER = re.compile(r"%\((\w+)\)s")
@@ -93,12 +86,9 @@ class Statement:
     name: str
     parts: tuple[StatementPart, ...]
     summands: tuple[str, ...] = ()  # the statements that it is composed of, which may be in other files
-
-    is_combined: bool = False  # of others: see `combine`
-
-    @property
-    def is_prepared(self) -> bool:
-        return self.is_combined or self.name in _PREPARED
+    # Whether a session prepares it: planning would be most of what it costs. Such are the statements of every job, and
+    # those that processes repeat while nothing happens.
+    is_prepared: bool = False
 
     @cached_property
     def text(self) -> str:
@@ -120,8 +110,6 @@ def statements(schema: str) -> Mapping[str, Statement]:
             raise ValueError(f"{path.name} repeats statement names of another file: {', '.join(sorted(duplicates))}")
         by_name.update(of_file)
     by_name = {name: _compose(statement, by_name) for name, statement in by_name.items()}
-    if missing := _PREPARED - by_name.keys():
-        raise ValueError(f"no .sql file has these prepared statements: {', '.join(sorted(missing))}")
     return by_name
 
 
@@ -129,7 +117,7 @@ def statements(schema: str) -> Mapping[str, Statement]:
 def combine(schema: str, names: tuple[str, ...]) -> Statement:
     """Return one statement whose row has the single values of these."""
     columns = ", ".join(f"({statements(schema)[name].text})" for name in names)
-    return Statement(" ".join(names), (StatementPart(f"SELECT {columns}"),), is_combined=True)
+    return Statement(" ".join(names), (StatementPart(f"SELECT {columns}"),), is_prepared=True)
 
 
 def qualify(schema: str, name: str) -> str:
@@ -137,14 +125,15 @@ def qualify(schema: str, name: str) -> str:
 
 
 def parse_statements(text: str, schema: str) -> Mapping[str, Statement]:
-    """Parse a file: `-- name: a` is followed by its parts; `-- name: a = b + c` names what it is composed of. What
-    follows `-- define: d` replaces the lines `-- include: d` of the file's statements."""
+    """Parse a file: `-- name: a` is followed by `-- prepared` where it is, and by its parts; `-- name: a = b + c` names
+    what it is composed of. What follows `-- define: d` replaces the lines `-- include: d` of the file's statements."""
     pieces = _NAME_LINE.split(fill_lists(_include_definitions(text)))[1:]
     by_name: dict[str, Statement] = {}
     for name, summands, body in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
         sql = _OUR_NAME.sub(lambda match: qualify(schema, match[1]), _COMMENT.sub("", body))
         parts = tuple(StatementPart(part.strip()) for part in sql.split(";") if part.strip())
-        by_name[name] = Statement(name, parts, tuple(summands.split(" + ")) if summands else ())
+        composed_of = tuple(summands.split(" + ")) if summands else ()
+        by_name[name] = Statement(name, parts, composed_of, is_prepared=body.startswith(_PREPARED))
     return by_name
 
 
@@ -155,7 +144,7 @@ def _include_definitions(text: str) -> str:
 
 def _compose(statement: Statement, by_name: Mapping[str, Statement]) -> Statement:
     parts = tuple(part for summand in statement.summands for part in by_name[summand].parts)
-    return Statement(statement.name, parts) if parts else statement
+    return replace(statement, parts=parts, summands=()) if parts else statement
 
 
 _encode_json = json.JSONEncoder(ensure_ascii=False).encode

@@ -27,8 +27,8 @@ from dataloader.app.errors import JobNotFound
 from dataloader.app.http.json_io import FieldError, join_path
 from dataloader.app.log import mask_secret_fields
 from dataloader.app.net import MAX_URL_LENGTH, AllowedHosts, ForbiddenAddress, parse_url
-from dataloader.app.queue.job import Job, JobStatus, Status
-from dataloader.app.queue.job_records import JobEvent
+from dataloader.app.queue.job import Job, Status
+from dataloader.app.queue.job_records import JobEvent, JobStatus
 from dataloader.app.queue.webhook_events import FINAL_EVENTS, JOB_EVENTS, SUBSCRIBABLE_EVENTS, WebhookEvent
 from dataloader.pipelines.contract import read_policy
 

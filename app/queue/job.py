@@ -143,22 +143,6 @@ class Job:
 
 
 @dataclass(frozen=True)
-class JobStatus:
-    """What changes while a job waits and runs; the statement `get_job_status` selects it in the order of the fields."""
-
-    id: UUID
-    queue: str
-    task: str
-    status: Status
-    attempt: int
-    started_at: datetime | None
-    finished_at: datetime | None
-    heartbeat_at: datetime | None
-    error: str | None
-    progress: Any  # an object, unless another service has written it
-
-
-@dataclass(frozen=True)
 class ExpiredRuns:
     """The runs whose lease has expired, and the server that found them."""
 

@@ -1,4 +1,4 @@
-"""Events and logs of jobs."""
+"""The status, events and logs of jobs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,23 @@ from uuid import UUID
 
 from dataloader.app.db.encoding import array, from_row
 from dataloader.app.errors import JobNotFound
+from dataloader.app.queue.job import Status
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What changes while a job waits and runs; the statement `get_job_status` selects it in the order of the fields."""
+
+    id: UUID
+    queue: str
+    task: str
+    status: Status
+    attempt: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    heartbeat_at: datetime | None
+    error: str | None
+    progress: Any  # an object, unless another service has written it
 
 
 @dataclass(frozen=True)
@@ -63,9 +80,13 @@ class LogPage:
 
 
 class JobRecords:
-    """The part of `JobQueue` that reads and writes events and logs."""
+    """The part of `JobQueue` that reads the status of jobs, and reads and writes events and logs."""
 
     _execute: Callable[..., list[tuple[Any, ...]]]
+
+    def status(self, job_id: UUID) -> JobStatus | None:
+        rows = self._execute("get_job_status", {"job_id": str(job_id)})
+        return from_row(JobStatus, rows[0]) if rows else None
 
     def events(self, job_id: UUID, *, after: int = 0, limit: int = 1000) -> list[JobEvent]:
         """List the job's events after the given one, oldest first."""

@@ -1,4 +1,12 @@
--- Events and logs of jobs.
+-- The status, events and logs of jobs.
+
+-- name: get_job_status
+-- prepared
+-- In the order of the fields of `JobStatus`: it is asked for far more often than the whole row, whose columns cost most of the time.
+SELECT job_id, queue, task, status::text, attempt, started_at, finished_at, dl_last_heartbeat(status, worker_id, heartbeat_at), error,
+       dl_json_text(dl_current_progress(status, job_id, run_id, heartbeat_at, progress), 1048576)
+  FROM dl_jobs
+ WHERE job_id = %(job_id)s::uuid;
 
 -- name: job_events
 SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text

@@ -21,7 +21,6 @@ from dataloader.app.queue.job import (
     Enqueued,
     ExpiredRuns,
     Job,
-    JobStatus,
     NewJob,
     ReapedJob,
     ReleaseReason,
@@ -103,10 +102,6 @@ class JobQueue(JobRecords, Upkeep):
     def get(self, job_id: UUID) -> Job | None:
         rows = self._execute("get_job", {"job_id": str(job_id)})
         return from_row(Job, rows[0]) if rows else None
-
-    def status(self, job_id: UUID) -> JobStatus | None:
-        rows = self._execute("get_job_status", {"job_id": str(job_id)})
-        return from_row(JobStatus, rows[0]) if rows else None
 
     def cancel(self, job_id: UUID) -> Job:
         """Cancel a queued job, or ask a running one to stop; a finished one is left. Returns the job after that."""

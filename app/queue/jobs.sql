@@ -14,6 +14,7 @@
 -- that part began. The rows of the last part are the result.
 
 -- name: enqueue
+-- prepared
 -- -> queued. No row: the request is invalid, or another session's insert with this key was not visible yet.
 WITH request AS MATERIALIZED (
     SELECT r.*, coalesce(r.available_at, clock_timestamp()) AS due_at,
@@ -51,6 +52,7 @@ WITH request AS MATERIALIZED (
 ) LIMIT 1;
 
 -- name: claim
+-- prepared
 -- queued -> running: see dl_claim in schema.sql. The last row has no job: it is the hint for the next claim.
 SELECT * FROM dl_claim(%(queue)s::text, %(tasks)s::text[], %(wanted)s::int, %(scan_limit)s::int, %(after)s::text[], %(in_turn)s::bool,
                        %(promotes)s::bool, %(run_ids)s::uuid[], %(worker)s::text, %(worker_id)s::uuid,
@@ -61,6 +63,7 @@ SELECT * FROM dl_claim(%(queue)s::text, %(tasks)s::text[], %(wanted)s::int, %(sc
 SELECT dl_take_claim_permit(%(queue)s::text);
 
 -- name: prefetch = take_permit + claim
+-- prepared
 
 -- name: recover_claim
 -- Reads the jobs of a claim whose response was lost: their queue, and then the columns that the claim returns.
@@ -127,6 +130,7 @@ SELECT j.job_id, j.run_id, clock_timestamp(), r.progress::jsonb
 RETURNING run_id;
 
 -- name: renew
+-- prepared
 -- running -> running: the rows of runs, seldom, so that those who know only the row never take a live run for dead, and that a run ends
 -- whose process has forgotten it. The next time is in `next_secs` seconds; until then and for the length of a lease the row's lease is valid. A lease that an UPDATE made shorter than this process can
 -- renew is lengthened again. Progress and checkpoint are NULL where the row has them. A row that another transaction has
@@ -189,6 +193,7 @@ SELECT job_id, queue, clock_timestamp(), 'heartbeat',
  WHERE silence_sec > %(late_sec)s::float8;
 
 -- name: settle
+-- prepared
 -- running -> succeeded | failed | canceled | queued: see dl_settle in schema.sql. `made_ready`: the ids of jobs that waited for the keys
 -- and limits of these runs, with spaces between them.
 SELECT s.*, current_setting('dl.made_ready', true) AS made_ready
@@ -248,6 +253,7 @@ SELECT r.run_id, r.status::text,
   FROM released r;
 
 -- name: expired_runs
+-- prepared
 -- The runs whose lease has expired, and since when, and the server: how long it has been up, and an identifier that another server,
 -- timeline or session does not have. The timeline is that of the log being written: after a promotion
 -- pg_control_checkpoint() has the former one until the next checkpoint.
@@ -344,14 +350,8 @@ SELECT dl_cancel_jobs(%(job_ids)s::uuid[]);
 -- failed | canceled | lost -> queued. See dl_retry_jobs in schema.sql.
 SELECT unnest(dl_retry_jobs(ARRAY[%(job_id)s::uuid], keep_time => %(keep_time)s::bool)) AS job_id;
 
--- name: get_job_status
--- In the order of the fields of `JobStatus`: it is asked for far more often than the whole row, whose columns cost most of the time.
-SELECT job_id, queue, task, status::text, attempt, started_at, finished_at, dl_last_heartbeat(status, worker_id, heartbeat_at), error,
-       dl_json_text(dl_current_progress(status, job_id, run_id, heartbeat_at, progress), 1048576)
-  FROM dl_jobs
- WHERE job_id = %(job_id)s::uuid;
-
 -- name: get_job
+-- prepared
 -- In the order of the fields of `Job`. Values too large to be shown are replaced by {"$dropped": …}.
 SELECT job_id, queue, task, dl_json_text(args, 8388608), idempotency_key, lock_key, partition_key, priority, available_at,
        status::text, attempt, max_attempts, lease_ttl_sec, lease_expires_at, dl_last_heartbeat(status, worker_id, heartbeat_at), cancel_requested,

@@ -29,6 +29,7 @@ SELECT DISTINCT queues, tasks, NOT draining AND NOT stopping AS claims, labels::
   FROM dl_live_workers();
 
 -- name: report_and_fetch
+-- prepared
 -- Store the report of a worker process, unless `attempts` is NULL, and return the settings of its queues. The row without a
 -- queue says whether the process is drained. Of each attempt the report has the time of the report.
 WITH reported AS (
@@ -50,6 +51,7 @@ SELECT queue, state, concurrency, per_worker, fair, NULL FROM dl_queues WHERE qu
 SELECT pg_try_advisory_lock(1684828527, 5);
 
 -- name: is_maintenance_lock_held
+-- prepared
 -- Whether a process is the maintenance leader: cheaper than a query of pg_locks. The lock is shared with others that ask, and
 -- released at once, not with the transaction: a process that tries to lead meanwhile would find it taken.
 SELECT NOT CASE WHEN pg_try_advisory_lock_shared(1684828527, 5)

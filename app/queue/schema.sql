@@ -19,6 +19,7 @@ SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', t
 -- One row per applied version. Processes of version `serves_from` or newer work on these tables; NULL: only those of the
 -- same version. A row of version 0 records that the tables held jobs before they had versions: workers delete none of
 -- them until DL_RETENTION_ENABLED=true.
+-- rights of the service: SELECT
 CREATE TABLE dl_schema (
     version     int         NOT NULL,
     fingerprint text        NOT NULL,  -- of this file, as `dataloader migrate` applied it
@@ -59,6 +60,7 @@ END $$;
 
 -- ── Jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_jobs (
     job_id           uuid          PRIMARY KEY DEFAULT dl_new_id(),
     queue            text          NOT NULL,
@@ -248,6 +250,7 @@ CREATE OR REPLACE FUNCTION dl_json_text(value jsonb, max_bytes int DEFAULT 67108
 -- the first id of a partition is 100,000 times its start in seconds since 1970, and the sequence is advanced to it when
 -- that time comes. So the primary key is the id alone. (Ids stay below 2^53, which JSON readers can represent.)
 
+-- rights of the service: SELECT, INSERT
 CREATE TABLE dl_job_events (
     event_id bigserial   PRIMARY KEY,
     job_id   uuid        NOT NULL,  -- of dl_jobs, and deleted with it: see dl_job_events_check_job
@@ -260,6 +263,7 @@ CREATE INDEX dl_job_events_job_idx ON dl_job_events (job_id, event_id);
 CREATE TABLE dl_job_events_default PARTITION OF dl_job_events DEFAULT;
 
 -- Captured output of pipelines, one row a line. No foreign key: logs have their own retention period.
+-- rights of the service: SELECT, INSERT, DELETE
 CREATE TABLE dl_job_logs (
     log_id  bigserial   PRIMARY KEY,
     job_id  uuid        NOT NULL,
@@ -276,6 +280,7 @@ CREATE TABLE dl_job_logs_default PARTITION OF dl_job_logs DEFAULT;
 -- The progress of running jobs, one row a change: the newest one of a run counts. dl_jobs has it when the run has ended, and
 -- whenever its owner renews the row. An update of the job's row each time would leave row versions that every reader of it
 -- passes, as long as a transaction of hours keeps vacuum from removing them.
+-- rights of the service: SELECT, INSERT
 CREATE TABLE dl_progress (
     progress_id bigserial   PRIMARY KEY,
     job_id      uuid        NOT NULL,
@@ -466,6 +471,7 @@ CREATE OR REPLACE TRIGGER dl_jobs_trunc AFTER TRUNCATE ON dl_jobs
 
 -- ── Workers and queues ───────────────────────────────────────────────────────────────────────────────────────────────
 
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_workers (
     worker_id        uuid        PRIMARY KEY,
     name             text        NOT NULL,
@@ -513,6 +519,7 @@ CREATE TABLE dl_workers (
 -- The heartbeats of processes: a process proves that it lives once for all its runs. A row a heartbeat; the newest one of a process
 -- counts, and readers find it first. An update of one row would leave versions that all readers pass while a transaction of hours
 -- keeps vacuum from removing them.
+-- rights of the service: SELECT, INSERT, DELETE
 CREATE TABLE dl_heartbeats (
     worker_id uuid        NOT NULL,
     seen_at   timestamptz NOT NULL,
@@ -614,6 +621,7 @@ BEGIN
 END $$;
 
 -- Settings of queues. A queue without a row is open and has no limit.
+-- rights of the service: SELECT, INSERT, UPDATE
 CREATE TABLE dl_queues (
     queue       text        PRIMARY KEY,
     -- paused: nothing is claimed; draining: nor does the HTTP API accept new jobs.
@@ -630,6 +638,7 @@ CREATE TABLE dl_queues (
 );
 
 -- How many jobs a tenant of a fair queue may run for each job of another; without a row 1.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_fair_weights (
     queue    text NOT NULL,
     fair_key text NOT NULL CHECK (octet_length(fair_key) <= 500),
@@ -833,6 +842,7 @@ END $$;
 
 -- Whether a worker process needs a notification for a queue, or claims again by itself (it has more jobs than threads).
 -- A server crash empties it, and ends the connections of the processes that wrote it.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE UNLOGGED TABLE dl_notify_state (
     queue              text NOT NULL,
     worker_id          uuid NOT NULL,

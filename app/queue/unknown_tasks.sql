@@ -1,6 +1,7 @@
 -- Jobs whose task no live worker knows: they are deferred, so that they are not in front of others.
 
 -- name: defer_unknown_tasks
+-- prepared
 -- queued -> queued, later: ready jobs whose task neither this process nor any live worker of the queue knows, so that they
 -- do not block the front of the queue. The delay grows with the age; a worker that knows the task ends it
 -- (restore_unknown_tasks). A job that was deferred before gets no event and is not counted.

@@ -1,6 +1,7 @@
 -- What maintenance does for jobs of all queues. Rules as in jobs.sql.
 
 -- name: repair_blocked
+-- prepared
 -- queued -> queued: repairs lost wake-ups. Among the next keys after `after` that have blocked jobs, the first job of each key
 -- that no run holds, in the table or by a session lock, becomes ready. If another process repairs at this moment, this one
 -- does nothing. The rows are the keys whose job became ready; `cursor` is the last scanned key.
@@ -43,6 +44,7 @@ SELECT current_setting('dl.cursor') AS cursor, unblocked.lock_key
                  AS unblocked (lock_key) ON true;
 
 -- name: expire
+-- prepared
 -- queued -> canceled: jobs that have not started by their `expires_at`, at most 500. A claim passes over them.
 WITH old AS MATERIALIZED (
     SELECT job_id, lock_key

@@ -21,6 +21,7 @@ WITH self AS (
 SELECT pg_notify('dl_control', concat_ws(' ', 'started', boot_id, worker_id)) FROM self WHERE boot_id IS NOT NULL;
 
 -- name: record_heartbeat
+-- prepared
 -- After a heartbeat (`beat` in jobs.sql). Returns whether another process took over the name, and what there is to do: that there is no
 -- maintenance leader, when the next schedule comes, that a process has sent no heartbeat for two of its intervals, so that leases may have
 -- expired, that `idle_queues` have a job to claim, that
@@ -62,6 +63,7 @@ SELECT superseded_by IS NOT NULL, incarnation,
 DELETE FROM dl_heartbeats WHERE seen_at NOT BETWEEN clock_timestamp() - interval '1 hour' AND clock_timestamp() + interval '1 hour';
 
 -- name: other_workers
+-- prepared
 -- The other processes whose death this one watches for: of its host the next `watched` that reap, by worker_id, after the last the
 -- first again, or all; those that do not reap, as they watch for none; and those with its name.
 WITH near AS (
@@ -154,6 +156,7 @@ WITH notify_state AS (
 UPDATE dl_workers SET dead_at = clock_timestamp() WHERE worker_id = %(worker_id)s::uuid;
 
 -- name: notify_waiting_queues
+-- prepared
 -- Notifies every queue with a ready job, but for queues that only processes with DL_LISTEN=off serve. The maintenance leader
 -- does so once a second, so that a missed notification delays a job by at most a second.
 SELECT count(pg_notify('dl_jobs', queue))

@@ -1,4 +1,5 @@
 -- Rules for alerts, checked every few seconds by the maintenance leader.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_alert_rules (
     rule_id     uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
     name        text        NOT NULL UNIQUE,
@@ -35,6 +36,7 @@ EXCEPTION WHEN invalid_parameter_value THEN
 END $$;
 
 -- Alerts that fire or have fired, one row from start to end.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_alerts (
     alert_id   uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
     rule_id    uuid,
@@ -57,6 +59,7 @@ CREATE UNIQUE INDEX dl_alerts_firing_idx
 CREATE INDEX dl_alerts_started_idx ON dl_alerts (started_at, alert_id);
 
 -- Since when the progress of a running job has not changed, for rules of kind `stalled`.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_stalled_progress (
     job_id  uuid        PRIMARY KEY,
     run_id  uuid,

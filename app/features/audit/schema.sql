@@ -1,4 +1,5 @@
 -- Who changed what, from where. No foreign keys: entries outlive what they are about.
+-- rights of the service: SELECT, INSERT
 CREATE TABLE dl_audit (
     audit_id   bigserial   PRIMARY KEY,
     at         timestamptz NOT NULL DEFAULT clock_timestamp(),

@@ -64,6 +64,7 @@ SELECT backfill_id, dl_set_backfill_limit(backfill_id), pg_notify('dl_control', 
 SELECT count(*) FROM dl_jobs WHERE backfill_id = %(backfill_id)s::uuid AND status IN ('queued', 'running');
 
 -- name: prune_backfill_limits
+-- prepared
 -- Delete the limits of backfills that have ended, and whose jobs have.
 WITH ended AS MATERIALIZED (
     SELECT l.name

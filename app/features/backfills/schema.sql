@@ -1,4 +1,5 @@
 -- Backfills load slices of a task again or for the first time. Their jobs have the limit backfill:ID, which is their concurrency.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_backfills (
     backfill_id         uuid        PRIMARY KEY DEFAULT dl_new_id(),
     task                text        NOT NULL CHECK (task <> '' AND octet_length(task) <= 1000),
@@ -28,6 +29,7 @@ CREATE INDEX dl_backfills_open_idx ON dl_backfills (backfill_id) WHERE state IN 
 
 -- The slices of tasks, such as days, that have been loaded or are to be: what the last job of each did. A job loads the slice
 -- `partition_key` of its task if its live_key is slice:TASK:PARTITION_KEY, so that no two load one at a time.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_slices (
     task           text        NOT NULL,
     partition_key  text        NOT NULL COLLATE "C",

@@ -45,6 +45,7 @@ SELECT
  LIMIT %(limit)s::int;
 
 -- name: lease_bulk
+-- prepared
 -- Start or continue the oldest unfinished operation whose next step is due, or finish it if its cancel is requested.
 UPDATE dl_bulk
    SET state = CASE WHEN cancel_requested THEN 'canceled' ELSE 'running' END,
@@ -58,6 +59,7 @@ RETURNING cursor_id,
        -- include: bulk_columns;
 
 -- name: next_bulk_step
+-- prepared
 SELECT extract(epoch FROM min(next_step_at) - clock_timestamp())::float8 FROM dl_bulk WHERE state IN ('waiting', 'running');
 
 -- name: open_breakers

@@ -1,4 +1,5 @@
 -- Operations on all jobs that match a filter, run in batches by the maintenance leader.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_bulk (
     bulk_id          uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
     action           text        NOT NULL CHECK (action IN ('cancel', 'retry', 'redrive', 'delete', 'reprioritise')),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 
 from dataloader._distribution import NAME
-from dataloader.app.db.rights import SERVICE_RIGHTS
+from dataloader.app.db.rights import service_rights
 from dataloader.app.db.schema import SCHEMA_VERSION, SchemaVersion, schema_text
 from dataloader.app.db.schema_statements import Repair, quote_identifier
 from dataloader.app.features.doctor.facts import SchemaObject
@@ -37,7 +37,7 @@ def expected_schema() -> dict[str, str]:
 
 
 def required_rights() -> list[tuple[str, str]]:
-    return [(table, right) for table, rights in SERVICE_RIGHTS.items() for right in rights.split(", ")]
+    return [(table, right) for table, rights in service_rights().items() for right in rights.split(", ")]
 
 
 def check_rights(missing: Mapping[str, str], user: str, schema: str) -> Iterator[Finding]:

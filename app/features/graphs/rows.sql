@@ -19,6 +19,7 @@ WITH made AS MATERIALIZED (
 SELECT outcome, job_id, field, detail FROM made WHERE (SELECT count(*) FROM successor) >= 0 ORDER BY n;
 
 -- name: decide_left
+-- prepared
 -- Decides children that the ends of their parents have left, because a row was locked or there were too many. Returns how many
 -- ends are left after that, and how many children were decided.
 WITH work AS MATERIALIZED (

@@ -1,5 +1,6 @@
 -- Jobs that wait for other jobs. All parents of a job are in its graph, so one lock, (1684828531, hashtext(graph_id)), orders
 -- what their ends decide. It is taken last, when the transaction commits, and its holder waits for no row.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_graphs (
     graph_id        uuid        PRIMARY KEY DEFAULT dl_new_id(),
     name            text        NOT NULL DEFAULT '',
@@ -10,6 +11,7 @@ CREATE TABLE dl_graphs (
 );
 
 -- What a job waits for. `met` is NULL until the parent has ended.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_edges (
     child_id  uuid NOT NULL,
     parent_id uuid NOT NULL,
@@ -22,6 +24,7 @@ CREATE INDEX dl_edges_parent_idx ON dl_edges (parent_id);
 -- Jobs of graphs that have ended and whose children are not decided yet. The transaction that ends a job decides them when it
 -- commits; what it leaves, because a row was locked or there were too many, the maintenance leader does. A job that waits again
 -- after a retry is here for its parents that have ended. Who writes the row of a job holds that job, or the lock of its graph.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_graph_work (
     job_id uuid PRIMARY KEY,
     xid    xid8 NOT NULL DEFAULT pg_current_xact_id()

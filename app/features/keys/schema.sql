@@ -1,4 +1,5 @@
 -- API keys. Only a digest of a key is stored, from which the key cannot be recovered.
+-- rights of the service: SELECT, UPDATE (last_used_at); none of readers
 CREATE TABLE dl_api_keys (
     key_id       text        PRIMARY KEY,
     name         text        NOT NULL,
@@ -19,6 +20,7 @@ CREATE TABLE dl_api_keys (
 );
 
 -- Secrets that sign browser sessions, the same for all processes.
+-- rights of the service: SELECT, INSERT; none of readers
 CREATE TABLE dl_signing_secrets (
     purpose    text        PRIMARY KEY,
     secret     bytea       NOT NULL,

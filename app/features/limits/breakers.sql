@@ -61,6 +61,7 @@ SELECT b.task, b.state, b.failures, b.window_sec, b.resume_sec, b.failed_in_row,
  LIMIT %(max_rows)s::int;
 
 -- name: probe_breakers
+-- prepared
 -- open -> half-open: breakers whose pause is over. One job of each task may start. Returns their tasks, and in a row of its own the
 -- seconds until the next pause is over.
 WITH due AS (

@@ -95,6 +95,7 @@ SELECT r.job_id, r.queue, r.task, c.weight, r.worker, r.started_at
  LIMIT %(limit)s::int;
 
 -- name: wake_limited
+-- prepared
 -- queued -> queued: wakes jobs of the next limits after `after` that jobs wait for, as many as may start. Ends of runs do so
 -- for limits without a rate, so there it is a repair. Returns each name, how many were woken, whether it has a rate, and the
 -- seconds until its next start. If another process does this at the moment, nothing is done.

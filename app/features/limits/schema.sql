@@ -5,6 +5,7 @@
 -- What counts are the running rows: no counter has to be kept, and the statement that ends a run frees its place. Counting
 -- and starting are under the limit's lock, (1684828529, hashtext(name)), which is taken after keys and rows. Its holder waits
 -- for no row: it skips locked ones.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_limits (
     name        text        PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 200),
     concurrency int         CHECK (concurrency >= 0),  -- weight of the jobs that run; 0: none may start; NULL: any
@@ -20,6 +21,7 @@ CREATE TABLE dl_limits (
 CREATE INDEX dl_limits_unnamed_idx ON dl_limits (name) WHERE starts_with(name, 'queue:') OR starts_with(name, 'task:');
 
 -- When the next start of a rate would be due if all were evenly spaced (GCRA: theoretical arrival time).
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_limit_starts (
     name text        PRIMARY KEY,
     tat  timestamptz NOT NULL
@@ -28,6 +30,7 @@ CREATE TABLE dl_limit_starts (
 -- The jobs of a limit while it takes long to find them: a transaction of hours keeps the index entries of all jobs that have run or
 -- waited since it began. `part` 0 has those that counted in the limit, and the first that waited for it; the parts after it have those
 -- that claims have locked since then. What a job is now, its row says. Written under the limit's lock; replaced after ten seconds.
+-- rights of the service: SELECT, INSERT, DELETE
 CREATE TABLE dl_limit_looks (
     name     text        NOT NULL,
     taken_at timestamptz NOT NULL,
@@ -434,6 +437,7 @@ CREATE OR REPLACE TRIGGER dl_limits_audit AFTER INSERT OR UPDATE OR DELETE ON dl
 
 -- Tasks that stop when too many of their attempts in a row end with an error, or that a person has paused. While a breaker
 -- is open the limit task:NAME counts as 0, so no job of the task starts; half-open it counts as 1: the next attempt decides.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_breakers (
     task          text        PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
     failures      int         CHECK (failures >= 1),    -- attempts in a row that open it; NULL: only a person does

@@ -1,5 +1,6 @@
 -- What jobs gave to other engines, a row for each name; see decision 69. It is written before the submission, and kept after
 -- the job: the name is how the work is found again, stopped and deleted.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_offloads (
     name                text        NOT NULL PRIMARY KEY,
     job_id              uuid        NOT NULL,

@@ -1,4 +1,5 @@
 -- Values that jobs compared with their limits, such as the number of rows that they loaded. Kept 90 days.
+-- rights of the service: SELECT, INSERT, DELETE
 CREATE TABLE dl_checks (
     check_id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     task          text        NOT NULL,
@@ -20,6 +21,7 @@ CREATE INDEX dl_checks_bad_idx ON dl_checks (at) WHERE outcome <> 'passed';
 
 -- The updates and reads of datasets, by jobs that succeeded. Kept 90 days; the last
 -- one of each dataset, kind and task is kept for ever.
+-- rights of the service: SELECT, INSERT, DELETE
 CREATE TABLE dl_dataset_events (
     event_id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     dataset       text        NOT NULL CHECK (dataset <> '' AND octet_length(dataset) <= 500),

@@ -91,6 +91,7 @@ SELECT schedule_id, pg_notify('dl_control', 'schedules') FROM resumed;
 DELETE FROM dl_schedules WHERE name = %(name)s::text RETURNING schedule_id;
 
 -- name: due_schedules
+-- prepared
 -- Schedules whose next time has come, the longest overdue first, those whose datasets have been updated, and the clock. One row
 -- without a schedule: none is due; it has the seconds until the next one is.
 WITH bound AS MATERIALIZED (

@@ -1,5 +1,6 @@
 -- Schedules make jobs at nominal times. What applies is `declared` with `overrides` on top: the definition in code and what
 -- people changed, or for a schedule of people the overrides alone.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_schedules (
     schedule_id     uuid        PRIMARY KEY DEFAULT dl_new_id(),
     name            text        NOT NULL UNIQUE CHECK (name <> '' AND octet_length(name) <= 200),
@@ -24,6 +25,7 @@ CREATE TABLE dl_schedules (
 CREATE INDEX dl_schedules_next_idx ON dl_schedules (next_at) WHERE paused_at IS NULL AND orphaned_at IS NULL;
 
 -- What became of each nominal time: one row, or one for a range of them that were skipped.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_firings (
     schedule_id uuid        NOT NULL REFERENCES dl_schedules ON DELETE CASCADE,
     fire_at     timestamptz NOT NULL,
@@ -40,6 +42,7 @@ CREATE INDEX dl_firings_made_idx ON dl_firings (made_at);
 CREATE INDEX dl_firings_fire_idx ON dl_firings (fire_at);
 
 -- Updates of datasets that schedules wait for, until these fire. Only inserted and deleted: a settlement waits for no firing.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_dataset_updates (
     update_id   bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     schedule_id uuid        NOT NULL REFERENCES dl_schedules ON DELETE CASCADE,

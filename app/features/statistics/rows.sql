@@ -1,6 +1,7 @@
 -- Statistics by minute, quarter of an hour and hour: aggregated from events in the background.
 
 -- name: has_unread_events
+-- prepared
 -- Whether there is something to aggregate: an event, or ranges of ids in which one may still appear.
 SELECT EXISTS (SELECT FROM dl_statistics_state
                 WHERE unread <> int8multirange(int8range(safe_id + 1, NULL))

@@ -1,4 +1,5 @@
 -- Counts for each minute, quarter of an hour and hour, by queue and task, aggregated from the events. One row a number.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_statistics (
     span_sec   int         NOT NULL,  -- 60, 900, 3600; negative: of all queues and tasks together, which are ''
     started_at timestamptz NOT NULL,
@@ -19,6 +20,7 @@ CREATE OR REPLACE FUNCTION dl_duration_bucket(sec float8) RETURNS int
     RETURN least(60, ceil(2 * ln(greatest(sec, 0.005) / 0.005) / ln(2)))::int;
 
 -- How many jobs waited and ran, recorded once a minute.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_queue_depths (
     at               timestamptz NOT NULL,
     queue            text        NOT NULL,
@@ -33,6 +35,7 @@ CREATE TABLE dl_queue_depths (
 );
 
 -- The latest finished attempts of each task.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_recent_runs (
     task     text        NOT NULL,
     event_id bigint      NOT NULL,
@@ -48,6 +51,7 @@ CREATE TABLE dl_recent_runs (
 -- How far the events have been aggregated. Events commit out of the order of their ids, so the unread ones are a set of
 -- ranges. A gap is given up once every transaction that might still fill it has ended: those that held the events' table
 -- lock when a later event was there already.
+-- rights of the service: SELECT, UPDATE
 CREATE TABLE dl_statistics_state (
     singleton    bool           PRIMARY KEY DEFAULT true CHECK (singleton),
     unread       int8multirange NOT NULL,

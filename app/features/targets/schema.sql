@@ -1,6 +1,7 @@
 -- The fences of attempts in targets: numbers that grow with every claim of a job, also over a failover to a server that has lost
 -- the last ones. See decision 127.
 -- The history of this database, in the high bits of a fence. One row.
+-- rights of the service: SELECT, INSERT, UPDATE
 CREATE TABLE dl_fence_history (
     is_only  bool NOT NULL DEFAULT true PRIMARY KEY CHECK (is_only),
     timeline int  NOT NULL,  -- of the server when the last fence was drawn
@@ -11,6 +12,7 @@ CREATE TABLE dl_fence_history (
 CREATE SEQUENCE dl_fence_number OWNED BY dl_fence_history.epoch;
 
 -- In which targets the attempts of a job wrote, the last one that claimed its row there, and whether it could.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_job_targets (
     job_id     uuid        NOT NULL,
     target     text        NOT NULL,
@@ -24,6 +26,7 @@ CREATE TABLE dl_job_targets (
 CREATE INDEX dl_job_targets_kept_idx ON dl_job_targets (claimed_at, job_id, target) WHERE deleted_at IS NULL;
 
 -- The targets that tasks name. Workers write what their tasks declare: processes that load no tasks want to know.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_task_targets (
     task   text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
     target text NOT NULL CHECK (target <> '' AND octet_length(target) <= 1000)

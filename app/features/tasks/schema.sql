@@ -1,4 +1,5 @@
 -- Tasks whose job is enqueued when a job of `task` has failed or is lost for good. Workers write what their tasks declare.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_failure_handlers (
     task    text PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
     handler text NOT NULL CHECK (handler <> '' AND octet_length(handler) <= 1000),

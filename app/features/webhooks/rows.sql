@@ -105,6 +105,7 @@ SELECT last.*
  WHERE 'alert.firing' = ANY (w.events);
 
 -- name: lease_deliveries
+-- prepared
 -- Lease due deliveries, at most `max_per_target` of each receiver, so that one that hangs delays no other. `busy`: receivers
 -- to skip; `half_busy`: receivers that get one delivery less. The result must be saved within `lease_sec`; then the delivery
 -- is due redelivered. One row without a delivery_id: nothing was leased. `due_in`: seconds until the next delivery may be due,

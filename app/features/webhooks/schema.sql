@@ -1,4 +1,5 @@
 -- Receivers of events. A webhook without a queue or a task gets those of all.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE; none of readers
 CREATE TABLE dl_webhooks (
     webhook_id       uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
     url              text        NOT NULL,
@@ -20,6 +21,7 @@ CREATE TABLE dl_webhooks (
 );
 
 -- Deliveries, written in the transaction that made the event true. No foreign key to the job: they outlive it.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_deliveries (
     delivery_id      uuid        PRIMARY KEY DEFAULT gen_random_uuid(),  -- the same in each attempt
     webhook_id       uuid        REFERENCES dl_webhooks (webhook_id) ON DELETE CASCADE,
@@ -42,6 +44,7 @@ CREATE INDEX dl_deliveries_webhook_idx ON dl_deliveries (webhook_id, created_at,
 CREATE INDEX dl_deliveries_created_idx ON dl_deliveries (created_at, delivery_id);
 CREATE INDEX dl_deliveries_job_idx ON dl_deliveries (job_id);
 
+-- rights of the service: SELECT, INSERT
 CREATE TABLE dl_delivery_attempts (
     delivery_id uuid        NOT NULL REFERENCES dl_deliveries (delivery_id) ON DELETE CASCADE,
     number      int         NOT NULL,

@@ -1,4 +1,5 @@
 -- The last answer of a worker process to the question where a run is. Old ones are deleted with the next answer.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE UNLOGGED TABLE dl_where (
     run_id      uuid        PRIMARY KEY,
     answer      text        NOT NULL CHECK (octet_length(answer) <= 65536),  -- JSON
@@ -6,6 +7,7 @@ CREATE UNLOGGED TABLE dl_where (
 );
 
 -- The account of an attempt: for what its time went. Written while it runs, from the age of ten seconds, and when it has ended.
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_accounts (
     run_id         uuid        PRIMARY KEY,
     job_id         uuid        NOT NULL,
@@ -26,6 +28,7 @@ CREATE INDEX dl_accounts_idx_job ON dl_accounts (job_id);
 CREATE INDEX dl_accounts_idx_task ON dl_accounts (task, ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX dl_accounts_idx_open ON dl_accounts (run_id) WHERE ended_at IS NULL;
 
+-- rights of the service: SELECT, INSERT, UPDATE, DELETE
 CREATE TABLE dl_account_days (
     day           date   NOT NULL,  -- in UTC
     task          text   NOT NULL,

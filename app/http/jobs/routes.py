@@ -20,7 +20,7 @@ from dataloader.app.http.problems import DATABASE_PROBLEMS, ProblemCode
 from dataloader.app.http.routing import ANY_KEY, ApiBlueprint, etag_of
 from dataloader.app.http.schemas import JobState, parse_job_id
 from dataloader.app.http.site import Site
-from dataloader.app.queue.job import JobStatus
+from dataloader.app.queue.job_records import JobStatus
 
 MAX_WAIT_SEC = 30
 _POLL_INTERVAL_SEC = 0.25

@@ -232,6 +232,16 @@ def test_statements_include_the_definitions_of_their_file():
         parse_statements("-- name: read\nSELECT\n       -- include: unknown\n", "s")
 
 
+def test_statement_with_the_comment_below_its_name_is_prepared():
+    text = (
+        "-- name: a\n-- prepared\nSELECT 1;\n-- name: b\n-- not prepared\nSELECT 2;\n-- name: c = a + b\n-- prepared\n"
+    )
+
+    prepared = [name for name, statement in parse_statements(text, "s").items() if statement.is_prepared]
+    assert prepared == ["a", "c"]
+    assert statements("public")["prefetch"].is_prepared
+
+
 def test_only_statements_of_every_job_are_prepared(own_queue_db):
     own_queue_db.enqueue("one")
     own_queue_db.enqueue("other")

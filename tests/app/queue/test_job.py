@@ -10,7 +10,8 @@ from dataloader._job_fields import JOB_FIELDS
 from dataloader.app.db.schema import schema_text
 from dataloader.app.db.schema_statements import schema_statements
 from dataloader.app.db.statements import statements
-from dataloader.app.queue.job import Job, JobStatus, NewJob, Status
+from dataloader.app.queue.job import Job, NewJob, Status
+from dataloader.app.queue.job_records import JobStatus
 from dataloader.app.queue.jobs import JobQueue
 
 # Columns that only statements and triggers use, and what a request leaves to them.
