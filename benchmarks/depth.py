@@ -92,16 +92,26 @@ class ClaimCosts:
 
 @dataclass
 class ClaimDatabase:
-    """A filled database and the one session that claims from it."""
+    """A filled database, the session that claims from it, and the one that makes new jobs.
+
+    The latter has triggers off: to change that setting makes a session plan all its statements again.
+    """
 
     content: QueueContent
     dsn: str
     session: Session = field(init=False)
     queue: JobQueue = field(init=False)
+    producer: Session = field(init=False)
 
     def __post_init__(self) -> None:
-        self.session = Session(self.dsn, application_name="bench", command_timeout_sec=600)
+        self.session, self.producer = (
+            Session(self.dsn, application_name=name, command_timeout_sec=600) for name in ("bench", "bench-producer")
+        )
         self.queue = JobQueue(self.session)
+
+    def close(self) -> None:
+        self.session.close()
+        self.producer.close()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -210,7 +220,7 @@ class open_database:
         return self._claim_database
 
     def __exit__(self, *exception: Any) -> None:
-        self._claim_database.session.close()
+        self._claim_database.close()
         self._database.__exit__(*exception)
 
 
@@ -296,16 +306,14 @@ def time_claim(claim_database: ClaimDatabase, limit: int) -> float:
 
 
 def refill(claim_database: ClaimDatabase, rows: int) -> None:
-    claim_database.session.execute_raw(
-        "SET session_replication_role = replica;"
-        + (READY.format(queue=ONE_QUEUE) % rows)
-        + "; SET session_replication_role = origin"
-    )
+    insert = READY.format(queue=ONE_QUEUE) % rows
+    claim_database.producer.execute_raw(f"SET session_replication_role = replica; {insert}")
 
 
 def pages_touched(claim_database: ClaimDatabase) -> int:
     """Return the pages that the sessions of this database have touched so far."""
-    claim_database.session.execute_raw("SELECT pg_stat_force_next_flush()")
+    for session in (claim_database.session, claim_database.producer):
+        session.execute_raw("SELECT pg_stat_force_next_flush()")
     name = parse_dsn(claim_database.dsn)["dbname"]
     ((pages,),) = claim_database.session.execute_raw(
         f"SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = '{name}'"

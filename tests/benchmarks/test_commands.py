@@ -54,6 +54,7 @@ def test_depth(run):
     assert len(rows) == 8
     assert rows[0][2] == "1.00 ×"
     assert all(ratio(row[n]) > 0 for row in rows for n in (2, 5))
+    assert all(0 < float(row[6]) <= 200 for row in rows), "the pages of a job depend on no load of the machine"
 
 
 def test_isolation(run):
