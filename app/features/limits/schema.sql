@@ -100,15 +100,18 @@ END $$;
 CREATE OR REPLACE FUNCTION dl_limit_look(limit_name text, last_at timestamptz, OUT taken_at timestamptz, OUT job_ids uuid[], OUT is_whole bool)
     LANGUAGE plpgsql VOLATILE STRICT SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
+DECLARE
+    max_jobs int;  -- more take longer to look up, most of which have ended, than a new look takes
 BEGIN
     IF last_at BETWEEN clock_timestamp() - interval '10 s' AND clock_timestamp()
        -- Before a limit or breaker counted, claims did not add the jobs that they started.
        AND NOT EXISTS (SELECT FROM dl_limits s WHERE s.name = ANY (dl_limit_names(limit_name)) AND s.changed_at >= last_at)
        AND NOT EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = limit_name AND b.changed_at >= last_at) THEN
-        SELECT array_agg(DISTINCT i.job_id), bool_and(l.is_whole) INTO job_ids, is_whole
+        SELECT array_agg(DISTINCT i.job_id), bool_and(l.is_whole), 100 + 2 * max(cardinality(l.job_ids)) FILTER (WHERE l.part = 0)
+          INTO job_ids, is_whole, max_jobs
           FROM dl_limit_looks l CROSS JOIN unnest(l.job_ids) AS i (job_id)
          WHERE l.name = limit_name AND l.taken_at = last_at;
-        taken_at := CASE WHEN cardinality(job_ids) <= 2000 THEN last_at END;
+        taken_at := CASE WHEN cardinality(job_ids) <= max_jobs THEN last_at END;
     END IF;
 END $$;
 

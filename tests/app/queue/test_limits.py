@@ -413,6 +413,21 @@ def test_a_line_longer_than_a_look_is_served_to_its_end(queue_db, limits, source
     assert limits.status("narrow").waiting == 0
 
 
+def test_a_look_is_replaced_when_it_names_many_jobs(queue_db, limits, source):
+    limits.set("narrow", concurrency=1)
+    (run,) = enqueue_and_claim(queue_db, 1)
+    limits.set("narrow", concurrency=1)  # as changed: another look is taken
+
+    for number in range(1, 150):
+        queue_db.settle(run)
+        enqueue(queue_db, 1, first=number, limits={"narrow": 1})
+        (run,) = queue_db.claim(5)
+
+    looks = queue_db.sql("SELECT count(DISTINCT i) FROM dl_limit_looks l, unnest(l.job_ids) i GROUP BY l.taken_at")
+    assert bool(looks) == (source == "look")
+    assert all(jobs <= 103 for (jobs,) in looks), "100 more than twice the one that it found, and the last one"
+
+
 def test_a_look_counts_no_longer_when_its_limit_has_changed(queue_db, limits, source):
     """Claims do not record what they start while a limit has no row."""
     limits.set("narrow", concurrency=1)
