@@ -2642,6 +2642,8 @@ DECLARE
     counts record;
     state  jsonb;
     full_limit text;
+    limited     uuid[] := '{}';
+    full_limits text[] := '{}';  -- of each of them
     due    float8;
     now_at float8;
     woken_for text[] := '{}';
@@ -2711,16 +2713,25 @@ BEGIN
             IF job.waits_on <> full_limit THEN
                 woken_for := woken_for || job.waits_on;
             END IF;
-            UPDATE dl_jobs j SET wait_state = 'limited', waits_on = full_limit WHERE j.job_id = job.job_id;
-            INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-            VALUES (job.job_id, job.queue, clock_timestamp(), 'limited',
-                    jsonb_build_object('status', 'queued', 'attempt', job.attempt, 'waits_on', full_limit));
-            IF states -> full_limit ->> 'spacing' IS NOT NULL THEN
-                PERFORM pg_notify('dl_control', 'limits');  -- the maintenance leader wakes it when its time comes
-            END IF;
-            RETURN NEXT job.job_id;
+            limited := limited || job.job_id;
+            full_limits := full_limits || full_limit;
         END IF;
     END LOOP;
+    IF limited <> '{}' THEN
+        WITH changed AS (
+            UPDATE dl_jobs j SET wait_state = 'limited', waits_on = l.full_limit
+              FROM unnest(limited, full_limits) AS l (job_id, full_limit)
+             WHERE j.job_id = ANY (ARRAY[l.job_id])
+            RETURNING j.job_id, j.queue, j.attempt, j.waits_on
+        )
+        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+        SELECT job_id, queue, clock_timestamp(), 'limited', jsonb_build_object('status', 'queued', 'attempt', attempt, 'waits_on', waits_on)
+          FROM changed;
+        IF EXISTS (SELECT FROM unnest(full_limits) AS l (name) WHERE states -> l.name ->> 'spacing' IS NOT NULL) THEN
+            PERFORM pg_notify('dl_control', 'limits');  -- the maintenance leader wakes them when their time comes
+        END IF;
+        RETURN QUERY SELECT unnest(limited);
+    END IF;
     INSERT INTO dl_limit_starts AS s (name, tat)
     SELECT key, to_timestamp((value ->> 'tat')::float8) FROM jsonb_each(states) WHERE (value ->> 'is_started')::bool
         ON CONFLICT ON CONSTRAINT dl_limit_starts_pkey DO UPDATE SET tat = excluded.tat;
