@@ -93,6 +93,8 @@ class HttpProducer(Producer):
 
 
 class NoKeys:
+    are_held = False
+
     def relock_all(self) -> None: ...
 
 

@@ -86,13 +86,13 @@ def test_each_advisory_lock_of_two_numbers_has_one_meaning():
     users: dict[str, set[str]] = {}
     for path in (ROOT / "schema.sql", *sorted((ROOT / "app").rglob("*.sql"))):
         for number in re.findall(r"pg_(?:try_)?advisory_(?:xact_)?lock\(1684828527, (\d+)\)", path.read_text("utf-8")):
-            users.setdefault(number, set()).add(path.name)
+            users.setdefault(number, set()).add(path.relative_to(ROOT).as_posix())
 
     assert users == {
-        "0": {"jobs.sql"},
-        "2": {"statistics.sql"},
-        "3": {"0003.sql", "0004.sql", "schema.sql"},
-        "5": {"queues.sql"},
-        "8": {"limits.sql"},
-        "9": {"graphs.sql"},
+        "0": {"app/queue/upkeep.sql"},
+        "2": {"app/features/statistics/rows.sql"},
+        "3": {"app/db/migrations/0003.sql", "app/db/migrations/0004.sql", "app/queue/schema.sql", "schema.sql"},
+        "5": {"app/queue/queues.sql"},
+        "8": {"app/features/limits/rows.sql"},
+        "9": {"app/features/graphs/rows.sql"},
     }
