@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from types import MethodType
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -29,14 +29,21 @@ class LazyRule(Rule):
     """
 
     def _compile_builder(self, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
-        @cache
-        def compiled() -> Callable[..., tuple[str, str]]:
-            return super(LazyRule, self)._compile_builder(append_unknown)
+        return _build_with_unknown if append_unknown else _build
 
-        def build(rule: Rule, /, **values: Any) -> tuple[str, str]:
-            return compiled()(rule, **values)
+    def compile_builder(self, append_unknown: bool) -> Callable[..., tuple[str, str]]:
+        """The function that Werkzeug makes, as a method of this route."""
+        return MethodType(super()._compile_builder(append_unknown), self)
 
-        return build
+
+def _build(rule: LazyRule, /, **values: Any) -> tuple[str, str]:
+    rule._build = rule.compile_builder(append_unknown=False)
+    return rule._build(**values)
+
+
+def _build_with_unknown(rule: LazyRule, /, **values: Any) -> tuple[str, str]:
+    rule._build_unknown = rule.compile_builder(append_unknown=True)
+    return rule._build_unknown(**values)
 
 
 def quote_name(name: Any) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, make_dsn, parse_dsn
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
+from dataloader.app.db.roles import ROLE_NAMES, roles_sql
 from dataloader.app.postgres.cluster import USER as EMBEDDED_SUPERUSER
 from tests.support.empty_database import EmptyDatabase
 from tests.support.waiting import eventually
@@ -179,6 +181,22 @@ def another_role(dsn: str, name: str = "", attributes: str = "LOGIN PASSWORD 'x'
         yield name
     finally:
         execute_sql(superuser_dsn(dsn), f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+@contextmanager
+def role_logins(dsn: str) -> Iterator[dict[str, str]]:
+    """Yield the DSN of a login of each role of the queue."""
+    prefix = "r_" + re.sub(r"\W", "_", parse_dsn(dsn)["dbname"])[-30:]
+    with ExitStack() as made:
+        for name in ROLE_NAMES:
+            made.enter_context(another_role(dsn, f"{prefix}_{name}", "NOLOGIN"))
+        execute_sql(dsn, roles_sql(prefix=prefix), roles_sql(prefix=prefix))  # twice does no harm
+        logins = {}
+        for name in ROLE_NAMES:
+            attributes = f"LOGIN PASSWORD 'x' IN ROLE {prefix}_{name}"
+            login = made.enter_context(another_role(dsn, f"{prefix}_{name}_login", attributes))
+            logins[name] = make_dsn(dsn, user=login, password="x")
+        yield logins
 
 
 def allow_parameter(dsn: str, parameter: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import psycopg2
+from psycopg2.extensions import cursor as Cursor
 
 from dataloader.app.db.statements import statements
 from tests.support.databases import superuser_dsn
@@ -20,47 +21,58 @@ _EXPLAIN = (
 )
 
 
-def plans(
-    queue_db: QueueFixture, name: str, parameters: dict[str, Any], *, fill: Callable[[], dict[str, Any]] | None = None
-) -> list[dict[str, Any]]:
-    """The generic plans that read dl_jobs, of a statement and of what its functions execute, in their order.
+class PreparedStatement:
+    """A statement as a Session has it, with its settings and prepared, on a connection whose work is undone."""
 
-    As a Session has them: its settings, prepared, then executed; after which everything is undone. With `fill` the
-    plans are made before the table is filled, and run after it."""
-    statement = statements("public")[name]
-    queue_db.session.close()
-    queue_db.queue.ping()  # a new connection: no plan is left from before
-    settings: dict[str, str] = dict(
-        queue_db.session.execute_raw(
-            "SELECT name, setting FROM pg_settings WHERE name IN"
-            " ('enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit')"
+    def __init__(self, queue_db: QueueFixture, name: str) -> None:
+        self._parts = statements("public")[name].parts
+        queue_db.session.close()
+        queue_db.queue.ping()  # a new connection: no setting is left from before
+        settings: dict[str, str] = dict(
+            queue_db.session.execute_raw(
+                "SELECT name, setting FROM pg_settings WHERE name IN"
+                " ('enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit')"
+            )
         )
-    )
-    connection = psycopg2.connect(superuser_dsn(queue_db.dsn))  # who may load auto_explain
-    try:
-        with connection.cursor() as cursor:
+        self._connection = psycopg2.connect(superuser_dsn(queue_db.dsn))  # who may load auto_explain
+        with self._connection, self._connection.cursor() as cursor:
             for setting, value in settings.items():
                 cursor.execute(f"SET {setting} = {value}")
             cursor.execute("SET plan_cache_mode = force_generic_plan")
-            for part in statement.parts:
+            for part in self._parts:
                 cursor.execute(part.prepare)
-            connection.commit()  # the settings, which shall outlast what is undone
-            if fill is not None:
-                for part in statement.parts:
-                    given = {name: (NO_PROCESS | parameters).get(name, NOTHING) for name in part.parameters}
-                    cursor.execute(part.execute, given)
-                connection.rollback()
-                parameters = parameters | fill()
+
+    def execute(self, parameters: dict[str, Any]) -> None:
+        """Make the plans, which stay."""
+        with self._connection.cursor() as cursor:
+            self._execute(cursor, parameters)
+        self._connection.rollback()
+
+    def plans(self, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+        """The generic plans that read dl_jobs, of the statement and of what its functions execute, in their order."""
+        with self._connection.cursor() as cursor:
             cursor.execute(_EXPLAIN)
-            connection.notices.clear()
-            for part in statement.parts:
-                given = {name: (NO_PROCESS | parameters).get(name, NOTHING) for name in part.parameters}
-                cursor.execute(part.execute, given)
-            found = [notice for notice in connection.notices if "plan:" in notice]
-            made = [json.loads(notice[notice.index("{") :])["Plan"] for notice in found]
-            return [plan for plan in made if scans(plan)]
-    finally:
-        connection.close()
+            self._connection.notices.clear()
+            self._execute(cursor, parameters)
+            found = [notice for notice in self._connection.notices if "plan:" in notice]
+        self._connection.rollback()
+        made = [json.loads(notice[notice.index("{") :])["Plan"] for notice in found]
+        return [plan for plan in made if scans(plan)]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _execute(self, cursor: Cursor, parameters: dict[str, Any]) -> None:
+        for part in self._parts:
+            cursor.execute(
+                part.execute, {name: (NO_PROCESS | parameters).get(name, NOTHING) for name in part.parameters}
+            )
+
+
+def plans(queue_db: QueueFixture, name: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    """The plans of a statement, made and run at once."""
+    with closing(PreparedStatement(queue_db, name)) as statement:
+        return statement.plans(parameters)
 
 
 def scans(plan: dict[str, Any]) -> list[tuple[str, str | None]]:

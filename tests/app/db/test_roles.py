@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -19,11 +18,11 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from dataloader.app.cli.command import cli
 from dataloader.app.db.pool import Pool
 from dataloader.app.db.rights import FEATURE_RIGHTS, service_rights
-from dataloader.app.db.roles import ROLE_NAMES, roles_sql
+from dataloader.app.db.roles import roles_sql
 from dataloader.app.errors import RightsMissing
 from dataloader.app.http.auth.api_keys import ApiKeys, NewApiKey, Scope
 from tests.support import eventually, free_port
-from tests.support.databases import another_role
+from tests.support.databases import another_role, role_logins
 from tests.support.remedies import find_problems
 
 ROOT = Path(__file__).parents[4]
@@ -36,18 +35,14 @@ def dsn(own_dsn: str) -> str:
 
 @pytest.fixture
 def roles(dsn: str) -> Iterator[dict[str, str]]:
-    """A login of each role: its DSN."""
-    prefix = "r_" + re.sub(r"\W", "_", parse_dsn(dsn)["dbname"])[-30:]
-    with ExitStack() as made:
-        for name in ROLE_NAMES:
-            made.enter_context(another_role(dsn, f"{prefix}_{name}", "NOLOGIN"))
-        do(dsn, roles_sql(prefix=prefix))
-        do(dsn, roles_sql(prefix=prefix))  # twice does no harm
-        logins = {}
-        for name in ROLE_NAMES:
-            attributes = f"LOGIN PASSWORD 'x' IN ROLE {prefix}_{name}"
-            login = made.enter_context(another_role(dsn, f"{prefix}_{name}_login", attributes))
-            logins[name] = make_dsn(dsn, user=login, password="x")
+    with role_logins(dsn) as logins:
+        yield logins
+
+
+@pytest.fixture(scope="module")
+def refused_roles(shared_dsn: str) -> Iterator[dict[str, str]]:
+    """For tests of what is refused, which leave nothing behind."""
+    with role_logins(shared_dsn) as logins:
         yield logins
 
 
@@ -112,9 +107,9 @@ def test_functions_ignore_temporary_objects(dsn):
         "CREATE TEMP TABLE here (x int); CREATE TRIGGER wipe AFTER TRUNCATE ON here EXECUTE FUNCTION dl_jobs_deleted()",
     ],
 )
-def test_the_service_changes_rows_and_not_what_holds_it(roles, sql):
+def test_the_service_changes_rows_and_not_what_holds_it(refused_roles, sql):
     with pytest.raises(errors.InsufficientPrivilege):
-        do(roles["service"], sql)
+        do(refused_roles["service"], sql)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +125,10 @@ def test_the_service_changes_rows_and_not_what_holds_it(roles, sql):
         "SELECT dl_audit_prune('1 day', 10)",
     ],
 )
-def test_a_reader_reads_and_no_secrets(roles, sql):
-    assert do(roles["reader"], "SELECT count(*) FROM dl_jobs") == [(0,)]
+def test_a_reader_reads_and_no_secrets(refused_roles, sql):
+    assert do(refused_roles["reader"], "SELECT count(*) FROM dl_jobs") == [(0,)]
     with pytest.raises(errors.InsufficientPrivilege):
-        do(roles["reader"], sql)
+        do(refused_roles["reader"], sql)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +15,7 @@ from dataloader.app.db.encoding import array
 from dataloader.app.queue.job import ClaimHint, ReleaseReason, Status
 from dataloader.app.queue.jobs import CURSOR_START
 from tests.support import Databases
-from tests.support.plans import plans, rows_read, scans
+from tests.support.plans import PreparedStatement, plans, rows_read, scans
 from tests.support.queue_fixture import QueueFixture
 
 NO_ONE = "00000000-0000-0000-0000-000000000000"
@@ -264,53 +266,68 @@ def test_a_key_is_looked_up_among_running_jobs_while_dead_ones_fill_their_index(
     assert "dl_jobs_lock_key_idx" not in indexes
 
 
-@pytest.mark.parametrize("analysed", [False, True])
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("claim", _CLAIM | {"after": CURSOR_START, "takes_session_locks": False}),
-        ("claim", _CLAIM | {"after": CURSOR_START, "takes_session_locks": False, "promotes": True}),
-        ("beat", {"min_lease_sec": 1, "worker_id": NO_ONE, "rss_bytes": 1}),
-        ("save_progress", {"progress": "{1,2,3,4,5}"}),
-        ("renew", {"late_sec": 60, "min_lease_sec": 1}),
-        ("settle", dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}")),
-        ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}"}),
-        ("reap", {"pause_sec": 1}),
-        ("lock_keys", {"key_hashes": "{1,2,3,4,5}"}),
-        ("restore_unknown_tasks", {"queues": "{q}", "tasks": "{t}"}),
-        ("delete_finished", {}),
-        ("has_ready_jobs", {}),
-        ("has_blocked_jobs", {}),
-        ("has_expired_jobs", {}),
-        ("cancel", {}),
-        ("find_settlement", {}),
-        ("record_stop_pending", {"error": "it goes on", "reason": "cancel"}),
-        ("repair_blocked", {"after": "", "max_keys": 5, "recently_repaired": "{}"}),
-    ],
-)
-def test_plan_of_empty_table_serves_ten_thousand_jobs(own_queue_db, name, more, analysed):
-    queue_db = own_queue_db
-    queue_db.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
-    if analysed:
-        queue_db.sql("VACUUM ANALYZE dl_jobs")
+PLANNED_WHEN_EMPTY: list[tuple[str, dict[str, Any]]] = [
+    ("claim", _CLAIM | {"after": CURSOR_START, "takes_session_locks": False}),
+    ("claim", _CLAIM | {"after": CURSOR_START, "takes_session_locks": False, "promotes": True}),
+    ("beat", {"min_lease_sec": 1, "worker_id": NO_ONE, "rss_bytes": 1}),
+    ("save_progress", {"progress": "{1,2,3,4,5}"}),
+    ("renew", {"late_sec": 60, "min_lease_sec": 1}),
+    ("settle", dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}")),
+    ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}"}),
+    ("reap", {"pause_sec": 1}),
+    ("lock_keys", {"key_hashes": "{1,2,3,4,5}"}),
+    ("restore_unknown_tasks", {"queues": "{q}", "tasks": "{t}"}),
+    ("delete_finished", {}),
+    ("has_ready_jobs", {}),
+    ("has_blocked_jobs", {}),
+    ("has_expired_jobs", {}),
+    ("cancel", {}),
+    ("find_settlement", {}),
+    ("record_stop_pending", {"error": "it goes on", "reason": "cancel"}),
+    ("repair_blocked", {"after": "", "max_keys": 5, "recently_repaired": "{}"}),
+]
 
-    def fill() -> dict[str, Any]:
+
+@dataclass
+class FilledTable:
+    queue_db: QueueFixture
+    is_analysed: bool
+    statements: list[PreparedStatement]  # those of PLANNED_WHEN_EMPTY
+
+
+@pytest.fixture(scope="module")
+def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledTable]:
+    """Many jobs, made after the plans of the statements, each of which is kept in a session of its own."""
+    with databases.fresh(options="CONNECTION LIMIT -1") as dsn, ExitStack() as resources:
+        queue_db = resources.enter_context(closing(QueueFixture(dsn)))
+        queue_db.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+        if request.param:
+            queue_db.sql("VACUUM ANALYZE dl_jobs")
+        made = []
+        for name, more in PLANNED_WHEN_EMPTY:
+            statement = resources.enter_context(closing(PreparedStatement(queue_db, name)))
+            statement.execute({"statuses": "{}", "job_id": NO_ONE, "run_id": NO_ONE} | more)
+            made.append(statement)
         crowd(queue_db)
         queue_db.sql(
             "UPDATE dl_jobs SET available_at = now() - interval '1 s', wait_state = 'scheduled', unknown_task = true"
             " WHERE job_id IN (SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'scheduled' LIMIT 5)"
         )
-        one, run, _ = running(queue_db, 1)[0]
-        single = {"job_id": one, "run_id": run}
-        return of_runs(
-            queue_db, **({"statuses": "{" + ",".join(["succeeded"] * 5) + "}"} if name == "settle" else {}), **single
-        )
+        yield FilledTable(queue_db, request.param, made)
 
-    before = {"statuses": "{}", "job_id": NO_ONE, "run_id": NO_ONE}
-    for plan in plans(queue_db, name, before | more, fill=fill):
+
+@pytest.mark.parametrize("filled", [False, True], ids=["never analysed", "analysed"], indirect=True)
+@pytest.mark.parametrize("number", range(len(PLANNED_WHEN_EMPTY)), ids=[name for name, _ in PLANNED_WHEN_EMPTY])
+def test_plan_of_empty_table_serves_ten_thousand_jobs(filled: FilledTable, number: int):
+    name, more = PLANNED_WHEN_EMPTY[number]
+    job_id, run_id, _ = running(filled.queue_db, 1)[0]
+    statuses = "{" + ",".join(["succeeded"] * 5) + "}" if name == "settle" else "{}"
+    values = more | of_runs(filled.queue_db, statuses=statuses, job_id=job_id, run_id=run_id)
+
+    for plan in filled.statements[number].plans(values):
         assert not [node for node, _ in scans(plan) if node == "Seq Scan"]
         assert rows_read(plan) <= 20, json.dumps(plan, indent=1)
-        if not analysed:  # else it may be taken for the primary key: decision 39 says what is left
+        if not filled.is_analysed:  # else it may be taken for the primary key: decision 39 says what is left
             assert "dl_jobs_created_idx" not in {index for _, index in scans(plan)}
 
 

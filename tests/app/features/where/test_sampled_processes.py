@@ -41,9 +41,9 @@ def test_process_that_is_stopped_says_so(where: WhereFixture):
     where.release()
 
     account = account_of(where, job_id).account
-    (stopped,) = [entry for entry in account["entries"] if entry["kind"] == "stopped"]
-    assert stopped["sec"] > STOPPED_SEC
-    assert stopped["place"].startswith("wait_for in support/where_tasks.py:")
+    stops = [entry for entry in account["entries"] if entry["kind"] == "stopped"]  # by line: a moment may come late
+    assert sum(entry["sec"] for entry in stops) > STOPPED_SEC
+    assert {entry["place"].partition(":")[0] for entry in stops} == {"wait_for in support/where_tasks.py"}
 
 
 def test_interpreter_of_its_own_has_an_account(where: WhereFixture):
