@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
@@ -240,6 +241,15 @@ def test_statement_with_the_comment_below_its_name_is_prepared():
     prepared = [name for name, statement in parse_statements(text, "s").items() if statement.is_prepared]
     assert prepared == ["a", "c"]
     assert statements("public")["prefetch"].is_prepared
+
+
+def test_each_such_comment_prepares_a_statement():
+    texts = [path.read_text(encoding="utf-8") for path in (Path(__file__).parents[3] / "app").rglob("*.sql")]
+    comments = [
+        line for text in texts for line in text.splitlines() if re.fullmatch(r"-- *prepared\W*", line, re.IGNORECASE)
+    ]
+
+    assert len(comments) == sum(statement.is_prepared for statement in statements("public").values()) > 20
 
 
 def test_only_statements_of_every_job_are_prepared(own_queue_db):
