@@ -116,6 +116,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import the files of which `make test` runs nothing: each of its processes would."""
+    path = os.path.relpath(collection_path, config.rootpath) + "/" * collection_path.is_dir()
+    return True if config.option.markexpr.startswith("not full") and path.startswith(FULL_FOLDERS) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave to `make test-full` whatever takes long and guards no promise by itself."""
     for item in items:
