@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import Databases
-from tests.support.queue_fixture import QueueFixture
+from tests.support.queue_fixture import LastingSessions, QueueFixture
 
 # In the order of what refers to what. Not TRUNCATE, which makes a file for each table and index: 20 times the time.
 TABLES = (
@@ -40,10 +40,18 @@ def shared_dsn(databases: Databases) -> Iterator[str]:
         yield dsn
 
 
+@pytest.fixture(scope="module")
+def lasting_sessions(shared_dsn: str) -> Iterator[LastingSessions]:
+    made = LastingSessions(shared_dsn)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def queue_db(shared_dsn: str) -> Iterator[QueueFixture]:
+def queue_db(shared_dsn: str, lasting_sessions: LastingSessions) -> Iterator[QueueFixture]:
     """An empty queue. Its database serves the whole module, so leave the tables' form alone."""
-    made = QueueFixture(shared_dsn)
+    lasting_sessions.renew()
+    made = QueueFixture(shared_dsn, sessions=lasting_sessions)
     made.sql(EMPTY)
     yield made
     made.close()

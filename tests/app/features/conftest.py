@@ -9,6 +9,7 @@ from tests.app.http.conftest import (
     captured,
     client,
     dsn,
+    kept_connection,
     kept_pool,
     lasting_client,
     migrated,
@@ -20,6 +21,6 @@ from tests.app.http.conftest import (
 )
 
 __all__ = [
-    "app_without_database", "broken", "captured", "client", "dsn", "kept_pool", "lasting_client", "migrated",
-    "pipelines", "pool", "queue", "request_body", "run", "service", "trigger",
+    "app_without_database", "broken", "captured", "client", "dsn", "kept_connection", "kept_pool", "lasting_client",
+    "migrated", "pipelines", "pool", "queue", "request_body", "run", "service", "trigger",
 ]  # fmt: skip

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg2
 import pytest
 from flask.testing import FlaskClient
+from psycopg2.extensions import connection as Connection
 from werkzeug.test import TestResponse
 
 from dataloader.app.db.pool import Pool
@@ -50,14 +52,17 @@ def kept_pool(migrated: str) -> Iterator[Pool]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def kept_connection(migrated: str) -> Iterator[Connection]:
+    """What empties the database: a new connection would read a hundred rows of the catalogs first."""
+    with closing(psycopg2.connect(migrated)) as connection:
+        yield connection
+
+
 @pytest.fixture
-def dsn(migrated: str) -> str:
-    connection = psycopg2.connect(migrated)
-    try:
-        with connection, connection.cursor() as cursor:
-            cursor.execute("DELETE FROM dl_jobs")
-    finally:
-        connection.close()
+def dsn(migrated: str, kept_connection: Connection) -> str:
+    with kept_connection, kept_connection.cursor() as cursor:
+        cursor.execute("DELETE FROM dl_jobs")
     return migrated
 
 
