@@ -9,7 +9,9 @@ from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.job import Status
+from dataloader.workers.dispatcher import Dispatcher
 from tests.support import eventually
+from tests.support.recording import record_calls
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 
@@ -28,10 +30,11 @@ def test_busy_threads_of_queue_delay_job_despite_idle_queues(worker_pools):
     assert codes(worker_pools, worker_pools.add_job(queue="a")) == ["threads_busy"]
 
 
-def test_per_worker_limit_delays_job_despite_idle_threads(worker_pools):
+def test_per_worker_limit_delays_job_despite_idle_threads(worker_pools, monkeypatch):
+    applied = record_calls(monkeypatch, Dispatcher, "apply_limits")
     Queues(worker_pools.queue_fixture.session).change_settings("q", per_worker=1)
-    pool = worker_pools.listening_pool({"q": 2})
-    eventually(lambda: pool._dispatcher.queues["q"].limits.max_in_process == 1, message="the process knows")
+    worker_pools.listening_pool({"q": 2})
+    eventually(lambda: any(limits["q"].max_in_process == 1 for _, limits in applied), message="the process knows")
     worker_pools.add_job("held")
     eventually(lambda: worker_pools.gate.arrived, message="one runs")
 

@@ -9,8 +9,10 @@ from uuid import UUID
 import pytest
 
 from dataloader.app.queue.job import Status
+from dataloader.app.queue.workers import WorkerLiveness
 from dataloader.workers import heartbeat as heartbeat_module
 from dataloader.workers.heartbeat import Heartbeat
+from dataloader.workers.running_attempts import RunningAttempts
 from tests.support.claimed_jobs import attempt_with
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
@@ -83,14 +85,18 @@ def test_lease_is_trusted_from_when_the_heartbeat_was_sent(monkeypatch: pytest.M
             now[0] += 5.0
             return []
 
-    make: Any = Heartbeat
-    heartbeat = make(
-        SlowQueue(), None, interval_sec=10.0, info=SimpleNamespace(id=UUID(int=1)), register=None, declare=None,
-        listen=None, look=None, on_crash=None, counters=None,
-    )  # fmt: skip
-    attempt = attempt_with()
+        def restore_unknown_tasks(self, *_: Any) -> None: ...
 
-    heartbeat._beat([attempt])
+    make: Any = Heartbeat
+    running, attempt = RunningAttempts(), attempt_with()
+    running.add([attempt])
+    info = SimpleNamespace(id=UUID(int=1), queues=(), tasks=())
+    heartbeat = make(
+        SlowQueue(), running, interval_sec=10.0, info=info, register=lambda: None, declare=lambda: None,
+        listen=lambda timeout: True, look=lambda: None, on_crash=None, counters=None,
+    )  # fmt: skip
+
+    heartbeat.run_once()
 
     assert (attempt.lease.renewed_at, heartbeat.last_beat_at) == (100.0, 100.0)
 
@@ -134,7 +140,7 @@ def test_lease_shorter_than_heartbeats_can_renew_is_lengthened(worker_pools: Wor
     assert worker_pools.queue_fixture.job(job).lease_ttl_sec == 20
 
     worker_pools.queue_fixture.sql("UPDATE dl_jobs SET lease_ttl_sec = 1")
-    pool._heartbeat.send_now()
+    WorkerLiveness(worker_pools.queue_fixture.session).request_heartbeat(pool.id)
 
     eventually(lambda: worker_pools.queue_fixture.job(job).lease_ttl_sec == 20, SOON)
     assert expiry(worker_pools, job) > first

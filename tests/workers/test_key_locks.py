@@ -30,9 +30,9 @@ class LockHolder:
 
     def attempt(self, key: str) -> Attempt:
         self.queue_db.enqueue(key)
-        return Attempt(self._claimed(), claimed_at=clock(), settings=AttemptSettings())
+        return Attempt(self.claimed(), claimed_at=clock(), settings=AttemptSettings())
 
-    def _claimed(self) -> ClaimedJob:
+    def claimed(self) -> ClaimedJob:
         (run,) = self.queue_db.claim()
         return run
 
@@ -83,7 +83,7 @@ def test_key_held_by_zombie_of_same_process_refuses_successor(lock_holder: LockH
     zombie = lock_holder.attempt("k")
     lock_holder.keys.lock([zombie])
     lock_holder.queue_db.lose_attempt(zombie.job)
-    successor = Attempt(lock_holder._claimed(), claimed_at=clock(), settings=AttemptSettings())
+    successor = Attempt(lock_holder.claimed(), claimed_at=clock(), settings=AttemptSettings())
 
     assert lock_holder.keys.lock([successor]) == []
     lock_holder.keys.unlock([zombie])

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from dataloader.app.db.connection import Row, Session
+from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Exponential
+from dataloader.workers import listener as listener_module
+from dataloader.workers.claimer import Claimer
 from dataloader.workers.listener import Listener, ListenMode, ListenState
 from dataloader.workers.threads import WakeupPipe
 from tests.support import eventually
 from tests.support.queue_fixture import QueueFixture
+from tests.support.recording import record_calls
 
 
 @pytest.fixture
@@ -45,11 +49,12 @@ def test_self_tests_of_an_idle_listener_notify_no_process(session, listener, wak
         listener.listen(0.0, wakeup)
 
     assert listener.state is ListenState.LISTENING
-    assert [sql for sql in sent if "pg_notify" in sql] == [f"SELECT pg_notify('{listener._channel}', '')"]
+    (channel,) = [sql.rpartition(" ")[2] for sql in sent if "LISTEN dl_jobs" in sql]
+    assert [sql for sql in sent if "pg_notify" in sql] == [f"SELECT pg_notify('{channel}', '')"]
     assert len([sql for sql in sent if "pg_listening_channels" in sql]) == 3
 
 
-def test_session_that_stopped_listening_is_found_and_replaced(queue_db, session, listener, wakeup):
+def test_session_that_stopped_listening_is_found_and_replaced(queue_db, session, listener, wakeup, monkeypatch):
     """As behind a pooler that gives each transaction another session."""
     assert listener.listen(0.0, wakeup).reconnected
     session.execute_raw("UNLISTEN *")
@@ -57,7 +62,7 @@ def test_session_that_stopped_listening_is_found_and_replaced(queue_db, session,
     listener.listen(0.0, wakeup)
     assert listener.state.value == "unresponsive"
 
-    listener._next_connect_at = 0.0
+    monkeypatch.setattr(listener_module, "clock", lambda: clock() + 2.0)  # it connects no more often than once a second
     assert listener.listen(0.0, wakeup).reconnected
     queue_db.enqueue(queue="x")
     assert listener.listen(5.0, wakeup).queues == {"x"}
@@ -87,12 +92,13 @@ def test_without_listening_jobs_are_found_by_polling(worker_pools):
     assert int(sessions) == 0
 
 
-def test_queue_is_polled_by_its_own_policy(worker_pools):
+def test_queue_is_polled_by_its_own_policy(worker_pools, monkeypatch):
+    claims = record_calls(monkeypatch, Claimer, "claim")
     polls = {"q": Exponential(base=0.1, cap=0.4, jitter=0.0)}
     rare = worker_pools.add_job(queue="rare")
     pool = worker_pools.pool({"q": 1, "rare": 1}, listen=ListenMode.OFF, claim_backoff_sec=3600, polls=polls)
     worker_pools.wait_for_all([rare], timeout=20)  # by the first claim of the start
-    eventually(lambda: pool._dispatcher.queues["q"].poll.interval_sec == 0.4, message="polls found nothing")
+    eventually(lambda: [queue for _, queue, *_ in claims].count("q") >= 5, message="polls found nothing")
 
     worker_pools.wait_for_all([worker_pools.add_job()], timeout=20)
 

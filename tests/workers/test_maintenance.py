@@ -30,8 +30,10 @@ def test_late_statistics_rest_less_and_then_not_at_all():
     assert rest_sec(0.1, 60.0) == rest_sec(0.1, 3600.0) == 0.0
 
 
-def new_maintenance(queue_db: QueueFixture, *entries: Duty, followed: Sequence[Duty] = ()) -> Maintenance:
-    session = queue_db.new_session(application_name="dataloader-maintenance")
+def new_maintenance(
+    queue_db: QueueFixture, *entries: Duty, followed: Sequence[Duty] = (), session: Session | None = None
+) -> Maintenance:
+    session = session or queue_db.new_session(application_name="dataloader-maintenance")
     return Maintenance(session, queue_db.new_session(), entries, on_crash=pytest.fail, follower_duties=followed)
 
 
@@ -209,7 +211,8 @@ def test_wake_runs_a_duty_before_its_interval(queue_db):
 
 def test_one_process_leads_until_its_connection_is_lost(queue_db):
     runs: list[str] = []
-    first = new_maintenance(queue_db, Duty("duty", 0.0, lambda: runs.append("first")))
+    session = queue_db.new_session(application_name="dataloader-maintenance")
+    first = new_maintenance(queue_db, Duty("duty", 0.0, lambda: runs.append("first")), session=session)
     second = new_maintenance(queue_db, Duty("duty", 0.0, lambda: runs.append("second")))
     first.run_once()
     second.run_once()
@@ -221,7 +224,7 @@ def test_one_process_leads_until_its_connection_is_lost(queue_db):
     )
     eventually(lambda: lock_is_free(queue_db))
     second.run_once()
-    first._session.close()  # as the next statement on it finds out
+    session.close()  # as the next statement on it finds out
     first.run_once()
 
     assert (first.is_leader, second.is_leader) == (False, True)
@@ -229,11 +232,12 @@ def test_one_process_leads_until_its_connection_is_lost(queue_db):
 
 
 def test_former_leader_leads_again_without_a_heartbeat(queue_db):
-    leader = new_maintenance(queue_db, Duty("duty", 0.0, lambda: None))
+    session = queue_db.new_session(application_name="dataloader-maintenance")
+    leader = new_maintenance(queue_db, Duty("duty", 0.0, lambda: None), session=session)
     leader.run_once()
     leader.on_heartbeat(HeartbeatResult())
 
-    leader._session.close()  # as the next statement on it finds out
+    session.close()  # as the next statement on it finds out
     eventually(lambda: lock_is_free(queue_db))
     leader.run_once()
 
@@ -349,7 +353,7 @@ def test_follower_fires_the_late_schedule_of_a_frozen_leader(worker_pools: Worke
     eventually(lambda: queue_db.fetch_row("SELECT count(*) FROM dl_firings"), 15.0, "it is fired at a heartbeat")
 
     assert frozen.is_leader
-    assert not follower._maintenance.is_leader
+    assert queue_db.session_count(f"application_name = 'dataloader-maintenance:{follower.id}'") == 0, "no leader"
     frozen.close()
 
 

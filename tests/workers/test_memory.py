@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.job import Status
-from dataloader.pipelines.portable import clock
 from dataloader.workers.memory import MemoryMonitor, MemoryReader, MemoryReading
 from dataloader.workers.metrics import state_metrics
 from dataloader.workers.pool import WorkerPool
@@ -188,10 +188,17 @@ def test_change_is_logged_as_warning_then_info(caplog):
 # ── a real pool ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def set_memory(pool: WorkerPool, used: float) -> None:
-    """Replace what the pool reads, and wait until it has read it."""
-    pool._memory._read = lambda: MemoryReading(used, 1000, 0.0, 0.0)
-    eventually(lambda: (pool.state().memory or {}).get("used_percent") == used, message="the memory is read")
+@pytest.fixture
+def set_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[WorkerPool, float], None]:
+    """Return a function that changes what a pool reads, and waits until it has read it."""
+    reading = [MemoryReading(0.0)]
+    monkeypatch.setattr(MemoryReader, "read", lambda reader: reading[0])
+
+    def set_used(pool: WorkerPool, used: float) -> None:
+        reading[0] = MemoryReading(used, 1000, 0.0, 0.0)
+        eventually(lambda: (pool.state().memory or {}).get("used_percent") == used, message="the memory is read")
+
+    return set_used
 
 
 def codes(worker_pools: WorkerPoolFixture, job_id) -> list[str]:
@@ -200,7 +207,7 @@ def codes(worker_pools: WorkerPoolFixture, job_id) -> list[str]:
     ]
 
 
-def test_pool_with_high_memory_runs_one_job_until_it_falls(worker_pools):
+def test_pool_with_high_memory_runs_one_job_until_it_falls(worker_pools, set_memory):
     pool = worker_pools.listening_pool({"q": 3, "other": 1}, memory_high_percent=85.0)
     set_memory(pool, 95.0)
     first = worker_pools.add_job("held", args={"n": 1})
@@ -223,7 +230,7 @@ def test_pool_with_high_memory_runs_one_job_until_it_falls(worker_pools):
     worker_pools.wait_for_all([first, second, third])
 
 
-def test_high_memory_runs_jobs_of_all_queues_one_by_one(worker_pools):
+def test_high_memory_runs_jobs_of_all_queues_one_by_one(worker_pools, set_memory):
     running: list[int] = []
     counts: list[int] = []
 
@@ -234,12 +241,9 @@ def test_high_memory_runs_jobs_of_all_queues_one_by_one(worker_pools):
         worker_pools.queue_fixture.sql("SELECT pg_sleep(0.02)")
         running.remove(args["n"])
 
-    pool = worker_pools.pool({"a": 2, "b": 2}, memory_high_percent=85.0, start=False)
-    pool._memory._read = lambda: MemoryReading(99.0)
-    pool._memory.check(clock())  # before the first claim
+    pool = worker_pools.listening_pool({"a": 2, "b": 2}, memory_high_percent=85.0)
+    set_memory(pool, 99.0)
     job_ids = [worker_pools.add_job("counted", queue=queue, args={"n": n}) for n, queue in enumerate("abab" * 3)]
-
-    pool.start()
 
     worker_pools.wait_for_all(job_ids)
     assert counts == [1] * len(job_ids)

@@ -66,11 +66,13 @@ def test_lost_lease_and_fenced_write_are_counted(worker_pools: WorkerPoolFixture
     worker_pools.queue_fixture.sql("DELETE FROM dl_jobs")  # its events do not show what was done by hand
 
 
-def test_pool_with_all_threads_busy_is_consuming(worker_pools: WorkerPoolFixture):
+def test_pool_with_all_threads_busy_is_consuming(worker_pools: WorkerPoolFixture, monkeypatch):
     pool = worker_pools.listening_pool({"q": 1})
+    monkeypatch.setattr("dataloader.workers.dispatcher.clock", lambda: clock() - 3600)
     worker_pools.add_job("held")
     worker_pools.gate.wait_for_inside(1)
-    pool._dispatcher.last_cycle_at -= 3600
+    monkeypatch.undo()
+    assert pool.state().dispatch_age_sec > 3000
 
     assert pool.state().consuming
 

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from dataloader.app.db.connection import Row, Session
+from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.job import Status
 from dataloader.pipelines.contract import StopReason
 from tests.support.private_server import PrivateServer
 from tests.support.proxy import SilentProxy
 from tests.support.queue_fixture import BackgroundCall
+from tests.support.recording import record_attempts
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import CONNECTION_ROLES, WorkerPoolFixture
 
@@ -64,8 +67,14 @@ def test_lost_listener_is_logged_and_listens_again(worker_pools: WorkerPoolFixtu
 
 
 def test_pool_without_listener_polls(worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch):
-    pool = worker_pools.listening_pool()
-    monkeypatch.setattr(pool._listener, "_ensure_listening", lambda: False)
+    pool, execute = worker_pools.listening_pool(), Session.execute_raw
+
+    def refuse_to_listen(session: Session, sql: str) -> list[Row]:
+        if "LISTEN" in sql:
+            raise DatabaseUnavailable("no more connections of this role")
+        return execute(session, sql)
+
+    monkeypatch.setattr(Session, "execute_raw", refuse_to_listen)
     worker_pools.terminate_connection("listen")
 
     worker_pools.wait_for_status(worker_pools.add_job(), Status.SUCCEEDED, SOON)
@@ -187,13 +196,15 @@ def test_silent_network_stops_attempt_before_command_timeout(worker_pools: Worke
         assert worker_pools.queue_fixture.status(job) is Status.RUNNING
 
 
-def test_given_up_attempt_is_not_renewed_while_its_thread_runs(worker_pools: WorkerPoolFixture):
-    pool = worker_pools.listening_pool({"q": 2})
+def test_given_up_attempt_is_not_renewed_while_its_thread_runs(
+    worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch
+):
+    attempts = record_attempts(monkeypatch)
+    worker_pools.listening_pool({"q": 2})
     job = worker_pools.add_job("stubborn", lease_ttl_sec=1)
     worker_pools.gate.wait_for_inside(1)
-    (attempt,) = pool._running_attempts.all()
 
-    attempt.stop(StopReason.LEASE_LOST)
+    attempts[0].stop(StopReason.LEASE_LOST)
 
     requeued = eventually(lambda: worker_pools.event_payloads(job, "requeue"), SOON)
     assert requeued[0]["reason"] == "lease_expired"

@@ -10,7 +10,11 @@ import pytest
 
 from dataloader.app.queue.job import Status
 from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.portable import clock
 from dataloader.workers import claim_timers
+from dataloader.workers.dispatcher import Dispatcher
+from dataloader.workers.pool import WorkerPool
+from tests.support.recording import record_calls
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
@@ -54,19 +58,12 @@ def test_worker_thread_leads_again_after_all_were_busy(
     worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch, threads: int
 ):
     """The heartbeat listens while no one can; taken again and again, the lead would be no one's who claims."""
+    stood_in = record_calls(monkeypatch, Dispatcher, "listen_while_busy")
     pool = worker_pools.listening_pool({"q": threads})
-    stood_in: list[float] = []
-    listen = pool._heartbeat._listen
-
-    def counted(left: float) -> bool:
-        stood_in.append(left)
-        return listen(left)
-
-    monkeypatch.setattr(pool._heartbeat, "_listen", counted)
     for _ in range(3):
         begun = len(stood_in)
         jobs = [worker_pools.add_job("held", key=f"busy {n}") for n in range(threads)]
-        eventually(lambda: pool._dispatcher.all_busy and len(stood_in) > begun + 1)  # noqa: B023
+        eventually(lambda: pool.state().busy == threads and len(stood_in) > begun + 1)  # noqa: B023
         for job in jobs:
             worker_pools.queue_fixture.queue.cancel(job)
         worker_pools.wait_for_all(jobs, Status.CANCELED)
@@ -228,14 +225,19 @@ def test_cancel_arrives_while_every_thread_is_busy(worker_pools: WorkerPoolFixtu
     worker_pools.wait_for_status(job, Status.CANCELED, SOON)
 
 
+def last_self_test_at(pool: WorkerPool) -> float:
+    age_sec = pool.state().self_test_age_sec
+    assert age_sec is not None
+    return clock() - age_sec
+
+
 def test_while_every_thread_is_busy_the_pool_goes_on_listening(worker_pools: WorkerPoolFixture):
     pool = worker_pools.listening_pool({"q": 1})
     worker_pools.add_job("held")
     worker_pools.gate.wait_for_inside(1)
-    before = pool._listener.last_self_test_at
-    assert before is not None
+    before = last_self_test_at(pool)
 
-    eventually(lambda: (pool._listener.last_self_test_at or 0) > before + 0.5, SOON)
+    eventually(lambda: last_self_test_at(pool) > before + 0.5, SOON)
 
 
 def test_a_canceled_coroutine_ends_at_its_await(worker_pools: WorkerPoolFixture):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.job import Status
 from dataloader.pipelines.portable import clock
+from dataloader.workers.claimer import Claimer
 from dataloader.workers.logs.writer import JobLogWriter
 from dataloader.workers.pool import WorkerPool
 from tests.support.databases import execute_sql
@@ -91,7 +93,7 @@ def test_a_stop_lets_running_jobs_finish_and_begins_no_others(worker_pools: Work
     worker_pools.gate.wait_for_inside(1)
 
     stopping = BackgroundCall(pool.stop, 30.0)
-    eventually(lambda: pool._dispatcher._stopping)
+    eventually(lambda: worker_pools.queue_fixture.fetch_row("SELECT stopping FROM dl_workers"))
     worker_pools.gate.open()
 
     assert stopping.result() is True
@@ -128,7 +130,7 @@ def test_stuck_job_is_released_and_its_key_stays_locked(worker_pools: WorkerPool
     assert logged("job.stop_timeout")
     assert worker_pools.queue_fixture.fetch_row("SELECT pg_try_advisory_lock(hashtext('its key'))") is False
     worker_pools.gate.open()
-    eventually(lambda: not any(worker.is_alive() for worker in pool._workers))
+    eventually(lambda: not any(thread.name.startswith("worker-q-") for thread in threading.enumerate()))
     assert worker_pools.queue_fixture.status(job) is Status.QUEUED, "what it still did was written down"
 
 
@@ -154,15 +156,13 @@ def test_stop_wakes_an_idle_pool(worker_pools: WorkerPoolFixture):
 def test_heartbeats_poll_until_a_job_without_notification_comes(worker_pools: WorkerPoolFixture, monkeypatch):
     pool = worker_pools.listening_pool(claim_backoff_sec=0.6)
     worker_pools.wait_for_status(worker_pools.add_job(), Status.SUCCEEDED)
-    (buffer,) = pool._dispatcher.queues.values()
-    eventually(lambda: buffer.awaits_jobs and buffer.retry_at is None)  # unknown tasks were looked for once more
-    began, claims, claim = clock(), list[float](), pool._dispatcher._claimer.claim
+    began, claims, claim = clock(), list[float](), Claimer.claim
 
     def record_claim(*args: Any, **options: Any) -> Any:
         claims.append(clock())
         return claim(*args, **options)
 
-    monkeypatch.setattr(pool._dispatcher._claimer, "claim", record_claim)
+    monkeypatch.setattr(Claimer, "claim", record_claim)
     eventually(lambda: clock() - max([began, *claims]) > 1.5 and pool.state().claim_age_sec < 0.6)
 
     job = worker_pools.add_job(available_at=datetime.now(UTC) + timedelta(hours=1))
@@ -184,7 +184,7 @@ def test_claim_in_progress_at_stop_is_released(worker_pools: WorkerPoolFixture, 
         worker_pools.queue_fixture.sql("SELECT pg_notify('dl_jobs', 'q')")
         worker_pools.queue_fixture.wait_for_lock_waiters()
         stopping = BackgroundCall(pool.stop, 10.0)
-        eventually(lambda: pool._dispatcher._stopping)
+        eventually(lambda: worker_pools.queue_fixture.fetch_row("SELECT stopping FROM dl_workers"))
 
     assert stopping.result() is True
     assert worker_pools.queue_fixture.sql("SELECT status, attempt FROM dl_jobs WHERE lock_key = 'late'") == [

@@ -230,6 +230,10 @@ def test_lease_renewed_between_two_checks_starts_over(times, database, reaper):
         assert database.reaped == (database.dead if is_reaped else [])
 
 
+def wait_for_ended_sessions() -> None:
+    eventually(lambda: "end-sessions" not in {thread.name for thread in threading.enumerate()})
+
+
 def test_failover_while_sessions_end_starts_over(times, database, monkeypatch):
     """The owners must have had the time to renew on the new server."""
     may_end = threading.Event()
@@ -242,7 +246,7 @@ def test_failover_while_sessions_end_starts_over(times, database, monkeypatch):
     reaper.run_once()
     database.server = "00000002 1.5 100"
     may_end.set()
-    eventually(lambda: reaper._finished_runs)
+    wait_for_ended_sessions()
     reaper.run_once()
     times.now += 0.9 * HEARTBEAT
     reaper.run_once()
@@ -251,7 +255,7 @@ def test_failover_while_sessions_end_starts_over(times, database, monkeypatch):
     for _ in range(2):
         times.now += HEARTBEAT
         reaper.run_once()
-    eventually(lambda: reaper._finished_runs)
+    wait_for_ended_sessions()
     reaper.run_once()
     assert database.reaped == database.dead
 

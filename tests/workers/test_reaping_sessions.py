@@ -12,8 +12,10 @@ from psycopg2.extensions import make_dsn
 
 from dataloader.app.queue.attempt_sessions import attempt_application_name
 from dataloader.app.queue.job import ClaimedJob, Status
+from dataloader.app.queue.jobs import JobQueue
 from tests.support import eventually, free_port
 from tests.support.proxy import SilentProxy
+from tests.support.recording import record_calls
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 # One statement that leaves a row every 20 ms, each committed at once.
@@ -75,16 +77,20 @@ def test_dead_sessions_end_before_the_job_goes_on(
 
 
 def test_target_not_reached_is_named_and_holds_up_no_sweep(
-    worker_pools: WorkerPoolFixture, left_behind: Callable[[], ClaimedJob]
+    worker_pools: WorkerPoolFixture, left_behind: Callable[[], ClaimedJob], monkeypatch: pytest.MonkeyPatch
 ):
+    checks = record_calls(monkeypatch, JobQueue, "expired_runs")
     with SilentProxy(worker_pools.dsn) as silent:
         silent.silence()
         closed = make_dsn(worker_pools.dsn, host="127.0.0.1", port=free_port())
         job = left_behind()
-        pool = worker_pools.pool(targets={"warehouse": silent.dsn, "archive": closed})
-        eventually(lambda: pool._reaper._runs_in_progress, message="sessions are being ended")
-        looked_at = pool._reaper.last_check_at
-        eventually(lambda: pool._reaper.last_check_at > looked_at, 1.0, "the reaper looks meanwhile")
+        worker_pools.pool(targets={"warehouse": silent.dsn, "archive": closed})
+        eventually(
+            lambda: "end-sessions" in {thread.name for thread in threading.enumerate()},
+            message="sessions are being ended",
+        )
+        count = len(checks)
+        eventually(lambda: len(checks) > count + 1, 1.0, "the reaper looks meanwhile")
 
         worker_pools.wait_for_status(job.id, Status.QUEUED)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from dataloader.app.queue.job import Settlement, Status, new_run_ids
 from dataloader.pipelines.contract import Context
+from dataloader.workers.settler import Settler
+from tests.support.recording import record_calls
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
@@ -41,13 +44,17 @@ def test_end_of_job_settled_by_its_task_unblocks_the_next(settled_by_task: Worke
     eventually(lambda: database.wait_state(blocked) == "ready", 10)
 
 
-def test_job_released_after_the_end_of_its_keys_holder_is_unblocked(settled_by_task: WorkerPoolFixture):
+def job_ids(submitted: list[tuple[Any, ...]]) -> list[UUID]:
+    return [attempt.job.id for _, attempt, _ in submitted]
+
+
+def test_job_released_after_the_end_of_its_keys_holder_is_unblocked(settled_by_task: WorkerPoolFixture, monkeypatch):
     worker_pools, database = settled_by_task, settled_by_task.queue_fixture
     may_end = threading.Event()
     worker_pools.pipelines.register("slow")(lambda args: may_end.wait(60))
-    pool = worker_pools.listening_pool({"q": 3})
-    settler = pool._settler
-    worker_pools.add_job("final", "k")
+    submitted = record_calls(monkeypatch, Settler, "submit")
+    worker_pools.listening_pool({"q": 3})
+    first = worker_pools.add_job("final", "k")
     worker_pools.gate.wait_for_inside()
     slow = worker_pools.add_job("slow")
     worker_pools.wait_for_status(slow, Status.RUNNING)
@@ -55,11 +62,11 @@ def test_job_released_after_the_end_of_its_keys_holder_is_unblocked(settled_by_t
     with database.open_transaction() as step:
         step("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", str(slow))
         may_end.set()
-        eventually(lambda: settler._is_writing)
+        database.wait_for_lock_waiters()  # the settler, which then writes what follows in one batch
         next_job = worker_pools.add_job("quick", "k")  # the session has the key already, so this process claims it
-        eventually(lambda: len(settler._pending) == 1, message="its release")
+        eventually(lambda: job_ids(submitted) == [slow, next_job], message="its release")
         worker_pools.gate.open()
-        eventually(lambda: len(settler._pending) == 2, message="and the end of the first job of the key")
+        eventually(lambda: job_ids(submitted) == [slow, next_job, first], message="the end of the key's first job")
 
     worker_pools.wait_for_status(next_job, Status.SUCCEEDED, 10)
 

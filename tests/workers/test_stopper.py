@@ -15,6 +15,7 @@ from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.stopper import StopEscalator
 from tests.support import stop_steps
 from tests.support.claimed_jobs import attempt_with
+from tests.support.recording import record_attempts
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
@@ -27,11 +28,7 @@ def pool_with_stop_steps(worker_pools: WorkerPoolFixture):
 
 def has_begun(worker_pools: WorkerPoolFixture, job_id):
     """Wait until the pipeline runs, with its own session active if it has one."""
-    eventually(
-        lambda: [
-            attempt for pool in worker_pools.pools for attempt in pool._running_attempts.all() if attempt.started_at
-        ]
-    )
+    eventually(lambda: any(pool.would_lose_sec for pool in worker_pools.pools))
     if worker_pools.queue_fixture.job(job_id).task.startswith("process."):
         eventually(lambda: worker_pools.queue_fixture.job(job_id).progress.get("begun"))
     if worker_pools.queue_fixture.job(job_id).task.rpartition(".")[2].startswith(("query", "copy")):
@@ -142,13 +139,13 @@ def test_shutdown_escalates_as_a_cancel(worker_pools):
     assert (handed_back["reason"], handed_back["stopped_by"]) == ("shutdown", "sigterm")
 
 
-def test_lost_lease_ends_the_process(worker_pools):
+def test_lost_lease_ends_the_process(worker_pools, monkeypatch):
+    attempts = record_attempts(monkeypatch)
     pool = pool_with_stop_steps(worker_pools)
     job_id = worker_pools.add_job("process.hold_the_interpreter", max_attempts=1, lease_ttl_sec=300)
     has_begun(worker_pools, job_id)
-    (attempt,) = pool._running_attempts.all()
 
-    attempt.stop(StopReason.LEASE_LOST)
+    attempts[0].stop(StopReason.LEASE_LOST)
     eventually(lambda: not pool.state().busy)
 
     worker_pools.wait_for_status(job_id, Status.LOST)  # its process gave it up, though it lives: the reaper took it
@@ -177,9 +174,7 @@ def test_silent_server_does_not_delay_other_stops(worker_pools, monkeypatch):
     worker_pools.queue_fixture.queue.cancel(stuck)
 
     worker_pools.wait_for_status(other, Status.FAILED)
-    eventually(
-        lambda: [attempt.job.id for attempt in pool._running_attempts.all()] == [stuck]
-    )  # its end is written first
+    eventually(lambda: [job["job_id"] for job in pool.state().running] == [str(stuck)])  # its end is written first
     let_go.set()
     monkeypatch.undo()
 

@@ -14,6 +14,7 @@ import pytest
 from dataloader.pipelines.contract import Context, Pipelines, Stop, StopReason
 from tests.support import eventually
 from tests.support.dead_sql import SLOW_WRITES, TABLES
+from tests.support.recording import record_attempts
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 REFUSED = "refused"
@@ -83,15 +84,21 @@ def test_shutdown_ends_sessions_of_an_unresponsive_thread(worker_pools: WorkerPo
     ids=["lease lost, without grace", "cancel, after its steps"],
 )
 def test_unresponsive_thread_has_no_session_after_stop(
-    worker_pools: WorkerPoolFixture, deaf: Deaf, stop: Callable[[Any], None], grace_sec: float
+    worker_pools: WorkerPoolFixture,
+    deaf: Deaf,
+    stop: Callable[[Any], None],
+    grace_sec: float,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    pool, _ = deaf.begin(stop_step_sec=grace_sec)
-    (attempt,) = pool._running_attempts.all()
+    attempts = record_attempts(monkeypatch)
+    _, job_id = deaf.begin(stop_step_sec=grace_sec)
+    (attempt,), key = attempts, worker_pools.queue_fixture.job(job_id).lock_key
 
     stop(attempt)
 
     eventually(lambda: deaf.sessions() == 0, 20)
     eventually(lambda: attempt.refuses_sessions, 20)
-    assert pool._running_attempts.all() == [attempt]  # its key stays with it
+    is_free = "SELECT pg_try_advisory_lock(hashtext(%s))"
+    assert worker_pools.queue_fixture.fetch_row(is_free, key) is False, "its key stays with it"
     worker_pools.gate.open()
     eventually(lambda: deaf.came == [REFUSED], message=lambda: str(deaf.came))

@@ -288,20 +288,17 @@ def test_fences_grow_with_each_claim_and_after_a_failover(target: TargetFixture)
     assert [fence >> 40 for fence in fences] == [1, 1, 3, 4]
 
 
-class LostAnswer:
-    """A connection whose COMMIT is executed or not, and whose answer is lost."""
+def lose_answer(connection: Any, *, is_committed: bool) -> None:
+    """Have the next COMMIT executed or not, and its answer lost."""
+    execute = connection.commit
 
-    def __init__(self, connection: Any, *, is_committed: bool) -> None:
-        self._connection, self._is_committed = connection, is_committed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-    def commit(self) -> None:
-        if self._is_committed:
-            self._connection.commit()
-        self._connection.close()
+    def commit() -> None:
+        if is_committed:
+            execute()
+        connection.close()
         raise OperationalError("server closed the connection unexpectedly")
+
+    connection.commit = commit
 
 
 @pytest.mark.parametrize("is_final", [False, True])
@@ -312,12 +309,11 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(target: TargetFixture, is_f
 
     def load(args: Any, ctx: Any) -> None:
         for key in ctx.each("abc"):
-            if key == "b" and not lost:
-                lost.append(True)
-                row = ctx.targets._rows[TARGET]
-                row.table.connection = LostAnswer(row.table.connection, is_committed=is_committed)
             with ctx.transaction(final=is_final and key == "b", result=9) as connection:
                 write_part(connection, key, ctx)
+                if key == "b" and not lost:
+                    lost.append(True)
+                    lose_answer(connection, is_committed=is_committed)
             if is_final and key == "b":
                 return
 
@@ -334,13 +330,11 @@ def test_code_that_goes_on_after_a_lost_answer_writes_nothing(target: TargetFixt
     problems = []
 
     def load(args: Any, ctx: Any) -> None:
-        ctx.claim_task_target()
-        row = ctx.targets._rows[TARGET]
-        row.table.connection = LostAnswer(row.table.connection, is_committed=True)
         for _ in range(2):
             try:
                 with ctx.transaction() as connection:  # without a position, so the answer cannot be looked up
                     write_part(connection, "a", ctx)
+                    lose_answer(connection, is_committed=True)
             except (OperationalError, RuntimeError) as error:
                 problems.append(str(error))
 

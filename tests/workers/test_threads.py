@@ -64,9 +64,17 @@ def test_wait_ends_when_a_descriptor_is_readable(wakeup: WakeupPipe):
         os.close(write_end)
 
 
-def test_closed_wakeup_pipe_writes_to_no_reused_descriptor():
-    wakeup = WakeupPipe()
-    write_end = wakeup._write_fd
+def test_closed_wakeup_pipe_writes_to_no_reused_descriptor(monkeypatch: pytest.MonkeyPatch):
+    make_pipe, pipes = os.pipe, list[tuple[int, int]]()
+
+    def record_pipe() -> tuple[int, int]:
+        pipes.append(make_pipe())
+        return pipes[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pipe", record_pipe)
+        wakeup = WakeupPipe()
+    ((_, write_end),) = pipes
     wakeup.close()
     read_end, other = os.pipe()
     if other != write_end:

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.job import Status
-from dataloader.app.queue.queues import QueueState
+from dataloader.app.queue.queues import QueueControl, QueueState
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.workers import memory, worker_control
 from dataloader.workers.listener import ListenState
 from dataloader.workers.pool import WorkerPool
 from dataloader.workers.queue_buffer import QueueLimits
+from dataloader.workers.running_attempts import RunningAttempts
 from tests.support import eventually
+from tests.support.recording import record_calls
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 
@@ -88,18 +92,29 @@ def test_drained_worker_claims_nothing_until_resumed(worker_pools, queues):
     worker_pools.wait_for_status(second, Status.SUCCEEDED)
 
 
-def test_idle_process_reports_less_while_it_is_notified(worker_pools, queues, monkeypatch):
+def test_idle_process_reports_less_while_it_is_notified(monkeypatch):
     """Until something changes: a job, the state of its listener, settings, a request."""
-    pool = worker_pools.pool(start=False, heartbeat_sec=10.0)
-    control, now, calls = pool._worker_control, [1000.0], list[float]()
+    now, calls = [1000.0], list[float]()
 
-    def report(*_: object, **__: object) -> tuple[dict[str, Any], bool]:
-        calls.append(now[0] - 1000)
-        return {}, False
+    class ReportedTo:
+        def report_and_fetch(self, *_: object, **__: object) -> tuple[dict[str, Any], bool]:
+            calls.append(now[0] - 1000)
+            return {}, False
 
-    monkeypatch.setattr(control._queues, "report_and_fetch", report)
     monkeypatch.setattr(worker_control, "clock", lambda: now[0])
-    control._listen_state = lambda: ListenState.DISCONNECTED if now[0] < 1010 else ListenState.LISTENING
+    make: Any = worker_control.WorkerControl
+    control = make(
+        ReportedTo(),
+        SimpleNamespace(queues={}, apply_limits=lambda limits: None),
+        RunningAttempts(),
+        worker_id=uuid4(),
+        interval_sec=10.0,
+        listen_state=lambda: ListenState.DISCONNECTED if now[0] < 1010 else ListenState.LISTENING,
+        add_threads=None,
+        watch_deaths=lambda: 1.0,
+        memory=memory.MemoryMonitor(0.0, on_change=lambda is_high: None),
+        on_crash=None,
+    )
     for second in range(420):
         now[0] = 1000.0 + second
         if second == 45:
@@ -111,18 +126,20 @@ def test_idle_process_reports_less_while_it_is_notified(worker_pools, queues, mo
     assert calls == [0, 5, 45, 50, 70, 370]
 
 
-def test_report_is_written_when_it_changes(worker_pools, queues):
+def test_report_is_written_when_it_changes(worker_pools, monkeypatch):
+    reports = record_calls(monkeypatch, QueueControl, "report_and_fetch")
     pool = worker_pools.listening_pool({"q": 1}, heartbeat_sec=30.0)
     worker_pools.add_job("held", args={"n": 1})
     worker_pools.gate.wait_for_inside(1)
     eventually(lambda: worker_pools.queue_fixture.fetch_row("SELECT listener FROM dl_workers") == "listening")
     version = worker_pools.queue_fixture.fetch_row("SELECT xmin::text FROM dl_workers")
     for _ in range(2):
-        pool._worker_control.sync_now()
-        eventually(lambda: pool._worker_control._last_sync_at > 0, message="it has fetched its settings")
+        count = len(reports)
+        worker_pools.queue_fixture.sql("SELECT pg_notify('dl_control', 'drain')")
+        eventually(lambda: len(reports) > count, message="it has fetched its settings")  # noqa: B023
     assert worker_pools.queue_fixture.fetch_row("SELECT xmin::text FROM dl_workers") == version
 
-    pool._worker_control.report_stopping()
+    pool.stop_claiming()
 
     query = "SELECT stopping AND xmin::text <> %s FROM dl_workers"
     eventually(lambda: worker_pools.queue_fixture.fetch_row(query, version), message="the stop is reported")

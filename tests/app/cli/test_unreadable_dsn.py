@@ -14,6 +14,7 @@ from dataloader.app.cli.exit_codes import ExitCode, error_report
 from dataloader.app.config import dsn, load_settings
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.runtime.service import Service, set_up_logging
+from tests.support import eventually
 
 PASSWORD = "hunter2"
 UNREADABLE = (
@@ -118,7 +119,8 @@ def test_status_hides_dsn_that_libpq_refuses(monkeypatch, capfd, lenient_parser)
     service = Service(settings)
     try:
         service.app.config["PROPAGATE_EXCEPTIONS"] = False
-        service._start_parts()
+        service.start()
+        eventually(lambda: service.failure)
         answer = service.app.test_client().get("/status")
 
         assert answer.status_code >= 500

@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from psycopg2.extensions import make_dsn
 
 from dataloader.app.db import pool as pool_module
-from dataloader.app.db.connection import Session
+from dataloader.app.db.connection import Session, connect
 from dataloader.app.db.pool import BorrowedConnection, Pool
 from dataloader.app.errors import DatabaseUnavailable, IdempotencyConflict, InvalidJob, PoolExhausted
 from dataloader.app.features.doctor.facts import DatabaseFacts
@@ -201,25 +202,23 @@ def test_while_the_database_is_away_only_the_first_finds_it_out(made, monkeypatc
     with pytest.raises(DatabaseUnavailable, match="failed a moment ago"):
         pool.execute("ping")
 
-    monkeypatch.setattr(pool_module, "_FAILURE_COOLDOWN_SEC", 0.0)
-    pool._cooldown_until = 0.0
+    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1.0))
     with pytest.raises(DatabaseUnavailable, match="refused"):
         pool.execute("ping")
     assert pool.stats().in_use == 0
 
 
-def test_slow_connect_delays_no_other_thread(queue_db, made):
+def test_slow_connect_delays_no_other_thread(queue_db, made, monkeypatch):
     pool = made(size=2, overflow=2)
     pool.execute("ping")
     may_go, opening = threading.Event(), threading.Event()
-    connect = pool._open
 
-    def slowly() -> Any:
+    def slowly(*args: Any, **options: Any) -> Any:
         opening.set()
         assert may_go.wait(GENEROUS)
-        return connect()
+        return connect(*args, **options)
 
-    pool._pool._open_connection = slowly
+    monkeypatch.setattr(pool_module, "connect", slowly)
     with all_busy(queue_db, pool, 1) as askers:  # has the one that is open
         slow = BackgroundCall(pool.execute, "ping")
         assert opening.wait(GENEROUS)

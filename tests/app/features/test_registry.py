@@ -13,6 +13,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from dataloader.app.acts.feature import Feature, load_all, load_task_call
+from dataloader.app.db.connection import Session
 from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.schedules.rows import Schedules, Times
@@ -107,15 +108,17 @@ def test_worker_without_features_runs_and_reaps(own_dsn: str):
         runs.append(args["n"])
 
     pool = WorkerPool(pipelines, PoolOptions(dsn=own_dsn, queues={"q": 2}, heartbeat_sec=1.0), features=())
+    session = Session(own_dsn, application_name="reader")
     pool.start()
     try:
-        queue = JobQueue(pool._sessions.settle)
+        queue = JobQueue(session)
         new_jobs = [NewJob(queue="q", task="count", lock_key=f"k{n}", args={"n": n}) for n in range(3)]
         jobs = [queue.enqueue(new_job).job_id for new_job in new_jobs]
         eventually(lambda: sorted(runs) == [0, 1, 2])
         eventually(lambda: all(job.status is Status.SUCCEEDED for job in map(queue.get, jobs) if job is not None))
     finally:
         assert pool.stop(grace=10)
+        session.close()
 
 
 def test_job_page_without_why_has_no_note(queue: JobQueue):

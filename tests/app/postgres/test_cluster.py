@@ -145,11 +145,9 @@ def test_where_even_root_may_not_look_the_servers_account_does(server: PrivateSe
     account = ServerAccount("owner", owner.st_uid, owner.st_gid)
     monkeypatch.setattr(os, "readlink", forbidden)
 
-    seen = dataloader.app.postgres.cluster._working_folder(pid, account)
+    found = Cluster(Path(server.dsn.split()[0].removeprefix("host=")).parent / "cluster", account).postmaster()
 
-    assert seen == (
-        str(Path(server.dsn.split()[0].removeprefix("host=")).parent / "cluster") if account.borrowed else ""
-    )
+    assert (found and found.pid) == (pid if account.borrowed else None)
 
 
 def test_without_proc_the_name_of_the_process_has_to_do(server: PrivateServer, monkeypatch, tmp_path):

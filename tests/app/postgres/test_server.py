@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import copy
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -257,17 +257,16 @@ def test_long_socket_path_gets_a_short_temp_folder(made, postgres_binaries, name
     assert not socket_folder.exists()
 
 
-def test_a_socket_folder_that_is_a_strangers_is_refused(folder):
-    place = folder / ("l" * 90)
-    account = ServerAccount("ourselves", os.geteuid(), os.getegid())
-    ours = dataloader.app.postgres.server._socket_folder(place, account)
-    ours.rmdir()
-    ours.symlink_to(folder)
+def test_a_socket_folder_that_is_a_strangers_is_refused(made, postgres_binaries):
+    folder = made.rename(made.with_name("l" * 90))
+    with EmbeddedServer(folder, binaries=postgres_binaries, settings=QUICK) as server:
+        socket_folder = Path(server.dsn.split()[0].removeprefix("host="))
+    socket_folder.symlink_to(folder)
     try:
         with pytest.raises(EmbeddedServerError, match="belongs to someone else"):
-            dataloader.app.postgres.server._socket_folder(place, account)
+            EmbeddedServer(folder, binaries=postgres_binaries, settings=QUICK).start()
     finally:
-        ours.unlink()
+        socket_folder.unlink()
 
 
 def test_invalid_server_setting_shows_the_servers_error(made, postgres_binaries):
@@ -343,13 +342,14 @@ def test_a_share_can_be_taken_again_after_the_last(tmp_path):
 
 def test_forked_child_leaves_its_parents_share(tmp_path):
     parent, other = UsageLock(tmp_path / "shares"), UsageLock(tmp_path / "shares")
-    child = copy.copy(parent)
-    child._fd = os.dup(parent._fd)  # what fork() does
+    child = multiprocessing.get_context("fork").Process(target=parent.detach)
 
-    child.detach()
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0
     assert other.release() is False
 
-    os.close(parent._fd)  # what the kernel does when it kills the parent
+    parent.detach()  # closes it, as the kernel does when it kills the parent
     assert UsageLock(tmp_path / "shares").release() is True
 
 

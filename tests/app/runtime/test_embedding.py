@@ -17,6 +17,7 @@ from dataloader import Workers, enqueue
 from dataloader.app.errors import ConfigError
 from dataloader.app.queue.job import Status
 from dataloader.pipelines import contract
+from dataloader.workers.heartbeat import Heartbeat
 from tests.support import eventually
 from tests.support.queue_fixture import QueueFixture
 
@@ -131,17 +132,24 @@ def test_stop_releases_running_jobs(pool, queue, tasks):
         workers.start()
 
 
-def test_crashed_thread_stops_the_workers_alone(pool, queue, tasks):
+def test_crashed_thread_stops_the_workers_alone(pool, queue, tasks, monkeypatch: pytest.MonkeyPatch):
+    run_once, is_broken = Heartbeat.run_once, threading.Event()
+
+    def crash_once(heartbeat: Heartbeat) -> float:
+        if is_broken.is_set():
+            is_broken.clear()
+            raise RuntimeError("a bug")
+        return run_once(heartbeat)
+
+    monkeypatch.setattr(Heartbeat, "run_once", crash_once)
     workers = Workers(pool, {"q": 1}, settings=SETTINGS)
     workers.start()
     eventually(lambda: workers.state()["ready"])
-    crashed = workers._service._pool
-    assert crashed is not None
 
-    crashed._on_crash("heartbeat")
+    is_broken.set()
 
-    assert workers.failure is None or "heartbeat" in workers.failure
     eventually(lambda: not workers.state()["ready"])
+    assert workers.failure is None or "heartbeat" in workers.failure
     assert workers.stop()
     with Workers(pool, {"q": 1}, settings=SETTINGS) as others:
         eventually(lambda: others.state()["ready"])

@@ -56,7 +56,8 @@ def test_seconds_that_would_be_lost_are_written_when_they_change(cluster: FakeKu
 
 def test_refusal_is_warned_of_once_until_it_is_allowed(cluster: FakeKubernetes, pod: Pod, caplog, tmp_path: Path):
     caplog.set_level(logging.WARNING)
-    cost = DeletionCost(pod, lambda: 7.0)
+    losses = [7.0, 7.0, 7.0, 7.0, 8.0]
+    cost = DeletionCost(pod, iter(losses).__next__)
     cluster.forbids_patches = True
     for _ in range(3):
         cost.update()
@@ -64,7 +65,6 @@ def test_refusal_is_warned_of_once_until_it_is_allowed(cluster: FakeKubernetes, 
     cluster.forbids_patches = False
     cost.update()
     (tmp_path / "token").write_text("old")
-    cost._written = None
     cost.update()
 
     assert len(refused) == 1

@@ -3,6 +3,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -19,45 +20,86 @@ from tests.support import eventually, free_port
 from tests.support.processes import Process
 
 
-def test_taken_port_is_reported_before_anything_starts():
+class Startup:
+    """`serve` up to the check of the keys, in which it makes a call. The database does not answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        self._call: Callable[[], object] = lambda: None
+        monkeypatch.setattr(serve, "set_up_logging", lambda settings: None)
+        monkeypatch.setattr(serve, "require_key_if_public", lambda *_: self._check_keys())
+
+    def _check_keys(self) -> None:
+        self.calls += 1
+        self._call()
+
+    def run(self, port: int, call: Callable[[], object] = lambda: None, *, host: str = "127.0.0.1") -> int:
+        self._call = call
+        values = {"APP_HOST": host, "APP_PORT": str(port), "DL_DB_DSN": "host=127.0.0.1 port=1"}
+        return serve.serve(load_settings(values, dotenv=None), workers=False, banner=lambda startup: None)
+
+
+@pytest.fixture
+def startup(monkeypatch: pytest.MonkeyPatch) -> Startup:
+    return Startup(monkeypatch)
+
+
+def test_taken_port_is_reported_before_anything_starts(startup: Startup):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
 
         with pytest.raises(PortTaken, match=rf"port {port}: another process listens there already"):
-            serve._bind_socket("127.0.0.1", port).__enter__()
+            startup.run(port)
+    assert startup.calls == 0
 
 
-def test_what_was_listened_on_is_free_again():
+def test_what_was_listened_on_is_free_again(startup: Startup):
     port = free_port()
-    with serve._bind_socket("127.0.0.1", port) as door:
-        assert door.getsockname() == ("127.0.0.1", port)
+
+    def refuse_to_start() -> None:
+        socket.create_connection(("127.0.0.1", port)).close()
+        raise ConfigError([])
+
+    with pytest.raises(ConfigError):
+        startup.run(port, refuse_to_start)
 
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_unknown_host_is_reported():
+def test_unknown_host_is_reported(startup: Startup):
     with pytest.raises(PortTaken, match=r"nowhere\.invalid"):
-        serve._bind_socket("nowhere.invalid", free_port()).__enter__()
+        startup.run(free_port(), host="nowhere.invalid")
 
 
-def test_startup_records_signals_until_second_ctrl_c():
+def test_startup_records_signals_until_second_ctrl_c(startup: Startup):
     before = signal.getsignal(signal.SIGTERM)
-    with serve._hold_signals() as received:
+
+    assert startup.run(free_port(), lambda: signal.raise_signal(signal.SIGTERM)) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+    def interrupt_twice() -> None:
         signal.raise_signal(signal.SIGTERM)
-        assert received == [signal.SIGTERM]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
+    assert startup.run(free_port(), interrupt_twice) == 0
+    assert startup.calls == 2
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_under_nohup_a_closed_terminal_means_nothing():
+def test_under_nohup_a_closed_terminal_means_nothing(startup: Startup):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    handlers: list[object] = []
+
+    def stop() -> None:
+        handlers.append(signal.getsignal(signal.SIGHUP))
+        signal.raise_signal(signal.SIGTERM)
+
     try:
-        with serve._hold_signals():
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert startup.run(free_port(), stop) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+    assert handlers == [signal.SIG_IGN]
 
 
 def test_gunicorn_gives_an_end_all_the_time_it_may_need():

@@ -267,11 +267,11 @@ def test_a_packed_body_is_bounded_by_what_it_unpacks_to(site):
             source.get(site.url("/b"))
 
 
-def test_a_proxy_is_used_and_may_be_private(site):
+def test_a_proxy_is_used_and_may_be_private(site, monkeypatch):
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{site.port}")
+    monkeypatch.setenv("no_proxy", "")
     site.at("http://source.example/a")(lambda h: answer(h, b"through the proxy"))
     with HttpSource() as source:
-        for session in (source._session, source._redirect_session):
-            session.proxies = {"http": f"http://127.0.0.1:{site.port}"}
         got = source.get("http://source.example/a")
 
     assert got.body == b"through the proxy"

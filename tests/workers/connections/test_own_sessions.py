@@ -177,9 +177,9 @@ class Helper:
         self._outcome: Future[Any] = Future()
         self._begin = threading.Event()
         with owned_by(owner):
-            threading.Thread(target=self._run, daemon=True).start()
+            threading.Thread(target=self.make_calls, daemon=True).start()
 
-    def _run(self) -> None:
+    def make_calls(self) -> None:
         while self._begin.wait(60):
             self._begin.clear()
             call, outcome = self._call, self._outcome
@@ -303,7 +303,7 @@ def test_pool_that_opens_connections_in_threads_of_its_own_outlives_the_attempt(
     dsn: str, attempt: OwningAttempt, other: OwningAttempt, monkeypatch: pytest.MonkeyPatch
 ):
     """As psycopg_pool does: the thread that opens them was started by the first attempt that used the pool."""
-    monkeypatch.setattr(Helper._run, "__module__", "psycopg_pool.pool")
+    monkeypatch.setattr(Helper.make_calls, "__module__", "psycopg_pool.pool")
     opener, opened = Helper(attempt), list[Any]()
     attempt.connections.close()
 

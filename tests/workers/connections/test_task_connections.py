@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from uuid import uuid4
 
 import psycopg2
@@ -19,6 +18,7 @@ from dataloader.app.queue.job import ClaimedJob, NewJob, Settlement, Status
 from dataloader.app.queue.parameters import settle_parameters
 from dataloader.workers.connections.task_connections import TaskConnections, is_connection_loss
 from tests.support import eventually
+from tests.support.proxy import SilentProxy
 from tests.support.queue_fixture import BackgroundCall, QueueFixture
 
 
@@ -28,14 +28,17 @@ def count_sessions(queue_db: QueueFixture, job: ClaimedJob, condition: str = "")
 
 
 @pytest.fixture
-def run(queue_db):
+def connection_settings(queue_db):
+    return ConnectionSettings(dsn=queue_db.dsn, schema="public", targets={"here": queue_db.dsn})
+
+
+@pytest.fixture
+def run(queue_db, connection_settings):
     """A claimed job, and the effects of its run."""
     queue_db.sql("CREATE TABLE IF NOT EXISTS witness (said text); TRUNCATE witness")
     queue_db.enqueue("key")
     (job,) = queue_db.claim()
-    effects = TaskConnections(
-        ConnectionSettings(dsn=queue_db.dsn, schema="public", targets={"here": queue_db.dsn}), job.id, job.run_id
-    )
+    effects = TaskConnections(connection_settings, job.id, job.run_id)
     yield job, effects
     effects.close()
 
@@ -152,13 +155,11 @@ def test_transactions_do_not_nest(run):
         pass
 
 
-def test_a_lost_connection_is_replaced_for_the_next_transaction(queue_db, run):
+def test_a_lost_connection_is_replaced_for_the_next_transaction(queue_db, run, connection_settings):
     job, effects = run
     with effects.transaction(checkpoint=none, final=None) as connection:
         write(connection, "a")
-    end_sessions(
-        attempt_sessions.server_dsns(effects._connection_settings), [attempt_application_name(job.id, job.run_id)]
-    )
+    end_sessions(attempt_sessions.server_dsns(connection_settings), [attempt_application_name(job.id, job.run_id)])
     with pytest.raises(psycopg2.Error), effects.transaction(checkpoint=none, final=None) as connection:
         write(connection, "b")
     with effects.transaction(checkpoint=none, final=None) as connection:
@@ -253,7 +254,7 @@ def test_pipeline_repeating_its_last_transaction_succeeds(queue_db, run):
                 write(connection, "once")
         except psycopg2.OperationalError:
             assert not again
-            effects._queue_connection.close()
+            connection.close()
 
     assert effects.settled
     assert logged(queue_db) == ["once"]
@@ -403,27 +404,29 @@ def test_session_of_abandoned_thread_does_not_delay_exit(queue_db, run, monkeypa
     eventually(lambda: not count_sessions(queue_db, job))
 
 
-def test_the_sessions_of_another_run_of_the_job_are_spared(run):
+def test_the_sessions_of_another_run_of_the_job_are_spared(run, connection_settings):
     job, effects = run
-    successor = TaskConnections(effects._connection_settings, job.id, uuid4())
+    successor = TaskConnections(connection_settings, job.id, uuid4())
     theirs = successor.connect("here")
     effects.connect("here")
 
-    servers = attempt_sessions.server_dsns(effects._connection_settings)
+    servers = attempt_sessions.server_dsns(connection_settings)
     assert end_sessions(servers, [attempt_application_name(job.id, job.run_id)]).ended >= 1
     theirs.cursor().execute("SELECT 1")
     successor.close()
 
 
-def test_silent_server_times_out(monkeypatch, run):
-    _, effects = run
+def test_silent_server_times_out(monkeypatch, queue_db, run):
+    job, _ = run
     monkeypatch.setattr("dataloader.workers.connections.task_connections._SIGNAL_TIMEOUT_SEC", 0.1)
-    effects.connect("here")
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection, and that is all
-        dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} dbname=x user=x"
-        effects._open_connections = {key: replace(opened, dsn=dsn) for key, opened in effects._open_connections.items()}
+    with SilentProxy(queue_db.dsn) as proxy:
+        settings = ConnectionSettings(dsn=queue_db.dsn, schema="public", targets={"here": proxy.dsn})
+        effects = TaskConnections(settings, job.id, job.run_id)
+        effects.connect("here")
+        proxy.silence()  # it takes the connection, and that is all
 
         assert effects.cancel() == 0
+    effects.close()
 
 
 @pytest.mark.parametrize(

@@ -306,26 +306,38 @@ def test_child_that_reads_nothing_is_stopped():
     assert attempt.stop_signal.step == "sigterm"
 
 
+class MeasuredSocket(socket.socket):
+    """Records how much is to be sent at once."""
+
+    def __init__(self, other: socket.socket) -> None:
+        super().__init__(fileno=other.detach())
+        self.unsent_bytes = [0]
+        self.is_full = threading.Event()
+
+    def send(self, data: Any, *args: Any) -> int:
+        self.unsent_bytes.append(len(data))
+        if len(data) > 10_000:
+            self.is_full.set()
+        return super().send(data, *args)
+
+
 def test_child_that_asks_and_reads_no_reply_uses_bounded_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(child_module, "_MAX_UNREAD_BYTES", 10_000)
-    attempt, unread = attempt_with(), [0]
-    ours, theirs = socket.socketpair()
+    attempt = attempt_with()
+    ours, theirs = map(MeasuredSocket, socket.socketpair())
     code = f"import socket\ns = socket.socket(fileno={theirs.fileno()})\n"
     code += 'while True:\n    s.sendall(b\'{"call": ["none", {}]}\\n\' * 100)\n'
     child = python(attempt, code, channel=ours, descriptors=(theirs.fileno(),))
     theirs.close()
-    flush = child._flush
 
-    def record() -> None:
-        flush()
-        unread.append(len(child._outgoing))
-        if unread[-1] > 10_000:
-            threading.Timer(1.0, attempt.stop, [StopReason.CANCEL]).start()
+    def stop_a_second_later() -> None:
+        ours.is_full.wait(60)
+        threading.Timer(1.0, attempt.stop, [StopReason.CANCEL]).start()
 
-    monkeypatch.setattr(child, "_flush", record)
+    threading.Thread(target=stop_a_second_later).start()
     child.wait()
 
-    assert 10_000 < max(unread) < 200_000
+    assert 10_000 < max(ours.unsent_bytes) < 200_000
 
 
 def test_frozen_process_is_killed():

@@ -6,6 +6,8 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 from dataloader.pipelines.contract import StopReason
 from dataloader.workers.isolation.database_calls import DatabaseCalls
 from tests.support import eventually
@@ -42,9 +44,9 @@ def test_call_without_database_or_with_wrong_arguments_is_an_error():
     assert kinds[0] == "unavailable"
 
 
-def test_calls_at_once_are_done_one_after_another():
+def test_calls_at_once_are_done_one_after_another(monkeypatch: pytest.MonkeyPatch):
     """Processes that a task forks share its socket: calls at once would share a transaction."""
-    calls, running, thread_counts = DatabaseCalls(attempt_with(task="t"), lambda: None), set(), []
+    attempt, running, thread_counts = attempt_with(task="t"), set(), []
 
     def work(**_: Any) -> None:
         running.add(threading.get_ident())
@@ -52,9 +54,10 @@ def test_calls_at_once_are_done_one_after_another():
         time.sleep(0.002)
         running.discard(threading.get_ident())
 
-    calls._calls = {"upstream": work}
+    monkeypatch.setattr(attempt, "draw_fence", work)
+    calls = DatabaseCalls(attempt, lambda: None)
     for _ in range(20):
-        calls.start("upstream", {})
+        calls.start("draw_fence", {})
 
     eventually(lambda: len(thread_counts) == 20)
     calls.end()
@@ -62,12 +65,13 @@ def test_calls_at_once_are_done_one_after_another():
     assert calls.finished() == [{"value": None}] * 20
 
 
-def test_flood_of_calls_is_refused():
-    calls, is_over = DatabaseCalls(attempt_with(task="t"), lambda: None), threading.Event()
-    calls._calls = {"upstream": lambda: is_over.wait(20)}
+def test_flood_of_calls_is_refused(monkeypatch: pytest.MonkeyPatch):
+    attempt, is_over = attempt_with(task="t"), threading.Event()
+    monkeypatch.setattr(attempt, "draw_fence", lambda: is_over.wait(20))
+    calls = DatabaseCalls(attempt, lambda: None)
     before = threading.active_count()
     for _ in range(1000):
-        calls.start("upstream", {})
+        calls.start("draw_fence", {})
 
     replies = calls.finished()
     assert threading.active_count() == before + 1

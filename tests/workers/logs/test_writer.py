@@ -117,16 +117,17 @@ def test_position_is_written_with_the_lines_before_it(make, table):
     assert table.positions == [("dl-x-1", "run", "2030-01-01 00:00")]
 
 
-def test_flood_of_positions_uses_bounded_memory(make, monkeypatch):
+def test_flood_of_positions_uses_bounded_memory(make, table, monkeypatch):
     """They come from the process of the job."""
     monkeypatch.setattr(writer, "_MAX_PENDING_LINES", 10)
     logs = make()
     logs.write(JOB, 1, "INFO", POSITION_STREAM, "dl-x-1 run " + "1" * 1_000_000)
     for n in range(1000):
-        logs.write(JOB, 1, "INFO", POSITION_STREAM, f"dl-x-1 run {n}")
+        logs.write(JOB, 1, "INFO", POSITION_STREAM, f"dl-x-{n} run {n}")
+    logs.flush()
 
-    assert len(logs._pending) == 10
-    assert logs._pending_bytes < 1000
+    assert len(table.positions) == 10
+    assert sum(len("".join(position)) for position in table.positions) < 1000
 
 
 def test_lines_wait_for_the_database_and_pipelines_do_not(make, table, time):
@@ -201,13 +202,17 @@ def test_each_attempt_has_its_own_quota(make, table):
     assert [(line.attempt, line.line) for line in table.lines][-2:] == [(1, "too much"), (2, "again")]
 
 
-def test_old_quotas_are_dropped(make, monkeypatch):
+def test_old_quotas_are_dropped(make, table, monkeypatch):
     monkeypatch.setattr(writer, "_MAX_QUOTAS", 2)
-    logs = make()
+    logs = make(max_bytes=5)
     for attempt in range(5):
-        say(logs, "x", attempt=attempt)
+        say(logs, "x", "too much", attempt=attempt)
+    for attempt in range(5):
+        logs.finish(JOB, attempt)
+    assert not logs.has_attempts
+    logs.flush()
 
-    assert [attempt for _, attempt in logs._quotas] == [3, 4]
+    assert [line.attempt for line in table.lines if line.line == "too much"] == [3, 4]
 
 
 def test_write_never_raises(make, table):

@@ -7,7 +7,9 @@ import pytest
 from dataloader.pipelines.executors import Engines
 from dataloader.pipelines.portable import clock
 from dataloader.workers.logs import writer
+from dataloader.workers.logs.writer import JobLogWriter
 from dataloader.workers.offloads import handle, poller
+from tests.support.recording import record_calls
 from tests.support.waiting import eventually
 from tests.workers.offloads.offload_fixture import OffloadFixture, start_count
 
@@ -76,10 +78,12 @@ def test_next_attempt_reads_behind_lines_that_were_not_written(
 ):
     monkeypatch.setattr(writer, "_FLUSH_INTERVAL_SEC", 60.0)
     monkeypatch.setattr(poller, "_CLAIM_INTERVAL_SEC", 60.0)  # it writes the lines first
+    written = record_calls(monkeypatch, JobLogWriter, "write")
     pool = offloads.start()
-    pool._logs._last_write_at = clock()
+    offloads.succeeded(offloads.add("blocking", "quick"))  # whose lines are written; others then wait a minute
     job_id = offloads.add("blocking", "gate", options={"engine_timeout": 0.3})
-    eventually(lambda: pool._logs._pending_bytes > 0, message="its line is read")
+    eventually(lambda: (job_id, "begun") in {(args[1], args[-1]) for args in written}, message="its line is read")
+    assert offloads.log(job_id, "fake") == []
 
     offloads.engine.down()
     eventually(lambda: bool(offloads.pools.event_payloads(job_id, "requeue")))

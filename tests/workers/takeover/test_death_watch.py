@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +15,19 @@ from uuid import UUID, uuid4
 import pytest
 
 from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.queue.attempt_sessions import ConnectionSettings
 from dataloader.app.queue.job import Status, new_run_ids
-from dataloader.app.queue.workers import HostFacts, WorkerInfo, WorkerLiveness
-from dataloader.workers.registration import WATCHED
+from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.workers import HeartbeatResult, HostFacts, WorkerInfo, WorkerLiveness
+from dataloader.workers.registration import WATCHED, Registration
+from dataloader.workers.takeover.death_watch import DeathWatch
 from dataloader.workers.takeover.process_identity import Identity, ProcessLock, read_identity
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="proof needs /proc")
 SOON = 20.0
+OWN_ID = uuid4()  # of the process of `registration`
 
 
 class Planted:
@@ -69,6 +74,16 @@ def dead(me: Identity) -> Identity:
     return replace(me, pid=process.pid)
 
 
+@pytest.fixture
+def registration(worker_pools: WorkerPoolFixture) -> Iterator[Registration]:
+    """The row of this process, which no pool's threads write."""
+    info = WorkerInfo(OWN_ID, "watching:1", "1", ("q",), ("quick",), 1)
+    made = Registration(worker_pools.queue_fixture.session, info, heartbeat_sec=30.0, worker_name=None)
+    made.read_identity(())
+    yield made
+    made.process_lock.release()
+
+
 def test_job_of_a_reused_pid_is_taken_over(worker_pools: WorkerPoolFixture, planted: Planted, me: Identity):
     """The pid is that of this very process, which started at another time."""
     planted.registers(replace(me, start_time=me.start_time - 1))
@@ -84,33 +99,49 @@ def test_job_of_a_reused_pid_is_taken_over(worker_pools: WorkerPoolFixture, plan
 
 
 def test_jobs_of_many_dead_processes_are_taken_over_at_once(
-    worker_pools: WorkerPoolFixture, tmp_path: Path, dead: Identity
+    worker_pools: WorkerPoolFixture, tmp_path: Path, dead: Identity, monkeypatch: pytest.MonkeyPatch
 ):
     """Each process watches a few others; a heartbeat later it would know the next few."""
+    watched: list[int | None] = []  # None: all
+    send_heartbeat = WorkerLiveness.send_heartbeat
+
+    def record(liveness: WorkerLiveness, info: WorkerInfo, *args: Any, **options: Any) -> HeartbeatResult:
+        if info.id == pool.id:
+            watched.append(options["watched"])
+        return send_heartbeat(liveness, info, *args, **options)
+
     planted = [Planted(worker_pools, tmp_path) for _ in range(WATCHED + 4)]
     for other in planted:
         other.registers(dead)
     jobs = [other.claims() for other in planted]
+    monkeypatch.setattr(WorkerLiveness, "send_heartbeat", record)
+    pool = worker_pools.pool(start=False, heartbeat_sec=30.0)
 
-    pool = worker_pools.pool(heartbeat_sec=30.0)
+    pool.start()
 
     for job in jobs:
         assert worker_pools.wait_for_status(job, Status.SUCCEEDED, SOON).attempt == 2
-    eventually(lambda: not pool._registration.watches_all, SOON, "it watches a few again")
+    assert None in watched
+
+    def watches_few() -> bool:
+        WorkerLiveness(worker_pools.queue_fixture.session).request_heartbeat(pool.id)
+        return watched[-1] == WATCHED
+
+    eventually(watches_few, SOON, "it watches a few again")
     for other in planted:
         other.lock.release()
 
 
-def test_only_some_processes_look_at_one_that_starts(worker_pools: WorkerPoolFixture, me: Identity, tmp_path: Path):
-    pool = worker_pools.pool(start=False, heartbeat_sec=30.0)
+def test_only_some_processes_look_at_one_that_starts(
+    worker_pools: WorkerPoolFixture, registration: Registration, me: Identity, tmp_path: Path
+):
     others = [Planted(worker_pools, tmp_path) for _ in range(WATCHED + 1)]
     for other in others:
         other.registers(me)
         other.lock.release()
-    registration = pool._registration
-    registration.read_identity(())
-    registration.send_heartbeat()
-    after = sorted(registration._watched, key=lambda other: (other < pool.id, other))
+    watched = [other.id for other in registration.send_heartbeat().others]
+    assert len(watched) == WATCHED
+    after = sorted(watched, key=lambda other: (other < OWN_ID, other))
 
     first, last = UUID(int=(after[0].int + 1) % 2**128), UUID(int=(after[-1].int + 1) % 2**128)
 
@@ -120,9 +151,7 @@ def test_only_some_processes_look_at_one_that_starts(worker_pools: WorkerPoolFix
     assert registration.is_heartbeat_requested("started", me.boot_id)  # an older version names no process
 
 
-def test_list_of_processes_is_read_at_every_third_heartbeat(worker_pools: WorkerPoolFixture, me: Identity):
-    registration = worker_pools.pool(start=False, heartbeat_sec=30.0)._registration
-    registration.read_identity(())
+def test_list_of_processes_is_read_at_every_third_heartbeat(registration: Registration, me: Identity):
     assert [registration.send_heartbeat().has_others for _ in range(5)] == [True, False, False, True, False]
 
     assert registration.is_heartbeat_requested("started", f"{me.boot_id} {uuid4()}")
@@ -136,30 +165,33 @@ def test_start_that_names_no_process_asks_for_a_heartbeat(
     worker_pools: WorkerPoolFixture, me: Identity, tmp_path: Path
 ):
     """Any program may notify: a crash of the listening thread would end the process."""
-    pool = worker_pools.pool(start=False, heartbeat_sec=30.0)
+    queue_fixture = worker_pools.queue_fixture
     for _ in range(WATCHED):
         other = Planted(worker_pools, tmp_path)
         other.registers(me)
         other.lock.release()
-    pool._registration.read_identity(())
-    pool._registration.send_heartbeat()
+    pool = worker_pools.listening_pool(heartbeat_sec=30.0)
+    count_heartbeats = "SELECT count(*) FROM dl_heartbeats WHERE worker_id = %s"
+    eventually(lambda: queue_fixture.fetch_row(count_heartbeats, str(pool.id)))
+    before = queue_fixture.fetch_row(count_heartbeats, str(pool.id))
 
-    pool._on_control(f"started {me.boot_id} 12")
-    pool._on_control("cancel 12")
+    for command in (f"started another {uuid4()}", "cancel 12", f"started {me.boot_id} 12"):
+        queue_fixture.sql("SELECT pg_notify('dl_control', %s)", command)
 
-    assert pool._registration.is_heartbeat_requested("started", f"{me.boot_id} 12")
+    eventually(lambda: queue_fixture.fetch_row(count_heartbeats, str(pool.id)) > before, SOON)
+    assert worker_pools.crashes == []
 
 
-def test_process_that_does_not_reap_is_watched_by_all(worker_pools: WorkerPoolFixture, me: Identity, tmp_path: Path):
+def test_process_that_does_not_reap_is_watched_by_all(
+    worker_pools: WorkerPoolFixture, registration: Registration, me: Identity, tmp_path: Path
+):
     """Those before it on the host may not reap either."""
-    pool = worker_pools.pool(start=False, heartbeat_sec=30.0)
     others = [Planted(worker_pools, tmp_path) for _ in range(WATCHED + 3)]
     for other in others:
         other.registers(me, reaps=False)
         other.lock.release()
-    pool._registration.read_identity(())
 
-    watched = {other.id for other in pool._registration.send_heartbeat().others}
+    watched = {other.id for other in registration.send_heartbeat().others}
 
     assert watched == {other.id for other in others}
 
@@ -181,17 +213,37 @@ def test_job_of_a_live_process_is_left_to_it(
 
 @pytest.mark.parametrize("takes_from_others", [True, False])
 def test_dead_process_is_left_to_others_without_reaper(
-    worker_pools: WorkerPoolFixture, planted: Planted, dead: Identity, takes_from_others: bool
+    worker_pools: WorkerPoolFixture,
+    planted: Planted,
+    dead: Identity,
+    takes_from_others: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     planted.registers(dead)
     job = planted.claims()
-    pool = worker_pools.pool(start=False, reaps=takes_from_others)
-    pool._registration.read_identity(())
-    pool._death_watch.on_heartbeat(pool._registration.send_heartbeat())
+    looks, run_once, on_heartbeat = list[float](), DeathWatch.run_once, DeathWatch.on_heartbeat
+    is_known = threading.Event()
 
-    for _ in range(3):
-        pool._death_watch.run_once()
+    def record_look(watch: DeathWatch) -> float:
+        knows = is_known.is_set()
+        interval_sec = run_once(watch)
+        if knows:
+            looks.append(interval_sec)
+        return interval_sec
 
+    def record_heartbeat(watch: DeathWatch, heartbeat: HeartbeatResult) -> None:
+        on_heartbeat(watch, heartbeat)
+        is_known.set()
+
+    monkeypatch.setattr(DeathWatch, "run_once", record_look)
+    monkeypatch.setattr(DeathWatch, "on_heartbeat", record_heartbeat)
+    worker_pools.listening_pool({"another": 1}, reaps=takes_from_others)
+
+    def has_looked() -> bool:
+        worker_pools.queue_fixture.sql("SELECT pg_notify('dl_control', 'drain')")  # the same thread looks
+        return len(looks) >= 3
+
+    eventually(has_looked)
     is_taken = worker_pools.queue_fixture.status(job) is not Status.RUNNING
     assert is_taken is takes_from_others
 
@@ -261,7 +313,7 @@ def test_claim_that_commits_late_is_found(
 def test_run_with_a_process_waits_for_the_lock_and_others_do_not(
     worker_pools: WorkerPoolFixture, planted: Planted, dead: Identity
 ):
-    worker_pools.pipelines.register("apart")(worker_pools._run_quick)
+    worker_pools.pipelines.register("apart")(lambda args: args)
     planted.registers(dead, child_tasks=("apart",))
     apart, plain = planted.claims("apart"), planted.claims("quick")
     worker_pools.pool()
@@ -276,7 +328,7 @@ def test_run_with_a_process_waits_for_the_lock_and_others_do_not(
 def test_run_without_a_lock_file_is_left_to_its_lease(
     worker_pools: WorkerPoolFixture, planted: Planted, dead: Identity
 ):
-    worker_pools.pipelines.register("apart")(worker_pools._run_quick)
+    worker_pools.pipelines.register("apart")(lambda args: args)
     planted.registers(dead, child_tasks=("apart",), lock_file=None)
     apart, plain = planted.claims("apart"), planted.claims("quick")
     worker_pools.pool()
@@ -290,19 +342,30 @@ def test_run_without_a_lock_file_is_left_to_its_lease(
 
 
 def test_watch_asks_no_question_while_all_live(
-    worker_pools: WorkerPoolFixture, planted: Planted, me: Identity, monkeypatch
+    worker_pools: WorkerPoolFixture, registration: Registration, planted: Planted, me: Identity, monkeypatch
 ):
     """A look at the others is one at /proc."""
     planted.registers(me)
-    pool = worker_pools.listening_pool(heartbeat_sec=30.0)
-    watch = pool._death_watch
-    eventually(lambda: planted.id in watch._other_workers)
-    asked: list[str] = []
-    monkeypatch.setattr(watch._deaths, "_execute", lambda name, *_: asked.append(name))
-    thread = pool._worker_control.thread
-    began = thread.last_step_at
-    eventually(lambda: thread.last_step_at > began + 1.0)
+    heartbeat = registration.send_heartbeat()
+    assert planted.id in {other.id for other in heartbeat.others}
+    asked, session = list[str](), worker_pools.queue_fixture.session
+    monkeypatch.setattr(session, "execute", lambda name, *_: asked.append(name))
+    watch = DeathWatch(
+        WorkerLiveness(session),
+        JobQueue(session),
+        pause_sec=0.1,
+        connection_settings=ConnectionSettings(dsn=worker_pools.dsn, schema="public", targets={}),
+        registration=registration,
+        name_claim=None,
+        request_heartbeat=lambda: asked.append("heartbeat"),
+    )
+    watch.on_heartbeat(heartbeat)
+
+    for _ in range(3):
+        watch.run_once()
+
     assert asked == []
+    monkeypatch.undo()
 
 
 def test_takeover_that_fails_holds_up_no_other(

@@ -110,12 +110,15 @@ def test_the_same_command_goes_on_where_it_was_interrupted(sent, queue, monkeypa
     monkeypatch.setattr(trigger, "MAX_BATCH_LINES", 2)
     lines = [{"task": "t", "queue": "q", "lock_key": f"k{n}"} for n in range(5)]
 
-    def away_after_two(_: Any) -> str:
+    request = Client.request
+
+    def answer_once(*args: Any, **options: Any) -> Any:
+        answer = request(*args, **options)
         sent.append("away")
-        return "2 created"
+        return answer
 
     with monkeypatch.context() as patched:
-        patched.setattr(trigger._Totals, "summary", away_after_two)
+        patched.setattr(Client, "request", answer_once)
         broken = run(lines, "--idempotency-key", "load-1")
     assert broken.exit_code == 69
     assert "To continue: the same command with --idempotency-key load-1" in broken.stderr

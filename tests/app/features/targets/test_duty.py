@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -14,6 +15,7 @@ import pytest
 from dataloader.app.features.targets import duty as duty_module
 from dataloader.app.features.targets.duty import TargetRowsDuty, create_duties
 from dataloader.app.features.targets.rows import TargetRows
+from dataloader.app.features.targets.server_rows import delete_rows
 from dataloader.app.features.targets.servers import TargetServers
 from dataloader.app.queue.job import Status
 from dataloader.pipelines import effects
@@ -162,7 +164,8 @@ def test_row_that_another_attempt_has_claimed_is_kept(target: TargetFixture):
     (scanned,) = rows.scan(None, limit=10)
     target.sql("UPDATE dl_effects SET fence = fence + 1")
     target.queue_db.sql("UPDATE dl_job_targets SET fence = fence + 1")
-    inquiry = duty_module._Batch(TARGET, {job_id: scanned.fence}, TargetServers(target.targets)).inquiry
+    delete = partial(delete_rows, target=TARGET, fences={job_id: scanned.fence}, timeout_sec=5)
+    inquiry = TargetServers(target.targets).start(TARGET, delete)
     inquiry.done.wait(10)
 
     assert inquiry.answer.value == []
@@ -184,13 +187,16 @@ def test_row_that_is_locked_is_left_for_the_next_run(target: TargetFixture):
     assert rows_there(target) == set()
 
 
-def test_target_that_is_away_is_logged_once_and_tried_again(target: TargetFixture, logged: Any):
+def test_target_that_is_away_is_logged_once_and_tried_again(
+    target: TargetFixture, logged: Any, monkeypatch: pytest.MonkeyPatch
+):
     (job_id,) = run_jobs(target, 1)
     end_jobs(target, job_id)
     target.targets["other"] = target.dsn
     fill_ids = [uuid4() for _ in range(3)]
     fill(target, fill_ids, "other")
     there, target.targets[TARGET] = target.targets[TARGET], f"host=127.0.0.1 port={free_port()}"
+    monkeypatch.setattr(TargetServers, "dsn_of", lambda servers, name: target.targets.get(name))
     duty = make_duty(target)
     for _ in range(2):
         assert run_once(duty) is None
@@ -198,7 +204,7 @@ def test_target_that_is_away_is_logged_once_and_tried_again(target: TargetFixtur
     assert rows_there(target) == {str(job_id)}, "the other target's are deleted"
     (line,) = logged("target_rows.not_deleted")
     assert (line["target"], line["error"]) == (TARGET, "Connection refused")
-    duty._servers._dsns[TARGET] = there
+    target.targets[TARGET] = there
     run_once(duty)
     assert rows_there(target) == set()
     assert [line["target"] for line in logged("target_rows.recovered")] == [TARGET]

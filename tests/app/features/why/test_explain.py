@@ -8,6 +8,7 @@ import pytest
 
 from dataloader.app.acts.reasons import JobExplanation
 from dataloader.app.errors import JobNotFound
+from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.statistics.rows import Statistics
@@ -43,10 +44,10 @@ def codes(result: JobExplanation) -> list[str]:
 def test_job_that_changed_since_it_was_read_is_read_again(queue_db, why, monkeypatch):
     worker(queue_db)
     job_id = queue_db.enqueue("a")
-    read = why._reader.get_with_version
-    found = read(job_id)
+    read = JobReader.get_with_version
+    found = read(JobReader(queue_db.session), job_id)
     stale = iter([replace(found, job=replace(found.job, status=Status.RUNNING))])
-    monkeypatch.setattr(why._reader, "get_with_version", lambda job_id: next(stale, None) or read(job_id))
+    monkeypatch.setattr(JobReader, "get_with_version", lambda reader, job_id: next(stale, None) or read(reader, job_id))
 
     explanation = why.explain(job_id)
 

@@ -361,12 +361,13 @@ def test_one_site_of_ipv6_is_one_address():
 
 def test_rate_limit_memory_is_bounded(monkeypatch):
     monkeypatch.setattr("dataloader.app.http.auth.sessions._MAX_NETWORKS", 10)
-    tries = LoginThrottle()
+    tries = LoginThrottle(burst=1)
 
     for n in range(50):
         tries.record_failure(f"192.0.2.{n}")
 
-    assert len(tries._by_network) == 10
+    known = [n for n in reversed(range(50)) if tries.record_failure(f"192.0.2.{n}") is not None]
+    assert known == [*range(49, 39, -1)]
 
 
 # ── addresses ───────────────────────────────────────────────────────────────────────────────────────────────────────
