@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.queue.job import ClaimMode, ReleaseReason
+from dataloader.app.queue.job import ReleaseReason
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Policy
@@ -115,7 +115,7 @@ class Dispatcher:
                 return
             self._become_idle(buffer)
             try:
-                self._claim_without_lock(buffer)
+                self._claim_alone(buffer)
             finally:
                 buffer.become_busy()
 
@@ -137,7 +137,7 @@ class Dispatcher:
                         with suppress(IndexError):  # another thread took it a moment ago
                             return buffer.attempts.popleft()[0]
                     elif self._needs_claim(buffer):
-                        self._claim_without_lock(buffer)
+                        self._claim_alone(buffer)
                     elif not self._has_leader:
                         self._lead(buffer)
                     else:
@@ -183,11 +183,11 @@ class Dispatcher:
                     buffer.available.notify()
                     return
 
-    def _claim_without_lock(self, buffer: QueueBuffer, kept_count: int = 1) -> None:
-        """Claim for this queue while no other thread does; the lock is released meanwhile."""
+    def _claim_alone(self, buffer: QueueBuffer, kept_count: int = 1) -> None:
+        """Claim for this queue. Under the lock, which is released meanwhile; no other thread claims until then."""
         self._is_claiming = True
         try:
-            self._without_lock(lambda: self._claim_batch(buffer, kept_count))
+            self._without_lock(lambda: self._claim(buffer, kept_count))
         finally:
             self._is_claiming = False
             self._wake_next(kept_count, buffer)
@@ -209,7 +209,7 @@ class Dispatcher:
             self._apply_timers(now)
             for buffer in self.queues.values():
                 if self._needs_claim(buffer):
-                    self._claim_without_lock(buffer, kept_count=1 if buffer is own_buffer else 0)
+                    self._claim_alone(buffer, kept_count=1 if buffer is own_buffer else 0)
                     has_claimed = True
             if has_claimed and not self._database_down:
                 return
@@ -248,33 +248,22 @@ class Dispatcher:
         for command in notifications.commands:
             self._on_control(command)
 
-    def _claim_batch(self, buffer: QueueBuffer, kept_count: int) -> None:
+    def _claim(self, buffer: QueueBuffer, kept_count: int) -> None:
+        """Decide what to claim, claim it, hand it out, and record when to claim again."""
         began = clock()
         with self._lock:
-            count, mode = buffer.claim_size, buffer.claim_mode
-            count = min(count, 1) if self._memory_high else count
+            count = min(buffer.claim_size, 1) if self._memory_high else buffer.claim_size
             if count <= 0 or not self._has_memory:
                 return
-            is_fair = mode is ClaimMode.IN_TURN
-            offered = None if is_fair else buffer.cursor.take_offered(count)
-            promoted = self._due.promote_due and offered is None
+            request = buffer.claim_request(count, began, promote_due=self._due.promote_due)
+            promoted = request is not None and request.promote_due
             buffer.may_have_work, self._due.promote_due = False, self._due.promote_due and not promoted
-        after = offered or (buffer.turn if is_fair else buffer.cursor.start(began, promoted=promoted))
         try:
             if (recovered := self._claimer.recover()) is not None:
                 self._hand_out(self.queues[recovered[0]], recovered[1], kept_count=0)
-            if after is None and not is_fair and buffer.cursor.must_wait:
-                with self._lock:
-                    self._due.promote_due = promoted or self._due.promote_due
+            if request is None:
                 return
-            attempts, claimed_count, hint = self._claimer.claim(
-                buffer.queue,
-                count,
-                scan=0 if is_fair else buffer.cursor.scan,
-                after=after,
-                promote_due=promoted or is_fair,
-                mode=mode,
-            )
+            attempts, claimed_count, hint = self._claimer.claim(buffer.queue, count, request)
         except DatabaseUnavailable as error:
             self._on_outage(buffer, error, promoted=promoted)
             return
@@ -283,24 +272,20 @@ class Dispatcher:
         if self._outage_logged:
             _log.info("database.available")
             self._outage_logged = False
-        is_full, from_front = claimed_count >= count, after is None or is_fair
-        is_settled = offered is None and (from_front or buffer.cursor.is_front_slow)  # else claim again at once
-        if is_fair:
-            buffer.turn = hint.cursor or buffer.turn
-        elif offered is None:
-            buffer.cursor.advance(hint, is_full=is_full, from_front=from_front, began=began, now=now)
+        is_full = claimed_count >= count
         with self._lock:
             buffer.was_full = is_full
-            self._due.record_claim(hint, now, is_full=is_full or not is_settled, promoted=promoted)
-            if is_full or not is_settled or self._due.promote_due:
+            may_have_more = buffer.record_claim(request, hint, is_full=is_full, began=began, now=now)
+            self._due.record_claim(hint, now, may_have_more=may_have_more, promoted=promoted)
+            if may_have_more or self._due.promote_due:
                 buffer.may_have_work = True
-            if is_settled and not is_full and (buffer.limits.has_global_limit or hint.skipped):
+            if not may_have_more and (buffer.limits.has_global_limit or hint.skipped):
                 buffer.retry_at = now + (_LIMIT_POLL_SEC if buffer.limits.has_global_limit else CONFLICT_RETRY_SEC)
             self._database_down = False
             self._wake_leader_if_due()
-        if from_front and not is_full:
+        if request.is_from_front and not is_full:
             self._defer_unknown_tasks(buffer)
-        if is_full or is_settled:
+        if is_full or not may_have_more:
             self._update_notify_state(buffer, claimed_count, is_full=is_full)
 
     def _hand_out(self, buffer: QueueBuffer, attempts: list[Attempt], kept_count: int) -> None:

@@ -1,4 +1,4 @@
-"""Looks for the first ready job of queues whose claims no longer start at the front, because that takes long."""
+"""Looks for the first ready job of queues whose claims no longer start at the front: see `ClaimCursor`."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_each_call_sends_one_statement_and_each_has_its_turn(monkeypatch: pytest
     assert queue.sent.count("look at a") >= 5
     assert queue.sent.count("defer in a") == 1
     assert set(woken) == {"a", "b"}
-    assert not buffers["a"].cursor.must_wait
+    assert buffers["a"].cursor.start(now[0], promoted=False) is not None
 
 
 @pytest.mark.parametrize("position", [None, FOUND])
@@ -91,4 +91,4 @@ def test_look_that_takes_too_long_ends_nothing(position: Any):
     assert queue.sent.count("look at a") == 1
     assert cursor.is_front_slow
     assert woken == ([] if position else ["a"])
-    assert cursor.must_wait is False
+    assert cursor.start(clock(), promoted=False) is not None
