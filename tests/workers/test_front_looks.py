@@ -45,7 +45,9 @@ def make(queue: RecordedQueue, *, slow: str, quick: str = "") -> tuple[FrontLook
         for _ in range(3):
             buffers[name].cursor.front_pace.record(0.1)
     woken: list[Any] = []
-    dispatcher: Any = SimpleNamespace(queues=buffers, claim_soon=lambda buffer: woken.append(buffer.queue))
+    dispatcher: Any = SimpleNamespace(
+        queues=buffers, claims=SimpleNamespace(), claim_soon=lambda buffer: woken.append(buffer.queue)
+    )
     return FrontLooks(queue, ("t",), dispatcher), buffers, woken  # type: ignore[arg-type]
 
 

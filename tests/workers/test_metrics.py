@@ -70,7 +70,7 @@ def test_pool_with_all_threads_busy_is_consuming(worker_pools: WorkerPoolFixture
     pool = worker_pools.listening_pool({"q": 1})
     worker_pools.add_job("held")
     worker_pools.gate.wait_for_inside(1)
-    pool._dispatcher.last_cycle_at -= 3600
+    pool._dispatcher.claims.last_cycle_at -= 3600
 
     assert pool.state().consuming
 

@@ -91,7 +91,7 @@ def test_a_stop_lets_running_jobs_finish_and_begins_no_others(worker_pools: Work
     worker_pools.gate.wait_for_inside(1)
 
     stopping = BackgroundCall(pool.stop, 30.0)
-    eventually(lambda: pool._dispatcher._stopping)
+    eventually(lambda: pool._dispatcher.claims.is_stopping)
     worker_pools.gate.open()
 
     assert stopping.result() is True
@@ -156,13 +156,13 @@ def test_heartbeats_poll_until_a_job_without_notification_comes(worker_pools: Wo
     worker_pools.wait_for_status(worker_pools.add_job(), Status.SUCCEEDED)
     (buffer,) = pool._dispatcher.queues.values()
     eventually(lambda: buffer.awaits_jobs and buffer.retry_at is None)  # unknown tasks were looked for once more
-    began, claims, claim = clock(), list[float](), pool._dispatcher._claimer.claim
+    began, claims, claim = clock(), list[float](), pool._dispatcher.claims._claimer.claim
 
     def record_claim(*args: Any, **options: Any) -> Any:
         claims.append(clock())
         return claim(*args, **options)
 
-    monkeypatch.setattr(pool._dispatcher._claimer, "claim", record_claim)
+    monkeypatch.setattr(pool._dispatcher.claims._claimer, "claim", record_claim)
     eventually(lambda: clock() - max([began, *claims]) > 1.5 and pool.state().claim_age_sec < 0.6)
 
     job = worker_pools.add_job(available_at=datetime.now(UTC) + timedelta(hours=1))
@@ -184,7 +184,7 @@ def test_claim_in_progress_at_stop_is_released(worker_pools: WorkerPoolFixture, 
         worker_pools.queue_fixture.sql("SELECT pg_notify('dl_jobs', 'q')")
         worker_pools.queue_fixture.wait_for_lock_waiters()
         stopping = BackgroundCall(pool.stop, 10.0)
-        eventually(lambda: pool._dispatcher._stopping)
+        eventually(lambda: pool._dispatcher.claims.is_stopping)
 
     assert stopping.result() is True
     assert worker_pools.queue_fixture.sql("SELECT status, attempt FROM dl_jobs WHERE lock_key = 'late'") == [
