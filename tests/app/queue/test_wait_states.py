@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dataloader.app.db.encoding import array
-from dataloader.app.queue.claims import FRONT, ClaimHint
+from dataloader.app.queue.claims import FRONT, ClaimHint, start_at_jobs
 from dataloader.app.queue.job import ReleaseReason, Status
 from tests.support import Databases
 from tests.support.plans import plans, rows_read, scans
@@ -168,6 +168,14 @@ def test_a_claim_from_a_mark_begins_to_read_there(crowded):
     assert rows_read(pick) <= 5
     assert "ROW(priority, created_at, job_id) >" in json.dumps(pick)
     assert '"Index Cond": "((queue' in json.dumps(pick)
+
+
+def test_claim_of_certain_jobs_reads_these_by_their_ids(crowded):
+    ready = crowded.sql("SELECT job_id FROM dl_jobs WHERE queue = 'q' AND task = 't' AND wait_state = 'ready' LIMIT 3")
+    pick, *_ = plans(crowded, "claim", _CLAIM | {"after": array(start_at_jobs([row[0] for row in ready]))})
+
+    assert [index for node, index in scans(pick) if node == "Index Scan"] == ["dl_jobs_pkey"]
+    assert rows_read(pick) <= 3
 
 
 def test_claim_continues_at_cursor_and_restarts_at_front(queue_db):
