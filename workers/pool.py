@@ -89,9 +89,8 @@ class WorkerPool:
     def _build(self, echo: LogSink | None) -> None:
         options, sessions = self._options, self._sessions
         limits = replace(options.limits, min_lease_sec=math.ceil(2 * options.heartbeat_sec))
-        queue = {
-            role: JobQueue(db, limits=limits, code_release=options.release) for role, db in sessions.executors.items()
-        }
+        make_queue = partial(JobQueue, limits=limits, code_release=options.code_release)
+        queue = {role: make_queue(db) for role, db in sessions.executors.items()}
         info = describe_worker(self.id, self.name, self._pipelines, options)
         self._registration = Registration(
             sessions["renew"], info, heartbeat_sec=options.heartbeat_sec, worker_name=options.worker_name

@@ -36,7 +36,7 @@ def deploy(queue_db) -> Deploy:
 
 
 def register(queue_db: QueueFixture, name: str, release: str | None) -> None:
-    info = WorkerInfo(uuid4(), name, "1", ("q",), ("t",), 2, release=release)
+    info = WorkerInfo(uuid4(), name, "1", ("q",), ("t",), 2, code_release=release)
     WorkerLiveness(queue_db.session).send_heartbeat(info, heartbeat_sec=60)
 
 
