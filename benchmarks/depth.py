@@ -34,6 +34,7 @@ from psycopg2.extensions import parse_dsn
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, quantile, run_rounds
 from dataloader.app.db.connection import Session
+from dataloader.app.queue.claims import ClaimRequest
 from dataloader.app.queue.job import Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 
@@ -268,7 +269,9 @@ def block_hot_key(claim_database: ClaimDatabase) -> str:
     """Claim as a worker does until all jobs of the busy key are blocked; return a note with the cost."""
     began, claims = time.monotonic(), 0
     while True:
-        taken, outlook = claim_database.queue.claim("bench", ["noop"], new_run_ids(1), "bench", scan=MAX_SCANNED)
+        taken, outlook = claim_database.queue.claim(
+            "bench", ["noop"], new_run_ids(1), "bench", ClaimRequest(scan=MAX_SCANNED)
+        )
         claims += 1
         if taken:
             claim_database.queue.settle([(taken[0], Settlement(Status.SUCCEEDED))])

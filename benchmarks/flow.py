@@ -35,7 +35,8 @@ from benchmarks import depth, drain
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, run_rounds
 from dataloader.app.db.connection import Session
-from dataloader.app.queue.job import ClaimMode, ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
+from dataloader.app.queue.claims import FIRST_TURN, ClaimMode, ClaimRequest
+from dataloader.app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import Pipelines
 from dataloader.workers.pool import WorkerPool
@@ -232,21 +233,15 @@ class TurnTimer:
 
     def __init__(self, session: Session, group: int, *, in_turn: bool) -> None:
         self._session, self._group, self._in_turn = session, group, in_turn
-        self._position: Sequence[str] | None = None
+        self._turn = FIRST_TURN
 
     def time_claim(self) -> float:
         queue = JobQueue(self._session)
         began = time.perf_counter()
-        claimed, hint = queue.claim(
-            "bench",
-            ["noop"],
-            new_run_ids(self._group),
-            "bench",
-            mode=ClaimMode.IN_TURN if self._in_turn else ClaimMode.PLAIN,
-            after=self._position,
-        )
+        request = ClaimRequest(ClaimMode.IN_TURN, self._turn) if self._in_turn else ClaimRequest()
+        claimed, hint = queue.claim("bench", ["noop"], new_run_ids(self._group), "bench", request)
         milliseconds = 1000 * (time.perf_counter() - began)
-        self._position = hint.cursor if self._in_turn else None
+        self._turn = hint.next_start or self._turn
         assert len(claimed) == self._group
         queue.release([ReleaseRequest(job, ReleaseReason.NOT_STARTED) for job in claimed])
         return milliseconds

@@ -17,6 +17,7 @@ from benchmarks.hosts import Place, running_hosts
 from benchmarks.place import commit_count, cpu_sec_of, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table
 from dataloader.app.db.connection import Session
+from dataloader.app.queue.claims import FRONT, ClaimRequest
 from dataloader.app.queue.job import SUCCEEDED, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.workers.listener import ListenMode
@@ -95,15 +96,14 @@ def drain_by_sessions(dsn: str, sessions: Sequence[Session], jobs: int) -> int:
     counts = [0] * len(sessions)
 
     def run(n: int) -> None:
-        queue, position = JobQueue(sessions[n]), None
+        queue, position = JobQueue(sessions[n]), FRONT
         while True:
-            claimed, hint = queue.claim(
-                "bench", ["claim"], new_run_ids(_GROUP), "bench", promote_due=False, after=position
-            )
+            request = ClaimRequest(start=position, promote_due=False)
+            claimed, hint = queue.claim("bench", ["claim"], new_run_ids(_GROUP), "bench", request)
             counts[n] += 1
-            if not claimed and position is None:
+            if not claimed and position == FRONT:
                 return
-            position = hint.cursor if len(claimed) == _GROUP else None
+            position = hint.next_start if hint.next_start and len(claimed) == _GROUP else FRONT
             if claimed:
                 queue.settle([(job, SUCCEEDED) for job in claimed])
 

@@ -24,10 +24,11 @@ import psycopg2
 
 from benchmarks.place import benchmark_server, fresh_database
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median
+from dataloader.app.db.encoding import array
 from dataloader.app.db.schema import schema_text
 from dataloader.app.db.statements import StatementPart, statements
+from dataloader.app.queue.claims import FRONT
 from dataloader.app.queue.job import SUCCEEDED, new_run_ids
-from dataloader.app.queue.jobs import CURSOR_START
 from dataloader.app.queue.parameters import settle_parameters
 
 RELEASE = "0.3.0"
@@ -97,7 +98,7 @@ class Side:
 
 def _claim(wanted: int) -> dict[str, Any]:
     return {
-        "queue": "q", "tasks": "{t}", "wanted": wanted, "scan_limit": wanted, "after": CURSOR_START, "in_turn": False,
+        "queue": "q", "tasks": "{t}", "wanted": wanted, "scan_limit": wanted, "after": array(FRONT), "in_turn": False,
         "promotes": False, "run_ids": "{" + ",".join(map(str, new_run_ids(wanted))) + "}", "worker": "w",
         "worker_id": None, "takes_session_locks": False, "min_lease_sec": 1, "release": None,
     }  # fmt: skip

@@ -61,7 +61,7 @@ LOCK_TEXTS = {
     "1684828530, hash": "an INSERT into the queue sends no notification (shared)",
     "1684828531, hash": "edges of the graph change; of `waits`: a running job begins to wait for others",
     "1684828532, hash": "a batch with this debounce key makes or changes jobs",
-    "1684828533, hash": "one of four [permits](decisions/008-claim-in-one-message.md) of a queue: a claim prefetches",
+    "1684828533, hash": "one of four [permits](decisions/008-claim-in-one-function.md) of a queue: a claim prefetches",
     "1684828534, hash": "a process sends its heartbeat, or its runs are taken from it",
 }
 SINGLE_LOCK_TEXTS = {

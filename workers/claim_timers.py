@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dataloader.app.queue.job import ClaimHint
+from dataloader.app.queue.claims import ClaimHint
 from dataloader.pipelines.retry import Exponential, Fixed, Policy
 
 CONFLICT_RETRY_SEC = 0.005  # another transaction is changing the key of a ready job, or holds a due one
@@ -75,15 +75,18 @@ class DueTimer:
         self.next_due_at, self.promote_due = None, True
         return True
 
-    def record_claim(self, hint: ClaimHint, now: float, *, is_full: bool, promoted: bool) -> None:
-        """Set the timer to the next due job. One that is due now is promoted by the next claim."""
+    def record_claim(self, hint: ClaimHint, now: float, *, may_have_more: bool, promoted: bool) -> None:
+        """Set the timer to the next due job. One that is due now is promoted by the next claim.
+
+        `may_have_more`: that claim follows at once.
+        """
         due_in_sec = hint.next_due_sec
         if due_in_sec is None or due_in_sec > 0:
             self._overdue_delay_sec = CONFLICT_RETRY_SEC
             self.next_due_at = None if due_in_sec is None else now + max(due_in_sec, CONFLICT_RETRY_SEC)
             return
-        if not promoted or is_full:  # it fell due since, or there are more than one claim promotes
+        if not promoted or may_have_more:  # it fell due since, or there are more than one claim promotes
             self.promote_due = True
-        if promoted and not is_full:  # another transaction holds it: try again at growing intervals
+        if promoted and not may_have_more:  # another transaction holds it: try again at growing intervals
             self._overdue_delay_sec = min(FALLBACK_POLL_SEC, 2 * self._overdue_delay_sec)
-        self.next_due_at = None if is_full else now + self._overdue_delay_sec
+        self.next_due_at = None if may_have_more else now + self._overdue_delay_sec

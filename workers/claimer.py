@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.queue.job import ClaimedJob, ClaimHint, ReleaseReason, new_run_ids
+from dataloader.app.queue.claims import ClaimHint, ClaimRequest
+from dataloader.app.queue.job import ClaimedJob, ReleaseReason, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import WorkerInfo
 from dataloader.pipelines.portable import clock
@@ -42,16 +42,14 @@ class Claimer:
         # Queue, run ids and time of a claim whose answer was lost: it may have been committed.
         self._unconfirmed: tuple[str, Sequence[str], float] | None = None
 
-    def claim(self, queue: str, count: int, **options: Any) -> tuple[list[Attempt], int, ClaimHint]:
+    def claim(self, queue: str, count: int, request: ClaimRequest) -> tuple[list[Attempt], int, ClaimHint]:
         """Claim jobs; return the attempts that may start, how many jobs were claimed, and the hint for the next claim.
 
-        The options are those of `JobQueue.claim`. Raises DatabaseUnavailable, after which `recover` finds what was
-        claimed nevertheless.
+        Raises DatabaseUnavailable, after which `recover` finds what was claimed nevertheless.
         """
         sent_at, run_ids = clock(), new_run_ids(count)
-        info, worker = self._info, {"worker": self._info.name, "worker_id": self._info.id}
         try:
-            claimed, hint = self._key_locks.claim(queue, info.tasks, run_ids=run_ids, **worker, **options)
+            claimed, hint = self._key_locks.claim(queue, self._info, run_ids, request)
         except DatabaseUnavailable:
             self._unconfirmed = queue, run_ids, sent_at
             raise
@@ -73,7 +71,7 @@ class Claimer:
         return queue, self._startable(queue, self._to_attempts(claimed, sent_at), self._key_locks.lock)
 
     def defer_unknown_tasks(self, queue: str) -> None:
-        """Defer ready jobs whose task no live worker knows, so that they do not stand in front of others."""
+        """Defer ready jobs whose task no live worker knows, so that they are not in front of others."""
         report_unknown_tasks(queue, self._queue.defer_unknown_tasks(queue, self._info.tasks))
 
     def _to_attempts(self, claimed: Iterable[ClaimedJob], sent_at: float) -> list[Attempt]:

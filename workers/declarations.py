@@ -29,7 +29,7 @@ def describe_worker(worker_id: UUID, name: str, pipelines: Pipelines, options: P
         labels=options.labels or {},
         unserved_tasks=unserved,
         reaps=options.reaps,
-        release=options.release,
+        code_release=options.code_release,
     )
 
 

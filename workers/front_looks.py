@@ -1,4 +1,4 @@
-"""Looks for the first ready job of queues whose claims no longer start at the front, because that takes long."""
+"""Looks for the first ready job of queues whose claims no longer start at the front: see `ClaimCursor`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FrontLooks:
                 self.dispatcher.claim_soon(buffer)
             raise
         cursor.record_look(first_ready, took_sec, clock())
-        self.dispatcher.last_claim_at = clock()
+        self.dispatcher.claims.last_claim_at = clock()
         if first_ready is not None or not cursor.is_front_slow:
             self.dispatcher.claim_soon(buffer)
 

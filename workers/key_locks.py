@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from dataloader.app import log
 from dataloader.app.db.connection import Session
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.queue.job import ClaimedJob, ClaimHint
+from dataloader.app.queue.claims import ClaimHint, ClaimRequest
+from dataloader.app.queue.job import ClaimedJob
 from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.queue.workers import WorkerInfo
 from dataloader.pipelines.contract import StopReason
 from dataloader.workers.attempt import Attempt
 
@@ -43,11 +44,15 @@ class KeyLocks:
     def round_trip_sec(self) -> float:
         return self._session.quickest_sec
 
-    def claim(self, queue: str, tasks: Iterable[str], **options: Any) -> tuple[list[ClaimedJob], ClaimHint]:
+    def claim(
+        self, queue: str, info: WorkerInfo, run_ids: Sequence[str], request: ClaimRequest
+    ) -> tuple[list[ClaimedJob], ClaimHint]:
         """Claim jobs and lock their keys in one statement; `adopt` returns those that may start."""
         with self._session.lock:
             try:
-                claimed, hint = self._queue.claim(queue, tasks, lock_keys=True, **options)
+                claimed, hint = self._queue.claim(
+                    queue, info.tasks, run_ids, info.name, request, lock_keys=True, worker_id=info.id
+                )
             except BaseException:
                 self._session.close()  # it may have locked the keys of a claim that was not committed
                 with suppress(DatabaseUnavailable):

@@ -1,13 +1,13 @@
-"""Bounds the cost of a look that is repeated.
+"""Bounds the cost of a look, which is a search that is repeated and reads an index from its front, the first entry.
 
-While a transaction is open for hours, dead entries stay at the front of indexes, and each look from there takes longer.
+While a transaction is open for hours, entries of rows that are gone stay at the front, and each look walks over them.
 It is then repeated less often, so that it costs about one part in fifty of the time.
 """
 
 from __future__ import annotations
 
 _TIME_RATIO = 50
-_SAMPLES = 3  # the quickest of these counts: a machine that stalls once is no reason
+_SAMPLES = 3  # of these looks the quickest counts: a machine that stalls once is no reason
 _SLOW_SEC = 0.005
 
 

@@ -89,7 +89,8 @@ class WorkerPool:
     def _build(self, echo: LogSink | None) -> None:
         options, sessions = self._options, self._sessions
         limits = replace(options.limits, min_lease_sec=math.ceil(2 * options.heartbeat_sec))
-        queue = {role: JobQueue(db, limits=limits, release=options.release) for role, db in sessions.executors.items()}
+        make_queue = partial(JobQueue, limits=limits, code_release=options.code_release)
+        queue = {role: make_queue(db) for role, db in sessions.executors.items()}
         info = describe_worker(self.id, self.name, self._pipelines, options)
         self._registration = Registration(
             sessions["renew"], info, heartbeat_sec=options.heartbeat_sec, worker_name=options.worker_name
@@ -400,7 +401,7 @@ class WorkerPool:
         running = [attempt.job for worker in self._workers if (attempt := worker.current_attempt) is not None]
         busy = Counter(job.queue for job in running)
         ready = has_started and not self._stopped.is_set() and not crashed
-        dispatch_age_sec = now - self._dispatcher.last_cycle_at
+        dispatch_age_sec = now - self._dispatcher.claims.last_cycle_at
         # An idle dispatcher completes a cycle after each poll or heartbeat, whichever is longer; one may fail.
         max_dispatch_age_sec = 2 * max(self._dispatcher.poll_interval_sec, self._options.heartbeat_sec) + 5.0
         return PoolState(
@@ -410,7 +411,7 @@ class WorkerPool:
             listener=self._listener.state.value,
             listen_mode=self._options.listen.value,
             self_test_age_sec=round(now - tested_at, 1) if tested_at is not None and is_receiving else None,
-            claim_age_sec=round(now - self._dispatcher.last_claim_at, 1),
+            claim_age_sec=round(now - self._dispatcher.claims.last_claim_at, 1),
             dispatch_age_sec=round(dispatch_age_sec, 1),
             consuming=ready and (self._dispatcher.all_busy or dispatch_age_sec < max_dispatch_age_sec),
             heartbeat_age_sec=round(now - self._heartbeat.last_beat_at, 1),

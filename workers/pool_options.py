@@ -38,7 +38,7 @@ class PoolOptions:
     stop_wait_sec: float = 10.0  # for jobs that were asked to stop at shutdown
     memory_high_percent: float = 0.0  # of used memory, above which one job runs at a time; 0: it is not watched
     version: str = "0"
-    release: str | None = None  # of the pipelines' code
+    code_release: str | None = None  # of the pipelines' code
     worker_name: str | None = None  # that at most one process has
     labels: Labels | None = field(default_factory=dict)  # None: it serves tasks whatever they require
     targets: Mapping[str, str] = field(default_factory=dict)

@@ -214,24 +214,6 @@ class ClaimedJob(NamedTuple):
         return UUID(self.run_text)
 
 
-class ClaimMode(StrEnum):
-    PLAIN = "plain"  # the oldest, for idle threads
-    PREFETCH = "prefetch"  # the oldest, more than idle threads need; takes a permit of the queue
-    IN_TURN = "in_turn"  # of a fair queue: its tenants are served in turn
-
-
-@dataclass(frozen=True)
-class ClaimHint:
-    """When and where to claim again."""
-
-    skipped: int  # ready jobs scanned in vain, since their key is busy: more may be ready behind them
-    next_due_sec: float | None  # until the next scheduled job; None: there is none
-    cursor: Sequence[str] | None = None  # the position of the last claimed job; None: none was claimed
-    blocked_keys: Sequence[str] | None = None  # keys whose jobs this claim blocked
-    # How much longer the claim took than a few round trips; None: it claimed many jobs.
-    delay_sec: float | None = None
-
-
 @dataclass(frozen=True)
 class Reports:
     """What an attempt reported in addition to its outcome: columns of dl_checks, and of dl_dataset_events."""

@@ -12,12 +12,11 @@ from dataloader.app.db.encoding import array, as_uuid, from_row, unquoted_array
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, WaitRefused
 from dataloader.app.queue.batch import Outcome, encode_job, enqueue_batch
+from dataloader.app.queue.claims import ClaimHint, ClaimMode, ClaimRequest
 from dataloader.app.queue.job import (
     SUCCEEDED,
     BeatAnswer,
     ClaimedJob,
-    ClaimHint,
-    ClaimMode,
     Enqueued,
     ExpiredRuns,
     Job,
@@ -41,10 +40,6 @@ from dataloader.app.queue.parameters import (
 )
 from dataloader.app.queue.upkeep import Upkeep
 
-CURSOR_START = array(("-1", "-infinity", "00000000-0000-0000-0000-000000000000"))  # before every ready job
-# A fair queue begins with the tenant after '', as if that one had started more jobs than any share allows.
-_TURN_START = array(("", "1000000"))
-
 _CANCEL_BATCH = 500  # jobs in a transaction: the lock of each key is held until its end
 
 _APPLIED_BY_STATUS = {status: SettleResult("applied", status) for status in Status}
@@ -60,9 +55,9 @@ class JobLimits:
 class JobQueue(JobRecords, Upkeep):
     """The queue of one schema. Its base classes have the statements that no reader needs at first."""
 
-    def __init__(self, executor: Executor, *, limits: JobLimits | None = None, release: str | None = None) -> None:
-        """`release`: of the code that executes what is claimed here."""
-        self.executor, self._release = executor, release
+    def __init__(self, executor: Executor, *, limits: JobLimits | None = None, code_release: str | None = None) -> None:
+        """`code_release`: the version of the code that executes what is claimed here."""
+        self.executor, self._code_release = executor, code_release
         self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
         self._limits = limits or JobLimits()
         # Where the rows of runs were found last, by run: the ctid of a row version, which says nothing once the row
@@ -135,39 +130,33 @@ class JobQueue(JobRecords, Upkeep):
         tasks: Iterable[str],
         run_ids: Sequence[UUID | str],
         worker: str,
+        request: ClaimRequest | None = None,
         *,
-        scan: int = 0,
         lock_keys: bool = False,
-        promote_due: bool = True,
-        after: Sequence[str] | None = None,
         worker_id: UUID | None = None,
-        mode: ClaimMode = ClaimMode.PLAIN,
     ) -> tuple[list[ClaimedJob], ClaimHint]:
         """Claim as many ready jobs as there are run ids, and return when to claim again.
 
-        `scan` rows are tried where many jobs may have busy keys. With `promote_due` scheduled jobs that are due become
-        ready first. Jobs up to `after`, the cursor of an earlier claim, are skipped; tenants that are served in turn
-        begin there; with ids of jobs behind it only these are claimed. With `lock_keys` the session locks of the keys
-        are taken too; after an error they may be held without a run, so the session must be closed.
+        With `lock_keys` the session locks of the keys are taken too; after an error they may be held without a run, so
+        the session must be closed.
         """
-        in_turn = mode is ClaimMode.IN_TURN
-        start = _TURN_START if in_turn else CURSOR_START
+        request = request or ClaimRequest()
         *rows, last = self._execute(
-            "prefetch" if mode is ClaimMode.PREFETCH else "claim",
+            "prefetch" if request.mode is ClaimMode.PREFETCH else "claim",
             {
                 "queue": queue,
                 "tasks": array(tasks),
                 "wanted": len(run_ids),
-                "scan_limit": max(scan, len(run_ids)),
-                "after": start if after is None else array(after),
-                "in_turn": in_turn,
-                "promotes": promote_due,
+                "scan_limit": max(request.scan, len(run_ids)),
+                "after": array(request.start),
+                "in_turn": request.mode is ClaimMode.IN_TURN,
+                "promotes": request.promote_due,
                 "run_ids": unquoted_array(run_ids),
                 "worker": worker,
                 "worker_id": None if worker_id is None else str(worker_id),
                 "takes_session_locks": lock_keys,
                 "min_lease_sec": self._limits.min_lease_sec,
-                "release": self._release,
+                "release": self._code_release,
             },
         )
         return [ClaimedJob(queue, *row[:-4]) for row in rows], ClaimHint(*last[-4:])

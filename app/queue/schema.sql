@@ -22,7 +22,7 @@ SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', t
 -- rights of the service: SELECT
 CREATE TABLE dl_schema (
     version     int         NOT NULL,
-    fingerprint text        NOT NULL,  -- of this file, as `dataloader migrate` applied it
+    fingerprint text        NOT NULL,  -- of this file as `dataloader migrate` applied it; 'by hand': another program did
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     serves_from int
 );
@@ -689,7 +689,7 @@ END $$;
 -- The next ready jobs of a fair queue, at most `wanted`: of the best priority, its tenants in turn, beginning behind `start_key`,
 -- of which `start_used` jobs have been taken in this turn. Who has the fewest running jobs for its weight comes first; who has
 -- its share of the queue's threads comes last, and only if all other tenants that wait have been looked at. Of each tenant the
--- oldest job is first that no other transaction has locked; it is locked. Sets dl.fair_position to where the next call begins, and dl.fair_more if tenants were left out.
+-- oldest job is first that no other transaction has locked; it is locked. Sets dl.fair_turn to where the next call begins, and dl.fair_more to 1 if tenants were left out.
 --
 -- Each tenant costs one search in dl_jobs_fair_idx; how many jobs or tenants wait does not matter. A job without a tenant is found
 -- among the first hundred of the queue. Claims of one queue follow each other, under the lock that dl_free_slots takes.
@@ -713,7 +713,7 @@ DECLARE
     tenants     text[];
     has_no_tenant bool;       -- jobs without a tenant are of this level; they count as those of the tenant ''
     is_circle   bool;         -- every tenant of the level has been looked at
-    position    text[] := ARRAY[start_key, start_used::text];
+    next_turn   text[] := ARRAY[start_key, start_used::text];
     has_turn    bool;         -- the tenant at which the last call ended has jobs left in its turn
     picked      record;
     last_pos    bigint;
@@ -817,11 +817,11 @@ BEGIN
             job_id := picked.job_id;
             RETURN NEXT;
             IF is_first AND picked.pos > last_pos THEN
-                position := ARRAY[picked.key, CASE WHEN has_turn AND picked.key = start_key THEN start_used ELSE 0 END::text];
+                next_turn := ARRAY[picked.key, CASE WHEN has_turn AND picked.key = start_key THEN start_used ELSE 0 END::text];
                 last_pos := picked.pos;
             END IF;
             IF is_first AND picked.pos = last_pos THEN
-                position[2] := (position[2]::int + 1)::text;
+                next_turn[2] := (next_turn[2]::int + 1)::text;
             END IF;
         END LOOP;
         CONTINUE WHEN is_locked AND taken < wanted;
@@ -829,13 +829,13 @@ BEGIN
             IF taken < wanted THEN
                 PERFORM set_config('dl.fair_more', '1', true);
                 IF taken = 0 THEN
-                    position := ARRAY[tenants[cardinality(tenants)], '1000000'];
+                    next_turn := ARRAY[tenants[cardinality(tenants)], '1000000'];
                 END IF;
             END IF;
             EXIT;
         END IF;
     END LOOP;
-    PERFORM set_config('dl.fair_position', to_jsonb(position)::text, true);
+    PERFORM set_config('dl.fair_turn', to_jsonb(next_turn)::text, true);
 END $$;
 
 -- ── Notifications ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1045,14 +1045,14 @@ $$;
 -- ── Claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- queued -> queued: jobs of all queues that are due become ready; the other queues are notified. `since`: only those that have fallen due
--- since then, where a transaction of hours keeps entries of promoted jobs in front of them. Returns where the promoted jobs of
--- `claimed_queue` begin, as claims count: their least priority and creation time.
+-- since then, where a transaction of hours keeps entries of promoted jobs in front of them. Returns the position right before the
+-- promoted jobs of `claimed_queue`; NULL: there are none.
 CREATE OR REPLACE FUNCTION dl_promote_due(claimed_queue text, since timestamptz DEFAULT '-infinity') RETURNS text[]
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     of_queue record;
     first    text[];
-    own      text := set_config('dl.own_update', 'on', true);  -- no trigger has anything to do
+    unused   text := set_config('dl.own_update', 'on', true);  -- no trigger has anything to do
 BEGIN
     FOR of_queue IN
         WITH due AS (
@@ -1074,30 +1074,34 @@ BEGIN
             PERFORM dl_notify_queue(of_queue.queue);
         END IF;
     END LOOP;
-    own := set_config('dl.own_update', '', true);
+    unused := set_config('dl.own_update', '', true);
     RETURN first;
 END $$;
 
 -- queued -> running: claims up to `wanted` ready jobs of the queue, the best priority and the oldest first. What is unusual is
 -- behind an IF: a claim of a queue that uses no feature is two statements.
 --   scan_limit          how many ready jobs to look at: more than `wanted` where many keys are busy
---   after               where to begin: a (priority, created_at, job_id), of which ready jobs up to that one are skipped; where a
---                       transaction of hours keeps the index from being cleaned, the way from its front to the first live row is
---                       long. With job ids behind it: these jobs, if they are ready, and no others. In turn: the tenant and how many
---                       of its jobs have had their turn.
---   promotes            makes ready first what is due
+--   after               where the claim starts (ClaimStart in app/queue/claims.py), one of
+--                       - a position, (priority, created_at, job_id): at the ready jobs behind it. The front is the one before all.
+--                         Where a transaction of hours keeps the index from being cleaned, the way from there to the first live
+--                         row is long.
+--                       - a position, and then job ids: at these jobs alone, those of them that are ready
+--                       - with `in_turn` (tenant, jobs): behind this tenant, of which so many jobs have had their turn
+--   promotes            makes ready first what is due: from the front all, else only what has fallen due in the last seconds
 --   takes_session_locks takes the session locks of the keys too, for the life of each run: a former owner that lost its lease but
 --                       not its session still holds one, and the job is blocked. They outlive a claim that fails: its sender must
 --                       then close the session.
 --   min_lease_sec       what the process can renew in time: a shorter lease is lengthened to that, in the row too, which reapers
 --                       and renewals read
--- The first statement locks rows, and tries their keys. All others have a newer snapshot, under the locks of the keys: jobs whose
+-- The search locks rows, and tries their keys. All later statements have a newer snapshot, under the locks of the keys: jobs whose
 -- key is busy are blocked. A paused queue yields no job, and a limited one no more than it has free slots; a job whose limit is full
 -- becomes limited. A process that was frozen while another took over its name claims nothing: it has not learned of that yet.
--- Returns the claimed jobs and then one row without a job, the hint for the next claim: `skipped` rows that were scanned in vain,
--- because they were blocked or limited or their key was locked by another transaction, and jobs that were woken in their place
--- (more may be ready: claim again at once); `next_due_sec` until the next scheduled job; `next_after`, where the next claim
--- may begin; the keys whose jobs were blocked.
+-- Returns the claimed jobs and then one row without a job, the hint for the next claim (ClaimHint):
+--   skipped             ready jobs that were scanned and not started, because they were blocked or limited or another transaction had
+--                       their key locked, and jobs that were woken in their place: more may be ready, claim again at once
+--   next_due_sec        until the next scheduled job
+--   next_after          `after` of the next claim: behind the last job that was started
+--   blocked_keys        the keys whose jobs were blocked
 CREATE OR REPLACE FUNCTION dl_claim(
     queue_name text, known_tasks text[], wanted int, scan_limit int, after text[], in_turn bool, promotes bool,
     run_ids uuid[], worker_name text, own_id uuid, takes_session_locks bool, min_lease_sec int, code_release text DEFAULT NULL
@@ -1110,55 +1114,49 @@ CREATE OR REPLACE FUNCTION dl_claim(
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-    found   record;              -- the first ready jobs whose keys are not locked, in their order
-    ids     uuid[];              -- those of them that may start
-    keys    text[];              -- theirs
-    busy    uuid[] := '{}';      -- those whose key is busy
-    limited uuid[] := '{}';      -- those whose limit is full
-    room    int;
-    started int := 0;
-    woken   text[];
-    last_n  int;
-    start   text[] := after;
-    offered uuid[] := after[4:];
-    promoted     text[];         -- where the jobs begin that this claim has promoted
-    is_before    bool;           -- that is before `after`
-    has_position bool;
-    due_since    timestamptz := '-infinity';
-    own     text;                -- dl.own_update
+    has_position bool := NOT in_turn AND after[1]::int >= 0;  -- it does not start at the front
+    due_since    timestamptz := CASE WHEN has_position THEN clock_timestamp() - interval '10 s' ELSE '-infinity' END;
+    listed_ids   uuid[] := after[4:];
+    position     text[] := after;
+    promoted_at  text[];         -- the position right before the jobs that this claim has promoted
+    is_before    bool;           -- that is before `after`: the search begins there
+    found        record;         -- the first ready jobs whose keys no other transaction has locked, in their order
+    ids          uuid[];         -- those of them that may start
+    keys         text[];         -- the lock keys of `ids`
+    busy         uuid[] := '{}';  -- jobs whose key is busy
+    limited      uuid[] := '{}';  -- jobs whose limit is full
+    woken_for    text[];         -- limits for which busy jobs had been woken
+    started      int := 0;
+    last_n       int;            -- the place in `found` of the last job that was started
+    unused       text;           -- what set_config returns: an assignment costs less than PERFORM
 BEGIN
-    -- A claim from the front looks for all that is due; one behind a position only for what has fallen due since the last ones.
-    has_position := NOT in_turn AND after[1]::int >= 0;
-    IF has_position THEN
-        due_since := clock_timestamp() - interval '10 s';
-    END IF;
+    -- Promote what is due.
     IF promotes THEN
-        promoted := dl_promote_due(queue_name, due_since);
-        is_before := has_position AND (promoted[1]::int, promoted[2]::timestamptz) < (start[1]::int, start[2]::timestamptz);
+        promoted_at := dl_promote_due(queue_name, due_since);
+        is_before := has_position AND (promoted_at[1]::int, promoted_at[2]::timestamptz) < (after[1]::int, after[2]::timestamptz);
         IF is_before THEN
-            start := promoted;
+            position := promoted_at;
         END IF;
     END IF;
-    IF in_turn OR offered <> '{}' THEN
-        WITH listed AS (
+
+    -- Lock the first ready jobs, and try their keys.
+    IF in_turn OR listed_ids <> '{}' THEN
+        WITH chosen AS MATERIALIZED (
             SELECT c.n, c.job_id FROM dl_fair_candidates(queue_name, known_tasks, scan_limit, after[1], after[2]::int) c WHERE in_turn
             UNION ALL
-            SELECT o.n, j.job_id
-              FROM unnest(offered) WITH ORDINALITY AS o (job_id, n) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[o.job_id])
-             WHERE j.queue = queue_name AND j.task = ANY (known_tasks) AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
-        ), chosen AS MATERIALIZED (
-            SELECT * FROM listed
-             WHERE NOT EXISTS (SELECT FROM dl_workers w WHERE w.worker_id = own_id AND w.superseded_by IS NOT NULL)
+            SELECT l.n, l.job_id FROM unnest(listed_ids) WITH ORDINALITY AS l (job_id, n)
         ), candidates AS (
             SELECT j.job_id, j.lock_key, chosen.n
               FROM chosen JOIN dl_jobs j ON j.job_id = ANY (ARRAY[chosen.job_id]) AND j.status::text = 'queued' AND j.wait_state::text = 'ready'
+             WHERE j.queue = queue_name AND j.task = ANY (known_tasks) AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+               AND NOT EXISTS (SELECT FROM dl_workers w WHERE w.worker_id = own_id AND w.superseded_by IS NOT NULL)
                FOR NO KEY UPDATE OF j SKIP LOCKED
         ), tried AS (
             SELECT c.*, pg_try_advisory_xact_lock(1684828526, hashtext(c.lock_key)) AS is_locked FROM candidates c
         )
         SELECT array_agg(t.job_id ORDER BY t.n) FILTER (WHERE t.is_locked) AS ids,
                array_agg(t.lock_key ORDER BY t.n) FILTER (WHERE t.is_locked) AS keys, NULL::int[] AS priorities, NULL::timestamptz[] AS created,
-               true AS has_live_key, count(*) FILTER (WHERE NOT t.is_locked) + coalesce(nullif(current_setting('dl.fair_more', true), ''), '0')::int AS passed,
+               true AS has_live_key, count(*) FILTER (WHERE NOT t.is_locked) + coalesce(nullif(current_setting('dl.fair_more', true), ''), '0')::int AS skipped,
                true AS is_unusual
           INTO found FROM tried t;
     ELSE
@@ -1166,7 +1164,7 @@ BEGIN
             SELECT j.job_id, j.lock_key, j.priority, j.created_at, j.live_key IS NOT NULL AS has_live_key
               FROM dl_jobs j
              WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready' AND j.task = ANY (known_tasks)
-               AND (j.priority, j.created_at, j.job_id) > (start[1]::int, start[2]::timestamptz, start[3]::uuid)
+               AND (j.priority, j.created_at, j.job_id) > (position[1]::int, position[2]::timestamptz, position[3]::uuid)
                AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
                AND NOT EXISTS (SELECT FROM dl_workers w WHERE w.worker_id = own_id AND w.superseded_by IS NOT NULL)
              ORDER BY j.priority, j.created_at, j.job_id
@@ -1178,14 +1176,16 @@ BEGIN
         -- In the order of the candidates: an aggregate with DISTINCT would have PostgreSQL 16 sort them for all of these.
         SELECT array_agg(t.job_id) FILTER (WHERE t.is_locked) AS ids, array_agg(t.lock_key) FILTER (WHERE t.is_locked) AS keys,
                array_agg(t.priority) FILTER (WHERE t.is_locked) AS priorities, array_agg(t.created_at) FILTER (WHERE t.is_locked) AS created,
-               bool_or(t.has_live_key) AS has_live_key, count(*) FILTER (WHERE NOT t.is_locked) AS passed,
+               bool_or(t.has_live_key) AS has_live_key, count(*) FILTER (WHERE NOT t.is_locked) AS skipped,
                scan_limit > wanted OR dl_uses_limits()
                OR EXISTS (SELECT FROM dl_queues q WHERE q.queue = queue_name AND (q.state <> 'open' OR q.concurrency IS NOT NULL)) AS is_unusual
           INTO found FROM tried t;
     END IF;
     ids := found.ids;
     keys := found.keys;
-    skipped := found.passed;
+    skipped := found.skipped;
+
+    -- Leave out what may not start, where something is unusual: keys that are busy, a queue or limits that are full.
     IF ids IS NOT NULL
        AND (found.is_unusual OR cardinality(keys) > 1 AND (SELECT count(DISTINCT k) FROM unnest(keys) AS k) < cardinality(keys)) THEN
         SELECT array_agg(c.job_id ORDER BY c.n) FILTER (WHERE NOT c.is_busy), coalesce(array_agg(c.job_id) FILTER (WHERE c.is_busy), '{}')
@@ -1193,8 +1193,7 @@ BEGIN
           FROM (SELECT f.job_id, f.n, row_number() OVER (PARTITION BY f.lock_key ORDER BY f.n) > 1
                                       OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key BETWEEN f.lock_key AND f.lock_key AND r.status = 'running' OFFSET 0) AS is_busy
                   FROM unnest(ids, keys) WITH ORDINALITY AS f (job_id, lock_key, n)) c;
-        room := dl_free_slots(queue_name);
-        ids := ids[:least(wanted, room)];
+        ids := ids[:least(wanted, dl_free_slots(queue_name))];
         IF dl_uses_limits() THEN
             limited := ARRAY(
                 SELECT dl_apply_limits(ids, (SELECT array_agg(j.waits_on) FROM dl_jobs j WHERE j.job_id = ANY (busy) AND j.waits_on IS NOT NULL),
@@ -1206,8 +1205,10 @@ BEGIN
           FROM unnest(found.ids::uuid[], found.keys::text[]) WITH ORDINALITY AS f (job_id, lock_key, n)
          WHERE f.job_id = ANY (ids) AND f.job_id <> ALL (limited);
     END IF;
+
+    -- Start the others, but for those whose key turns out to be busy.
     IF ids IS NOT NULL THEN
-        own := set_config('dl.own_update', 'on', true);
+        unused := set_config('dl.own_update', 'on', true);
         RETURN QUERY
         WITH selected AS MATERIALIZED (
             SELECT f.job_id, f.n, hashtext(f.lock_key)::bigint AS key_hash,
@@ -1247,7 +1248,7 @@ BEGIN
           FROM claimed c
          ORDER BY c.n;
         GET DIAGNOSTICS started = ROW_COUNT;
-        own := set_config('dl.own_update', '', true);
+        unused := set_config('dl.own_update', '', true);
         IF found.has_live_key THEN
             PERFORM dl_job_status_changed(j, 'queued')
                FROM unnest(ids) AS i (job_id)
@@ -1261,6 +1262,8 @@ BEGIN
         END IF;
         last_n := array_position(found.ids::uuid[], ids[cardinality(ids)]);
     END IF;
+
+    -- Block those whose key is busy. Limits that had woken one of them wake another job.
     IF busy <> '{}' THEN
         WITH waiting AS MATERIALIZED (
             SELECT j.job_id, j.waits_on FROM unnest(busy) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
@@ -1268,21 +1271,23 @@ BEGIN
             UPDATE dl_jobs j SET wait_state = 'blocked', waits_on = NULL
               FROM waiting w
              WHERE j.job_id = ANY (ARRAY[w.job_id])
-            RETURNING j.lock_key, w.waits_on AS woken_for
+            RETURNING j.lock_key, w.waits_on
         )
-        SELECT array_agg(DISTINCT b.lock_key), array_agg(DISTINCT b.woken_for) FILTER (WHERE b.woken_for IS NOT NULL)
-          INTO blocked_keys, woken FROM blocked b;
-        IF woken IS NOT NULL THEN
-            skipped := skipped + dl_jobs_ended(woken_for => woken);
+        SELECT array_agg(DISTINCT b.lock_key), array_agg(DISTINCT b.waits_on) FILTER (WHERE b.waits_on IS NOT NULL)
+          INTO blocked_keys, woken_for FROM blocked b;
+        IF woken_for IS NOT NULL THEN
+            skipped := skipped + dl_jobs_ended(woken_for => woken_for);
         END IF;
     END IF;
+
+    -- The hint for the next claim.
     skipped := skipped + cardinality(busy) + cardinality(limited);
     next_due_sec := (SELECT extract(epoch FROM min(j.available_at) - clock_timestamp())::float8
                        FROM dl_jobs j
                       WHERE j.status = 'queued' AND j.wait_state = 'scheduled' AND j.available_at > due_since AND j.available_at < 'infinity');
     IF in_turn THEN
-        next_after := ARRAY(SELECT jsonb_array_elements_text(nullif(current_setting('dl.fair_position', true), '')::jsonb));
-    ELSIF last_n IS NOT NULL AND offered = '{}' THEN
+        next_after := ARRAY(SELECT jsonb_array_elements_text(nullif(current_setting('dl.fair_turn', true), '')::jsonb));
+    ELSIF last_n IS NOT NULL AND listed_ids = '{}' THEN
         next_after := ARRAY[found.priorities[last_n]::text, found.created[last_n]::text, ids[cardinality(ids)]::text];
         IF is_before AND (next_after[1]::int, next_after[2]::timestamptz) < (after[1]::int, after[2]::timestamptz) THEN
             next_after := after;
@@ -1307,11 +1312,11 @@ CREATE OR REPLACE FUNCTION dl_settle(
 #variable_conflict use_column
 DECLARE
     ended record;
-    own   text;  -- dl.own_update
+    unused text;  -- what set_config returns
 BEGIN
     PERFORM pg_advisory_xact_lock(1684828526, k.hash)
        FROM (SELECT DISTINCT h::int AS hash FROM unnest(key_hashes) AS u (h) ORDER BY 1 OFFSET 0) k;
-    own := set_config('dl.own_update', 'on', true);
+    unused := set_config('dl.own_update', 'on', true);
     WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for it is not matched
         SELECT p.job_id, p.run_id, 'succeeded'::dl_status AS status, NULL AS error, NULL AS traceback, NULL AS result,
                NULL AS progress, NULL AS checkpoint, 0::float8 AS pause, 0 AS refund, 0 AS crashed, NULL AS event_fields,
@@ -1374,7 +1379,7 @@ BEGIN
            array_agg(DISTINCT queue) FILTER (WHERE status = 'queued') AS queues,
            array_agg(job_id) FILTER (WHERE status = 'failed' OR is_of_feature) AS of_features
       INTO ended FROM settled;
-    own := set_config('dl.own_update', '', true);
+    unused := set_config('dl.own_update', '', true);
     applied := ended.jobs;
     changed_statuses := ended.changed;
     IF applied < cardinality(plain_runs) + cardinality(run_ids) THEN
@@ -1507,7 +1512,7 @@ DECLARE
     has         record;
     queue_name  text;
     problem     text;
-    own         text;  -- dl.own_update
+    unused      text;  -- what set_config returns
     is_notified bool;
 BEGIN
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -1546,14 +1551,14 @@ BEGIN
             PERFORM dl_jobs_created((SELECT array_agg(job_id) FROM inserted WHERE live_key IS NOT NULL));
         END IF;
         IF has.wrong_state THEN
-            own := set_config('dl.own_update', 'on', true);
+            unused := set_config('dl.own_update', 'on', true);
             UPDATE dl_jobs j
                SET wait_state = CASE WHEN j.status = 'queued' AND j.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END::dl_wait_state
               FROM inserted i
              WHERE j.job_id = i.job_id
                AND (i.wait_state <> 'blocked' AND (i.wait_state = 'ready') <> (i.status = 'queued' AND i.available_at <= clock_timestamp())
                     OR i.status = 'queued' AND i.wait_state IN ('waiting', 'limited'));
-            own := set_config('dl.own_update', '', true);
+            unused := set_config('dl.own_update', '', true);
         END IF;
         IF has.fair THEN
             UPDATE dl_jobs j SET fair_key = dl_fair_key(f.queue, f.partition_key, f.producer, f.args)

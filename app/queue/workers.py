@@ -28,7 +28,7 @@ class WorkerInfo:
     labels: Labels = field(default_factory=dict)
     unserved_tasks: Mapping[str, Labels] = field(default_factory=dict)  # what the tasks require that others serve
     reaps: bool = True  # it takes jobs of dead processes
-    release: str | None = None  # of the pipelines' code
+    code_release: str | None = None  # of the pipelines' code
 
 
 @dataclass(frozen=True)

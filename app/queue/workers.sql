@@ -12,7 +12,7 @@ WITH self AS (
             %(threads)s::int, %(heartbeat_sec)s::float8, %(queue_threads)s::jsonb, %(boot_id)s::text, %(pid_namespace)s::text,
             %(time_namespace)s::text, %(pid)s::int, %(start_time)s::bigint, %(lock_file)s::text,
             %(child_tasks)s::text[], %(worker_name)s::text, %(schedules)s::text[],
-            %(labels)s::jsonb, %(unserved_tasks)s::jsonb, %(reaps)s::bool, %(release)s::text,
+            %(labels)s::jsonb, %(unserved_tasks)s::jsonb, %(reaps)s::bool, %(code_release)s::text,
             CASE WHEN %(worker_name)s::text IS NOT NULL
                  THEN 1 + (SELECT coalesce(max(incarnation), 0) FROM dl_workers WHERE worker_name = %(worker_name)s::text) END)
         ON CONFLICT DO NOTHING

@@ -55,7 +55,7 @@ def pool_options(
         stop_wait_sec=min(_MAX_STOP_SEC, max(2.0, settings.shutdown_grace_sec)),
         memory_high_percent=settings.memory_high,
         version=version(),
-        release=find_release(settings.release, settings.pipelines),
+        code_release=find_release(settings.release, settings.pipelines),
         worker_name=settings.worker_name,
         labels=settings.worker_labels,
         targets=targets,

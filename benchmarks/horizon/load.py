@@ -24,6 +24,7 @@ from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.retention.duty import RetentionDuty
 from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.features.why.explain import JobExplainer
+from dataloader.app.queue.claims import ClaimMode, ClaimRequest, start_at_jobs
 from dataloader.app.queue.job import SUCCEEDED, ClaimedJob, NewJob, Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.retention_periods import DAY_SEC, RetentionPeriods
@@ -234,10 +235,8 @@ class Simulation:
 
     def _claim_and_settle(self, process: SimulatedProcess, now: float, *, promotes: bool, is_retried: bool) -> bool:
         """Claim as a dispatcher does. Returns whether more may be ready."""
-        offered = process.cursor.take_offered(THREADS)
-        promotes = promotes and offered is None
-        after = offered or process.cursor.start(now, promoted=promotes)
-        if after is None and process.cursor.must_wait:
+        request = self._claim_request(process, now, promotes=promotes)
+        if request is None:
             return False
         started_at = time.perf_counter()
         with self._recorder.activity("claim"):
@@ -246,22 +245,27 @@ class Simulation:
                 TASKS,
                 new_run_ids(THREADS),
                 process.info.name,
-                scan=process.cursor.scan,
-                after=after,
+                request,
                 lock_keys=True,
-                promote_due=promotes,
                 worker_id=process.info.id,
             )
         if not self._recorder.is_recording:
             took_sec = time.perf_counter() - started_at
             self.result.claim_ms.append((int(now), took_sec * 1000))
             hint = replace(hint, delay_sec=took_sec)
-        if offered is None:
+        if request.mode is not ClaimMode.LISTED:
             is_full = len(claimed) == THREADS
-            process.cursor.advance(hint, is_full=is_full, from_front=after is None, began=now, now=now)
+            process.cursor.advance(hint, is_full=is_full, from_front=request.is_from_front, began=now, now=now)
         if claimed:
             self._settle(process, claimed, is_retried=is_retried)
-        return bool(claimed or (after is not None and not process.cursor.is_front_slow))
+        return bool(claimed or not (request.is_from_front or process.cursor.is_front_slow))
+
+    @staticmethod
+    def _claim_request(process: SimulatedProcess, now: float, *, promotes: bool) -> ClaimRequest | None:
+        if job_ids := process.cursor.take_offered(THREADS):
+            return ClaimRequest(ClaimMode.LISTED, start_at_jobs(job_ids), promote_due=False)
+        start = process.cursor.start(now, promoted=promotes)
+        return None if start is None else ClaimRequest(ClaimMode.PLAIN, start, process.cursor.scan, promotes)
 
     def _settle(self, process: SimulatedProcess, claimed: list[ClaimedJob], *, is_retried: bool) -> None:
         settlements = [(job, SUCCEEDED) for job in claimed]

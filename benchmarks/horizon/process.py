@@ -9,8 +9,8 @@ from dataloader.app.queue.job import ClaimedJob, RenewalRequest, RunRef, new_run
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import QueueControl
 from dataloader.app.queue.workers import HostFacts, NotifyStateTable, WorkerInfo, WorkerLiveness
+from dataloader.workers.claim_cursor import ClaimCursor
 from dataloader.workers.notify_state import NotifyState
-from dataloader.workers.queue_buffer import ClaimCursor
 from dataloader.workers.run_records import row_interval_sec
 
 LONG, SHORT = "long", "short"  # the queues

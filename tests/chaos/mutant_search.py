@@ -166,7 +166,7 @@ SCENES = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TriedMutant:
     mutant: str
     scene: str
     caught: bool
@@ -243,7 +243,7 @@ def search_all(names: Sequence[str], *, log: Callable[[str], None], report: Path
     return len(good) == len(outcomes)
 
 
-def _try_mutant(mutant: Mutant | None, scene: str, *, log: Callable[[str], None], keep: bool) -> Outcome:
+def _try_mutant(mutant: Mutant | None, scene: str, *, log: Callable[[str], None], keep: bool) -> TriedMutant:
     began, plays = time.monotonic(), 0
     wanted = set(mutant.expects) if mutant else set()
     while True:
@@ -252,7 +252,7 @@ def _try_mutant(mutant: Mutant | None, scene: str, *, log: Callable[[str], None]
         if not wanted or wanted & set(rules) or plays == _MAX_PLAYS:
             break  # what is missing does harm where moves meet, and on a quick machine fewer of them do
     first = str(report.violations[0]) if report.violations else "; ".join(report.complaints)
-    outcome = Outcome(
+    outcome = TriedMutant(
         mutant=mutant.name if mutant else "(unbroken)",
         scene=scene,
         caught=not report.passed,
@@ -269,11 +269,11 @@ def _try_mutant(mutant: Mutant | None, scene: str, *, log: Callable[[str], None]
     return outcome
 
 
-def _is_as_expected(outcome: Outcome) -> bool:
+def _is_as_expected(outcome: TriedMutant) -> bool:
     return outcome.expected and outcome.caught == (outcome.mutant in MUTANTS and bool(MUTANTS[outcome.mutant].expects))
 
 
-def outcome_table(outcomes: Sequence[Outcome]) -> str:
+def outcome_table(outcomes: Sequence[TriedMutant]) -> str:
     """As Markdown, for the docs."""
     lines = ["| mutant | what is missing | scene | caught by | plays | after |", "|---|---|---|---|---|---|"]
     for outcome in outcomes:
@@ -285,7 +285,7 @@ def outcome_table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _write_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:
+def _write_outcomes(file: Path, outcomes: Sequence[TriedMutant]) -> None:
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n", encoding="utf-8")

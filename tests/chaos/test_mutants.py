@@ -15,7 +15,7 @@ from dataloader.app.db.statements import parse_statements
 from tests.chaos.checker import RULES
 from tests.chaos.faults import FAULTS
 from tests.chaos.mutant import StatementEdit, edit_statements
-from tests.chaos.mutant_search import SCENES, Outcome, outcome_table
+from tests.chaos.mutant_search import SCENES, TriedMutant, outcome_table
 from tests.chaos.mutants import MUTANTS
 from tests.support import Process
 
@@ -108,7 +108,7 @@ print("changed", json.dumps(sorted(name for name in before if after[name].text !
 
 def test_outcome_table_lists_rules_that_caught_each_mutant():
     result = outcome_table(
-        [Outcome("no-reaper", "killed workers", caught=True, rules=["job not finished"], seconds=12.3)]
+        [TriedMutant("no-reaper", "killed workers", caught=True, rules=["job not finished"], seconds=12.3)]
     )
 
     assert "| no-reaper | no process reaps dead runs | killed workers | job not finished | 1 | 12 s |" in result

@@ -34,14 +34,14 @@ SELECT %s, 'chaos.short', 'probe ' || gen_random_uuid(), jsonb_build_object('que
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScenarioResult:
     """What was seen."""
 
     scenario: str
     figures: str
 
 
-def cut_off_host(cluster: Cluster, host: Host, seconds: float = LONG_CUT_SEC) -> Outcome:
+def cut_off_host(cluster: Cluster, host: Host, seconds: float = LONG_CUT_SEC) -> ScenarioResult:
     """Its jobs run elsewhere after their lease, and it works again when it is back."""
     eventually(lambda: len(running_jobs(cluster, host)) > 1, 120, f"{host.name} has jobs")
     with cluster.cut_off(host.name):
@@ -67,10 +67,10 @@ def cut_off_host(cluster: Cluster, host: Host, seconds: float = LONG_CUT_SEC) ->
         f"{len(running)} running at the cut, {len(taken)} of them taken by others, the last after {latest:.1f} s,"
         f" and {len(running) - len(taken)} kept by the host"
     )
-    return Outcome(f"{host.name} cut off for {seconds:.0f} s", figures)
+    return ScenarioResult(f"{host.name} cut off for {seconds:.0f} s", figures)
 
 
-def cut_off_database(cluster: Cluster, seconds: float = LONG_CUT_SEC) -> Outcome:
+def cut_off_database(cluster: Cluster, seconds: float = LONG_CUT_SEC) -> ScenarioResult:
     """All stop, none of their jobs is taken in the first heartbeat after, and the work continues."""
     with cluster.cut_off(DATABASE):
         time.sleep(seconds)
@@ -86,10 +86,10 @@ def cut_off_database(cluster: Cluster, seconds: float = LONG_CUT_SEC) -> Outcome
     ]
     assert not early, f"jobs were taken before their owners could renew: {early}"
     cluster.wait_for_all_hosts()
-    return Outcome(f"database cut off from all for {seconds:.0f} s", f"first end {gap_sec:.1f} s after")
+    return ScenarioResult(f"database cut off from all for {seconds:.0f} s", f"first end {gap_sec:.1f} s after")
 
 
-def restart_hosts(cluster: Cluster, max_gap_sec: float) -> Outcome:
+def restart_hosts(cluster: Cluster, max_gap_sec: float) -> ScenarioResult:
     """One after the other, under load: no attempt of theirs is used up, and some host always claims."""
     began, stopped_at = database_time(cluster), {}
     with probing(cluster):
@@ -111,7 +111,9 @@ def restart_hosts(cluster: Cluster, max_gap_sec: float) -> Outcome:
     gap_sec = max(after - before for before, after in pairwise(claims))
     assert gap_sec <= max_gap_sec, f"nothing was claimed for {gap_sec:.1f} s"
     released = sum(event[1] == "shutdown" for event in events)
-    return Outcome("rolling restart", f"longest gap between two claims {gap_sec:.2f} s, {released} jobs released")
+    return ScenarioResult(
+        "rolling restart", f"longest gap between two claims {gap_sec:.2f} s, {released} jobs released"
+    )
 
 
 @contextmanager

@@ -31,7 +31,7 @@ FORMER_OPTIONS = "-c default_transaction_read_only=off -c statement_timeout=0 -c
 
 
 @dataclass
-class Outcome:
+class StepResult:
     """How one step ended in one place."""
 
     step: str
@@ -43,10 +43,10 @@ class Outcome:
 class FirstHour:
     deployment: Deployment
     wheels: Wheels
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[StepResult] = field(default_factory=list)
     service: Process | None = None
 
-    def run(self) -> list[Outcome]:
+    def run(self) -> list[StepResult]:
         """Run each step, also after one that failed, unless nothing can work without that one."""
         try:
             steps = (("migrate", FirstHour.is_refused, True),) if self.deployment.refusal else STEPS
@@ -57,7 +57,7 @@ class FirstHour:
                     step(self)
                 except Exception as failure:
                     error = f"{type(failure).__name__}: {failure}"[:MAX_ERROR_LENGTH]
-                self.outcomes.append(Outcome(name, time.monotonic() - started, error))
+                self.outcomes.append(StepResult(name, time.monotonic() - started, error))
                 if error and is_required:
                     break
         finally:

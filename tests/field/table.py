@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from tests.field.first_hour import STEPS, Outcome
+from tests.field.first_hour import STEPS, StepResult
 from tests.field.places import PLACES, Place
 from tests.support.processes import ROOT
 
@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "field-matrix.md"
 BEGIN, END = "<!-- last run -->\n", "<!-- /last run -->"
 
 
-def write_row(place: Place, outcomes: Sequence[Outcome], *, skipped: str = "") -> None:
+def write_row(place: Place, outcomes: Sequence[StepResult], *, skipped: str = "") -> None:
     ROWS.mkdir(parents=True, exist_ok=True)
     row = {"title": place.title, "skipped": skipped, "outcomes": [asdict(one) for one in outcomes]}
     (ROWS / f"{place.name}.json").write_text(json.dumps(row), encoding="utf-8")

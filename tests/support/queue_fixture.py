@@ -15,9 +15,9 @@ from psycopg2.extensions import quote_ident
 from dataloader.app.db.connection import Session
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.features.jobs.job_search import Filter, JobSearch
+from dataloader.app.queue.claims import FRONT, ClaimHint, ClaimRequest, ClaimStart
 from dataloader.app.queue.job import (
     ClaimedJob,
-    ClaimHint,
     Job,
     NewJob,
     ReapedJob,
@@ -176,9 +176,9 @@ class QueueFixture:
         queue: str = "q",
         tasks: Iterable[str] = TASKS,
         by: JobQueue | None = None,
-        after: Sequence[str] | None = None,
+        start: ClaimStart = FRONT,
     ) -> tuple[list[ClaimedJob], ClaimHint]:
-        return (by or self.queue).claim(queue, tasks, new_run_ids(count), "worker-1", after=after)
+        return (by or self.queue).claim(queue, tasks, new_run_ids(count), "worker-1", ClaimRequest(start=start))
 
     def enqueue_and_claim(self, key: str = "k", **more: Any) -> ClaimedJob:
         """A job made and taken."""

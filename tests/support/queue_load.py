@@ -139,7 +139,7 @@ class RandomQueueLoad:
         self.queue.repair_blocked(after="", recently_repaired=())
 
     def promote(self) -> None:
-        self.queue.claim("", [], [], "w", promote_due=True)
+        self.queue.claim("", [], [], "w")
 
 
 def main(dsn: str, seed: str, seconds: str) -> None:

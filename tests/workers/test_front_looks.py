@@ -45,7 +45,9 @@ def make(queue: RecordedQueue, *, slow: str, quick: str = "") -> tuple[FrontLook
         for _ in range(3):
             buffers[name].cursor.front_pace.record(0.1)
     woken: list[Any] = []
-    dispatcher: Any = SimpleNamespace(queues=buffers, claim_soon=lambda buffer: woken.append(buffer.queue))
+    dispatcher: Any = SimpleNamespace(
+        queues=buffers, claims=SimpleNamespace(), claim_soon=lambda buffer: woken.append(buffer.queue)
+    )
     return FrontLooks(queue, ("t",), dispatcher), buffers, woken  # type: ignore[arg-type]
 
 
@@ -74,7 +76,7 @@ def test_each_call_sends_one_statement_and_each_has_its_turn(monkeypatch: pytest
     assert queue.sent.count("look at a") >= 5
     assert queue.sent.count("defer in a") == 1
     assert set(woken) == {"a", "b"}
-    assert not buffers["a"].cursor.must_wait
+    assert buffers["a"].cursor.start(now[0], promoted=False) is not None
 
 
 @pytest.mark.parametrize("position", [None, FOUND])
@@ -91,4 +93,4 @@ def test_look_that_takes_too_long_ends_nothing(position: Any):
     assert queue.sent.count("look at a") == 1
     assert cursor.is_front_slow
     assert woken == ([] if position else ["a"])
-    assert cursor.must_wait is False
+    assert cursor.start(clock(), promoted=False) is not None

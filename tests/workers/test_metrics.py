@@ -68,7 +68,8 @@ def test_lost_lease_and_fenced_write_are_counted(worker_pools: WorkerPoolFixture
 
 def test_pool_with_all_threads_busy_is_consuming(worker_pools: WorkerPoolFixture, monkeypatch):
     pool = worker_pools.listening_pool({"q": 1})
-    monkeypatch.setattr("dataloader.workers.dispatcher.clock", lambda: clock() - 3600)
+    for module in ("dispatcher", "queue_claims"):
+        monkeypatch.setattr(f"dataloader.workers.{module}.clock", lambda: clock() - 3600)
     worker_pools.add_job("held")
     worker_pools.gate.wait_for_inside(1)
     monkeypatch.undo()

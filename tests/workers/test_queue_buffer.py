@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from dataloader.app.queue.job import ClaimHint, ClaimMode
+from dataloader.app.queue.claims import FRONT, ClaimHint, ClaimMode
 from dataloader.pipelines.retry import Fixed
 from dataloader.workers.attempt import Attempt
+from dataloader.workers.claim_cursor import ClaimCursor
 from dataloader.workers.claim_timers import PollTimer
-from dataloader.workers.queue_buffer import ClaimCursor, QueueBuffer, QueueLimits
+from dataloader.workers.queue_buffer import QueueBuffer, QueueLimits
 
 POSITION = ("5", "2026-01-01 00:00:00+00", "00000000-0000-0000-0000-000000000001")
 HINT = ClaimHint(0, None, POSITION)
@@ -19,14 +20,14 @@ HINT = ClaimHint(0, None, POSITION)
 
 def test_claims_continue_at_cursor_and_return_to_front():
     cursor = ClaimCursor()
-    assert cursor.start(100.0, promoted=False) is None
+    assert cursor.start(100.0, promoted=False) == FRONT
     cursor.advance(HINT, is_full=True, from_front=True, began=100.0, now=100.001)
 
     assert cursor.start(100.002, promoted=False) == POSITION
-    assert cursor.start(100.002, promoted=True) is None, "what has just fallen due may be in front"
+    assert cursor.start(100.002, promoted=True) == FRONT, "what has just fallen due may be in front"
     cursor.advance(HINT, is_full=True, from_front=False, began=100.002, now=100.003)
     assert cursor.start(100.05, promoted=False) == POSITION
-    assert cursor.start(100.06, promoted=False) is None
+    assert cursor.start(100.06, promoted=False) == FRONT
 
 
 def test_slow_claims_from_front_are_rarer():
@@ -34,7 +35,7 @@ def test_slow_claims_from_front_are_rarer():
     cursor.advance(HINT, is_full=True, from_front=True, began=100.0, now=100.2)
 
     assert cursor.start(102.0, promoted=False) == POSITION
-    assert cursor.start(102.3, promoted=False) is None
+    assert cursor.start(102.3, promoted=False) == FRONT
 
 
 def test_claim_that_is_not_full_is_followed_by_one_from_front():
@@ -42,7 +43,7 @@ def test_claim_that_is_not_full_is_followed_by_one_from_front():
     cursor.advance(HINT, is_full=True, from_front=True, began=100.0, now=100.001)
     cursor.advance(HINT, is_full=False, from_front=False, began=100.002, now=100.003)
 
-    assert cursor.start(100.004, promoted=False) is None
+    assert cursor.start(100.004, promoted=False) == FRONT
 
 
 def slow_cursor() -> ClaimCursor:
@@ -72,7 +73,7 @@ def test_claims_go_on_from_the_last_job_until_a_look_is_quick_again():
     assert cursor.start(1000.0, promoted=False) == A_SECOND_BEFORE
 
     cursor.record_look(None, 0.001, 1000.0)
-    assert cursor.start(1000.1, promoted=False) is None
+    assert cursor.start(1000.1, promoted=False) == FRONT
 
 
 def test_position_of_no_finite_time_is_kept_as_it_is():
@@ -123,19 +124,18 @@ def test_quick_front_is_not_looked_at():
 def test_process_that_knows_no_position_waits_for_a_look(is_failed: bool):
     cursor = ClaimCursor()
     for began in (100.0, 110.0, 120.0):
-        assert not cursor.must_wait
+        assert cursor.start(began, promoted=False) == FRONT
         slow = ClaimHint(0, None, None, delay_sec=0.1)
         cursor.advance(slow, is_full=False, from_front=True, began=began, now=began + 0.1)
-    assert cursor.must_wait
+    assert cursor.start(121.0, promoted=False) is None
 
     if is_failed:
         cursor.record_failed_look(130.0)
     else:
         cursor.record_look(POSITION, 0.1, 130.0)
-    assert not cursor.must_wait
-    start = ("-1", "-infinity", NO_ID) if is_failed else ("5", "2025-12-31T23:59:59.999999+00:00", NO_ID)
+    start = FRONT if is_failed else ("5", "2025-12-31T23:59:59.999999+00:00", NO_ID)
     assert cursor.start(130.0, promoted=False) == start
-    assert cursor.must_wait, "that was for one claim"
+    assert cursor.start(130.0, promoted=False) is None, "that was for one claim"
 
 
 def test_scan_grows_behind_a_position_too():
@@ -149,15 +149,11 @@ def test_jobs_are_offered_only_where_the_front_is_slow():
     cursor = ClaimCursor()
     cursor.advance(HINT, is_full=False, from_front=True, began=100.0, now=100.1)
     assert not cursor.offer(["a"])
-    assert cursor.take_offered(5) is None
+    assert cursor.take_offered(5) == []
 
     cursor = slow_cursor()
     assert cursor.offer(["a", "b", "c"])
-    assert [cursor.take_offered(2), cursor.take_offered(2), cursor.take_offered(2)] == [
-        ("0", "-infinity", "00000000-0000-0000-0000-000000000000", "a", "b"),
-        ("0", "-infinity", "00000000-0000-0000-0000-000000000000", "c"),
-        None,
-    ]
+    assert [cursor.take_offered(2), cursor.take_offered(2), cursor.take_offered(2)] == [["a", "b"], ["c"], []]
 
 
 def test_scan_grows_while_busy_keys_stand_in_front():
@@ -184,6 +180,12 @@ def fill(buffer: QueueBuffer, count: int) -> None:
     buffer.add([Attempt.__new__(Attempt)] * count, 100.0)
 
 
+def mode_of(buffer: QueueBuffer) -> ClaimMode:
+    request = buffer.claim_request(buffer.claim_size, 100.0, promote_due=False)
+    assert request is not None
+    return request.mode
+
+
 def test_nothing_is_prefetched_until_runs_are_known_to_be_short():
     buffer = buffer_of()
     assert (buffer.prefetch, buffer.claim_size) == (0, 10)
@@ -208,10 +210,10 @@ def test_only_runs_below_20_ms_are_prefetched(longest_run_sec: float, is_prefetc
 
 def test_nothing_is_prefetched_until_a_claim_came_back_full():
     buffer = buffer_of(longest_run_sec=0.001)
-    assert (buffer.claim_mode, buffer.claim_size) == (ClaimMode.PREFETCH, 410)
+    assert (mode_of(buffer), buffer.claim_size) == (ClaimMode.PREFETCH, 410)
 
     buffer.was_full = False
-    assert (buffer.claim_mode, buffer.claim_size) == (ClaimMode.PLAIN, 10)
+    assert (mode_of(buffer), buffer.claim_size) == (ClaimMode.PLAIN, 10)
 
 
 def test_limited_queue_prefetches_nothing():

@@ -13,6 +13,7 @@ from dataloader.app.db import connection
 from dataloader.app.db.connection import Session
 from dataloader.app.db.statements import parse_statements, statements
 from dataloader.app.errors import DatabaseUnavailable, InvalidJob
+from dataloader.app.queue.claims import ClaimRequest
 from dataloader.app.queue.job import SUCCEEDED, NewJob, ReleaseReason, ReleaseRequest, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.parameters import release_parameters
@@ -259,7 +260,7 @@ def test_only_statements_of_every_job_are_prepared(own_queue_db):
     session.execute("ping")
 
     for promote_due in (False, True):
-        claimed, _ = JobQueue(session).claim("q", ["t"], new_run_ids(1), "w", promote_due=promote_due)
+        claimed, _ = JobQueue(session).claim("q", ["t"], new_run_ids(1), "w", ClaimRequest(promote_due=promote_due))
         assert len(claimed) == 1
 
     prepared = {row[0] for row in session.execute_raw("SELECT name FROM pg_prepared_statements")}

@@ -8,14 +8,15 @@ from uuid import UUID
 
 import pytest
 
-from dataloader.app.queue.job import ClaimMode, new_run_ids
+from dataloader.app.queue.claims import ClaimMode, ClaimRequest
+from dataloader.app.queue.job import new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from tests.app.queue.midway import Midway, midway
 from tests.support.queue_fixture import BackgroundCall, QueueFixture
 
 
 def prefetch(queue: JobQueue, name: str = "q", count: int = 1) -> list[UUID]:
-    return [run.id for run in queue.claim(name, ["t"], new_run_ids(count), "w", mode=ClaimMode.PREFETCH)[0]]
+    return [run.id for run in queue.claim(name, ["t"], new_run_ids(count), "w", ClaimRequest(ClaimMode.PREFETCH))[0]]
 
 
 @pytest.fixture

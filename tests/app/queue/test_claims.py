@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from dataloader.app.queue.claims import ClaimMode, ClaimRequest, start_at_jobs
 from dataloader.app.queue.job import SUCCEEDED, Status, new_run_ids
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 
@@ -37,12 +38,12 @@ def test_a_claim_of_certain_jobs_takes_those_that_are_ready_and_no_others(queue_
     }
     queue_db.sql("UPDATE dl_jobs SET expires_at = clock_timestamp() WHERE job_id = %s", str(left["expired"]))
     asked = [*wanted, *list(left.values())[1:], uuid4()]
-    after = ["0", "-infinity", str(UUID(int=0)), *map(str, asked)]
+    request = ClaimRequest(ClaimMode.LISTED, start_at_jobs([*map(str, asked)]), promote_due=False)
 
-    taken, hint = queue_db.queue.claim("q", ["t"], new_run_ids(9), "me", after=after, promote_due=False)
+    taken, hint = queue_db.queue.claim("q", ["t"], new_run_ids(9), "me", request)
 
     assert [run.id for run in taken] == wanted, "in the order in which they were asked for"
-    assert hint.cursor is None, "the next claim begins where it would have without this one"
+    assert hint.next_start is None, "the next claim begins where it would have without this one"
     assert {name for name, job in left.items() if queue_db.status(job) is not Status.QUEUED} == set()
 
 
@@ -51,9 +52,10 @@ def test_a_claim_of_certain_jobs_takes_no_more_than_it_may(queue_db):
     busy = queue_db.enqueue_and_claim("busy", priority=0)
     blocked = queue_db.insert(busy.lock_key, wait_state="ready")
     queue_db.sql("INSERT INTO dl_limits (name, concurrency) VALUES ('task:t', 2)")  # one runs already
-    after = ["0", "-infinity", str(UUID(int=0)), *map(str, (blocked, *jobs))]
+    listed = start_at_jobs([*map(str, (blocked, *jobs))])
+    request = ClaimRequest(ClaimMode.LISTED, listed, promote_due=False)
 
-    taken, hint = queue_db.queue.claim("q", ["t"], new_run_ids(3), "me", after=after, promote_due=False)
+    taken, hint = queue_db.queue.claim("q", ["t"], new_run_ids(3), "me", request)
 
     assert [run.id for run in taken] == jobs[:1]
     assert [queue_db.wait_state(job) for job in (blocked, jobs[1])] == ["blocked", "limited"]
@@ -269,8 +271,8 @@ def test_claim_behind_a_position_finds_what_it_promotes(queue_db):
     zero = "00000000-0000-0000-0000-000000000000"
     position = ["100", queue_db.fetch_row("SELECT (now() - interval '1 minute')::text"), zero]
 
-    runs, hint = queue_db.claim_once(10, after=position)
+    runs, hint = queue_db.claim_once(10, start=position)
 
     assert [run.id for run in runs] == [retried]
-    assert list(hint.cursor) == position
+    assert list(hint.next_start) == position
     assert [run.id for run in queue_db.claim_once(10)[0]] == [overdue]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from uuid import uuid4
 
 import psycopg2.errors
@@ -11,7 +10,8 @@ import pytest
 
 from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.batch import enqueue_batch
-from dataloader.app.queue.job import ClaimedJob, ClaimMode, NewJob, new_run_ids
+from dataloader.app.queue.claims import FIRST_TURN, ClaimMode, ClaimRequest
+from dataloader.app.queue.job import ClaimedJob, NewJob, new_run_ids
 
 
 class Claims:
@@ -19,15 +19,14 @@ class Claims:
 
     def __init__(self, queue_db) -> None:
         self._queue_db = queue_db
-        self.position: Sequence[str] | None = None
+        self.turn = FIRST_TURN
 
     def __call__(self, count: int = 1) -> list[ClaimedJob]:
         claimed: list[ClaimedJob] = []
         while len(claimed) < count:
-            more, hint = self._queue_db.queue.claim(
-                "q", ["t"], new_run_ids(count - len(claimed)), "worker-1", mode=ClaimMode.IN_TURN, after=self.position
-            )
-            self.position = hint.cursor or self.position
+            run_ids, request = new_run_ids(count - len(claimed)), ClaimRequest(ClaimMode.IN_TURN, self.turn)
+            more, hint = self._queue_db.queue.claim("q", ["t"], run_ids, "worker-1", request)
+            self.turn = hint.next_start or self.turn
             claimed += more
             if not more and not hint.skipped:
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -17,7 +17,8 @@ from dataloader.app.features.limits.breakers import Breakers
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.batch import enqueue_batch
-from dataloader.app.queue.job import ClaimedJob, ClaimMode, NewJob, Settlement, Status, new_run_ids
+from dataloader.app.queue.claims import FIRST_TURN, ClaimMode, ClaimRequest
+from dataloader.app.queue.job import ClaimedJob, NewJob, Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from tests.support import eventually
 from tests.support.databases import execute_sql
@@ -137,7 +138,7 @@ class Traffic:
         self._limits, self._breakers = Limits(session), Breakers(session)
         self._queues = Queues(session)
         self._running: list[ClaimedJob] = []
-        self._position: Sequence[str] | None = None
+        self._turn = FIRST_TURN
 
     def step(self) -> None:
         acts: dict[Callable[[], object], int] = {
@@ -168,10 +169,9 @@ class Traffic:
         self._running += claimed
 
     def _claim_in_turn(self) -> None:
-        claimed, hint = self._queue.claim(
-            "f", ["t", "u"], new_run_ids(3), "w", mode=ClaimMode.IN_TURN, after=self._position
-        )
-        self._position = hint.cursor or self._position
+        request = ClaimRequest(ClaimMode.IN_TURN, self._turn)
+        claimed, hint = self._queue.claim("f", ["t", "u"], new_run_ids(3), "w", request)
+        self._turn = hint.next_start or self._turn
         self._running += claimed
 
     def _settle(self) -> None:

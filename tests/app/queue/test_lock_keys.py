@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
+from dataloader.app.queue.claims import ClaimRequest
 from dataloader.app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from tests.support import eventually
@@ -358,7 +359,7 @@ def test_claim_with_larger_scan_passes_jobs_of_one_busy_key(queue_db):
     queue_db.enqueue("cool")
 
     nearby, outlook = queue_db.queue.claim("q", ["t"], new_run_ids(1), "w")
-    further, _ = queue_db.queue.claim("q", ["t"], new_run_ids(1), "w", scan=40)
+    further, _ = queue_db.queue.claim("q", ["t"], new_run_ids(1), "w", ClaimRequest(scan=40))
 
     assert (nearby, outlook.skipped) == ([], 1)
     assert [job.lock_key for job in further] == ["cool"]

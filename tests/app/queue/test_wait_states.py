@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dataloader.app.db.encoding import array
-from dataloader.app.queue.job import ClaimHint, ReleaseReason, Status
-from dataloader.app.queue.jobs import CURSOR_START
+from dataloader.app.queue.claims import FRONT, ClaimHint, start_at_jobs
+from dataloader.app.queue.job import ReleaseReason, Status
 from tests.support import Databases
 from tests.support.plans import PreparedStatement, plans, rows_read, scans
 from tests.support.queue_fixture import QueueFixture
@@ -149,7 +149,7 @@ def of_runs(queue_db: QueueFixture, **more: str) -> dict[str, Any]:
 
 
 def test_a_claim_walks_the_ready_index_and_reads_what_it_takes(crowded):
-    pick, *others = plans(crowded, "claim", _CLAIM | {"after": CURSOR_START})
+    pick, *others = plans(crowded, "claim", _CLAIM | {"after": array(FRONT)})
 
     assert [index for _, index in scans(pick)] == ["dl_jobs_ready_idx"]
     assert rows_read(pick) <= 5
@@ -172,6 +172,14 @@ def test_a_claim_from_a_mark_begins_to_read_there(crowded):
     assert '"Index Cond": "((queue' in json.dumps(pick)
 
 
+def test_claim_of_certain_jobs_reads_these_by_their_ids(crowded):
+    ready = crowded.sql("SELECT job_id FROM dl_jobs WHERE queue = 'q' AND task = 't' AND wait_state = 'ready' LIMIT 3")
+    pick, *_ = plans(crowded, "claim", _CLAIM | {"after": array(start_at_jobs([row[0] for row in ready]))})
+
+    assert [index for node, index in scans(pick) if node == "Index Scan"] == ["dl_jobs_pkey"]
+    assert rows_read(pick) <= 3
+
+
 def test_claim_continues_at_cursor_and_restarts_at_front(queue_db):
     """The order is that of priority and age, and of no clock: also where times are strange."""
     jobs = {
@@ -180,16 +188,16 @@ def test_claim_continues_at_cursor_and_restarts_at_front(queue_db):
     for name, at in [("a", "-infinity"), ("b", "4712-01-01 BC"), ("d", "infinity")]:
         queue_db.sql("UPDATE dl_jobs SET created_at = %s WHERE job_id = %s", at, str(jobs[name]))
 
-    order, mark = [], None
+    order, mark = [], FRONT
     for _ in jobs:
-        (run,), outlook = queue_db.claim_once(after=mark)
+        (run,), outlook = queue_db.claim_once(start=mark)
         order.append(run.id)
-        mark = outlook.cursor
+        mark = outlook.next_start
     assert order == list(jobs.values())
-    assert queue_db.claim_once(after=mark) == ([], ClaimHint(0, None, None))
+    assert queue_db.claim_once(start=mark) == ([], ClaimHint(0, None, None))
 
     urgent = queue_db.enqueue("urgent", priority=0)
-    assert queue_db.claim_once(after=mark)[0] == []
+    assert queue_db.claim_once(start=mark)[0] == []
     assert [run.id for run in queue_db.claim_once()[0]] == [urgent]
 
 
@@ -200,12 +208,12 @@ def test_cursor_is_last_claimed_job_not_last_scanned(queue_db):
 
     taken, outlook = queue_db.claim_once(3)
     assert [run.id for run in taken] == [first, last]
-    assert (outlook.skipped, outlook.cursor[2]) == (1, str(last))
+    assert (outlook.skipped, outlook.next_start[2]) == (1, str(last))
     assert queue_db.wait_state(hot) == "blocked"
 
 
 def test_what_is_due_is_found_by_the_timed_index(crowded):
-    promote, *_ = plans(crowded, "claim", _CLAIM | {"after": CURSOR_START, "promotes": True})
+    promote, *_ = plans(crowded, "claim", _CLAIM | {"after": array(FRONT), "promotes": True})
 
     assert ("Index Scan", "dl_jobs_scheduled_idx") in scans(promote)
     assert not [node for node, _ in scans(promote) if node == "Seq Scan"]
@@ -267,8 +275,8 @@ def test_a_key_is_looked_up_among_running_jobs_while_dead_ones_fill_their_index(
 
 
 PLANNED_WHEN_EMPTY: list[tuple[str, dict[str, Any]]] = [
-    ("claim", _CLAIM | {"after": CURSOR_START, "takes_session_locks": False}),
-    ("claim", _CLAIM | {"after": CURSOR_START, "takes_session_locks": False, "promotes": True}),
+    ("claim", _CLAIM | {"after": array(FRONT), "takes_session_locks": False}),
+    ("claim", _CLAIM | {"after": array(FRONT), "takes_session_locks": False, "promotes": True}),
     ("beat", {"min_lease_sec": 1, "worker_id": NO_ONE, "rss_bytes": 1}),
     ("save_progress", {"progress": "{1,2,3,4,5}"}),
     ("renew", {"late_sec": 60, "min_lease_sec": 1}),

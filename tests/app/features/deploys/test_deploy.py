@@ -36,7 +36,7 @@ def deploy(queue_db) -> Deploy:
 
 
 def register(queue_db: QueueFixture, name: str, release: str | None) -> None:
-    info = WorkerInfo(uuid4(), name, "1", ("q",), ("t",), 2, release=release)
+    info = WorkerInfo(uuid4(), name, "1", ("q",), ("t",), 2, code_release=release)
     WorkerLiveness(queue_db.session).send_heartbeat(info, heartbeat_sec=60)
 
 
@@ -100,7 +100,7 @@ def test_deploy_is_audited_as_the_account(queue_db, deploy):
 def test_attempts_record_the_release_that_ran_them(queue_db):
     job_id = queue_db.enqueue("k")
     for release in ("old", "new", None):
-        queue = type(queue_db.queue)(queue_db.session, release=release)
+        queue = type(queue_db.queue)(queue_db.session, code_release=release)
         ((run, *_), _) = queue.claim("q", ["t"], [uuid4()], "host:1")
         queue_db.release(run)
 
