@@ -91,7 +91,6 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
         "schedules.pages",
         "schedules.reader",
     },
-    "undo": {"schedules.acts", "schedules.reader"},
     "where": {"targets.options", "targets.servers"},
     "workers": {"queues.acts"},
 }

@@ -253,3 +253,7 @@ WITH old AS (
     DELETE FROM dl_firings f USING old WHERE f.schedule_id = old.schedule_id AND f.fire_at = old.fire_at RETURNING 1
 )
 SELECT count(*) FROM deleted;
+
+-- name: lock_schedule
+-- For an undo.
+SELECT FROM dl_schedules WHERE name = %(subject_id)s::text FOR NO KEY UPDATE;
