@@ -1,4 +1,7 @@
-"""Addresses of pages. Names in them are quoted: those of queues and tasks may hold `/`, `?`, `#`, `%` and spaces."""
+"""Addresses of pages. Names in them are quoted: those of queues and tasks may hold `/`, `?`, `#`, `%` and spaces.
+
+Templates link to pages of all features. What is rendered has no link to those of a feature that is left out.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ from functools import cache
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from flask import request
-from werkzeug.routing import PathConverter, Rule
+from flask import current_app, render_template, request
+from werkzeug.routing import Map, PathConverter, Rule
 
+ROOTS_KEY = "dataloader.roots"  # the first segments of all paths, in the app's config
 _PLACEHOLDER = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
+_ADDRESS = re.compile(r' (href|action)="/([^/"?#]*)[^"]*"')
+_WITHOUT_PAGE = {"href": "", "action": " hidden"}  # the link is shown as text, the form not at all
 
 
 class NameConverter(PathConverter):
@@ -37,6 +43,17 @@ class LazyRule(Rule):
             return compiled()(rule, **values)
 
         return build
+
+
+def roots_of(routes: Map) -> frozenset[str]:
+    return frozenset(rule.rule.split("/")[1] for rule in routes.iter_rules())
+
+
+def render_html(template: str, **values: Any) -> str:
+    """Render a template, without links and forms to pages that this service does not have."""
+    roots: frozenset[str] = current_app.config[ROOTS_KEY]
+    text = render_template(template, **values)
+    return _ADDRESS.sub(lambda found: found[0] if found[2] in roots else _WITHOUT_PAGE[found[1]], text)
 
 
 def quote_name(name: Any) -> str:

@@ -32,6 +32,8 @@ from dataloader.app.features.schedules.rows import read_not_firing
 from dataloader.app.features.statistics.rows import PeriodStatistics, read_last_hour
 from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.queue.job import new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
@@ -200,11 +202,22 @@ def test_problem_of_a_new_feature_is_on_the_overview(queue: JobQueue, pipelines:
         )
         yield Problem(kind="shy", subject=("greeter", "ann"), before="", after=" greets no one", acts=(act,))
 
-    act = ProblemAct("Encourage", "/greeters", {"name": "ann"})
+    def create_page(site: Site) -> ApiBlueprint:
+        blueprint = ApiBlueprint("greetings", "")
+        blueprint.get("/greetings/<name>", response=str)(lambda name: name)
+        return blueprint
+
+    act = ProblemAct("Encourage", "/greetings", {"name": "ann"})
     module = ModuleType("problems")
     monkeypatch.setattr(module, "find_problems", find_problems, raising=False)
+    monkeypatch.setattr(module, "create_page", create_page, raising=False)
     monkeypatch.setitem(sys.modules, "dataloader.app.features.greetings.problems", module)
-    greetings = Feature(name="greetings", problems="problems.find_problems", subjects={"greeting": "/greetings/{}"})
+    greetings = Feature(
+        name="greetings",
+        blueprints=("problems.create_page",),
+        problems="problems.find_problems",
+        subjects={"greeting": "/greetings/{}"},
+    )
 
     def overview(*features: Feature) -> str:
         options = WebOptions(version="1")
@@ -215,7 +228,7 @@ def test_problem_of_a_new_feature_is_on_the_overview(queue: JobQueue, pipelines:
     assert 'Greeting <a href="/greetings/good%2Fbye"><b>good/bye</b></a> is rude' in page
     assert '<a class="btn sm" href="/greetings/good%2Fbye">Greeting<' in page
     assert "<b>ann</b> greets no one" in page
-    assert 'action="/greeters"' in page
+    assert 'action="/greetings"' in page
     assert '<h2 id="problems-title">3 problems</h2>' in page  # with that of no worker
     assert "good/bye" not in overview()
 
