@@ -44,11 +44,12 @@ ROOMS: dict[str, frozenset[str]] = {
     f"{_APP}.postgres": _app("errors"),
     f"{_APP}.db": _app("errors", "wording") | {f"{_PIPELINES}.json_values", *_FIELDS},
     _CORE: _app("db", "errors", "wording") | {f"{_PIPELINES}.json_values", *_FIELDS},
+    f"{_APP}.state": _app("db", "queue", "errors", "wording"),
     f"{_APP}.acts": _app("db", "queue", "http", "ui", "errors", "wording") | {_PIPELINES},
     f"{_APP}.http": _SERVICE | _app("acts", "db", "queue", "ui") | {_PIPELINES, *_FIELDS},
     f"{_APP}.ui": _SERVICE | _app("acts", "http", "db", "queue") | {_PIPELINES},
     _FEATURES: _SERVICE
-    | _app("acts", "http", "ui", "db", "queue", "cli", "config", "runtime")
+    | _app("acts", "http", "ui", "db", "queue", "state", "cli", "config", "runtime")
     | {_PIPELINES, _WORKERS, f"{_D}.errors", f"{_D}.client", f"{_D}._enqueue", *_FIELDS},
     _WORKERS: _SERVICE | _app("acts.feature", "queue", "db") | {_PIPELINES, f"{_WORKERS}.offloads", f"{_D}._old_names"},
     f"{_WORKERS}.offloads": _SERVICE | _app("features.offload.rows", "queue", "db") | {_PIPELINES, _WORKERS},

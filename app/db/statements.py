@@ -24,7 +24,7 @@ from dataloader.app.db.job_field_lists import fill_lists
 from dataloader.pipelines.json_values import sanitize_text
 
 _APP = Path(__file__).parents[1]
-_FOLDERS = ("db", "queue", "acts", "http/auth", "features/*")
+_FOLDERS = ("db", "queue", "state", "acts", "http/auth", "features/*")
 _OF_EVERY_JOB = frozenset({"enqueue", "get_job", "claim", "prefetch", "renew", "settle"})
 _OF_IDLE_PROCESSES = frozenset({
     "record_heartbeat",

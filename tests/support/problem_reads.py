@@ -17,11 +17,11 @@ from dataloader.app.features.doctor.problems import read_errors
 from dataloader.app.features.jobs.job_search import JobSummary, read_running_jobs, read_stalled_sec
 from dataloader.app.features.limits.breakers import BreakerState, BreakerStatus, read_open_breakers
 from dataloader.app.features.overview.problems import ProblemReader
-from dataloader.app.features.queues.rows import QueueStatus, WorkerStatus, read_queue_statuses, read_worker_statuses
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.schedules.rows import Schedule, ScheduleSource, read_not_firing
-from dataloader.app.features.statistics.rows import PeriodStatistics, read_last_hour, read_recent_runs
 from dataloader.app.queue.job import Status
+from dataloader.app.state.queues import QueueStatus, WorkerStatus, read_queue_statuses, read_worker_statuses
+from dataloader.app.state.statistics import PeriodStatistics, read_last_hour, read_recent_runs
 
 Row = TypeVar("Row")
 Read = Callable[[Executor], Any]

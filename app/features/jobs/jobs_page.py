@@ -29,13 +29,13 @@ from dataloader.app.features.jobs.job_search import (
 from dataloader.app.features.jobs.list_routes import JobFilter, decode_cursor, encode_cursor
 from dataloader.app.features.jobs.search_words import SPANS, WORDS, Chip, chips, join_fields, parse_words
 from dataloader.app.features.jobs.state_counts import StateCounter, StateCounts
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.http.jobs.acts import cancel_job, retry_job
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.log import mask_secret_fields
 from dataloader.app.queue.job import WAIT_STATES, Status
+from dataloader.app.state.queues import Queues
 from dataloader.app.ui.base import (
     FormModel,
     FormText,

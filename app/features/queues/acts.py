@@ -10,10 +10,10 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from dataloader.app.acts.act import Call, Undo, act, undone_by
-from dataloader.app.features.queues.rows import FAIR_RULE, Queues, WorkerStatus
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.schemas import INT4_MAX, BodyModel, IndexedText, parse_key, require_one_field
 from dataloader.app.queue.queues import QueueSettings, QueueState
+from dataloader.app.state.queues import FAIR_RULE, Queues, WorkerStatus
 
 REMOVABLE = ("concurrency", "per_worker", "fair", "share")
 

@@ -13,13 +13,13 @@ from dataloader.app.acts.known_names import NameCheck
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.queues.acts import REMOVABLE, QueueSettingsEdit, change_queue_settings
 from dataloader.app.features.queues.charts import QueueChart
-from dataloader.app.features.queues.rows import Queues, WorkerStatus
-from dataloader.app.features.statistics.rows import Period, RecentRun, Statistics
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.problems import ProblemCode, RequestRejected
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.queue.queues import QueueState
+from dataloader.app.state.queues import Queues, WorkerStatus
+from dataloader.app.state.statistics import Period, RecentRun, Statistics
 from dataloader.app.ui.base import (
     FormModel,
     FormText,

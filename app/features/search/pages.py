@@ -15,14 +15,14 @@ from dataloader.app.features.jobs.job_lookup import JobLookup
 from dataloader.app.features.jobs.job_search import JobSearch
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.quality.rows import DataQuality
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.schedules.rows import Schedules
-from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.json_io import dump_body
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.routing import JSON, ApiBlueprint
 from dataloader.app.http.site import Site
+from dataloader.app.state.queues import Queues
+from dataloader.app.state.statistics import Statistics
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer, redirect_to
 
 _MAX_OF_A_KIND = 20

@@ -24,18 +24,9 @@ from dataloader.app.features.limits.acts import delete_breaker, set_breaker
 from dataloader.app.features.limits.breakers import Breakers, BreakerStatus
 from dataloader.app.features.quality.pages import check_chart, dataset_path
 from dataloader.app.features.quality.rows import CheckHistory, DataQuality
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.schedules.pages import shown_as
 from dataloader.app.features.schedules.reader import ScheduleDetail, ScheduleReader
 from dataloader.app.features.schedules.rows import Firing, Schedule
-from dataloader.app.features.statistics.rows import (
-    MAX_RECENT_RUNS,
-    JobCounts,
-    PeriodStatistics,
-    Statistics,
-    TaskFailureGroup,
-    WaitingCounts,
-)
 from dataloader.app.features.tasks.routes import TaskInfo
 from dataloader.app.features.tasks.run_chart import make_run_chart
 from dataloader.app.http.auth.api_keys import Scope
@@ -52,6 +43,15 @@ from dataloader.app.http.standby_reads import allowing_standby
 from dataloader.app.queue.job import Job
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import LiveWorker
+from dataloader.app.state.queues import Queues
+from dataloader.app.state.statistics import (
+    MAX_RECENT_RUNS,
+    JobCounts,
+    PeriodStatistics,
+    Statistics,
+    TaskFailureGroup,
+    WaitingCounts,
+)
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer, redirect_to
 from dataloader.app.ui.cells import run_cells
 from dataloader.app.ui.line_chart import LineChart

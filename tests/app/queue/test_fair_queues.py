@@ -9,9 +9,9 @@ from uuid import uuid4
 import psycopg2.errors
 import pytest
 
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.batch import enqueue_batch
 from dataloader.app.queue.job import ClaimedJob, ClaimMode, NewJob, new_run_ids
+from dataloader.app.state.queues import Queues
 
 
 class Claims:

@@ -26,10 +26,8 @@ from dataloader.app.features.limits.breakers import read_open_breakers
 from dataloader.app.features.overview.notes import NoteReader
 from dataloader.app.features.overview.problems import count_open
 from dataloader.app.features.overview.service_counts import ProblemCounter, ServiceCounter
-from dataloader.app.features.queues.rows import read_queue_statuses, read_worker_statuses
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.schedules.rows import read_not_firing
-from dataloader.app.features.statistics.rows import PeriodStatistics, read_last_hour
 from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
@@ -37,6 +35,8 @@ from dataloader.app.http.site import Site
 from dataloader.app.queue.job import new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.state.queues import read_queue_statuses, read_worker_statuses
+from dataloader.app.state.statistics import PeriodStatistics, read_last_hour
 from dataloader.pipelines.contract import Pipelines
 from tests.support.databases import execute_sql
 from tests.support.problem_reads import (

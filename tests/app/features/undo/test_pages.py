@@ -15,9 +15,9 @@ from dataloader.app.acts.audit_log import AuditLog
 from dataloader.app.features.alerts.rows import Alerts, RuleKind
 from dataloader.app.features.limits.breakers import Breakers
 from dataloader.app.features.limits.rows import Limits
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.schedules.rows import Schedules
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.state.queues import Queues
 from tests.support import eventually
 from tests.support.databases import execute_sql
 

@@ -1,0 +1,1 @@
+"""Queues, worker processes and statistics of jobs, which many features read."""
