@@ -78,8 +78,6 @@ WITHOUT_WORKERS = ("rows", "acts", "pages", "routes", "feature")
 # name. What else it imports of another is listed here.
 FEATURE_IMPORTS: dict[str, set[str]] = {
     "bulk": {"jobs.commands", "jobs.list_routes"},
-    "horizon": {"doctor.findings"},
-    "targets": {"doctor.findings"},
     "jobs": {"bulk.acts"},
     "runs": {"schedules.reader"},
     "overview": {"schedules.calendar", "schedules.reader"},

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
+from dataloader.app.acts.findings import UNREACHABLE, Finding, error
 from dataloader.app.config import Settings, load_settings
 from dataloader.app.config.dsn import parse_dsn
 from dataloader.app.config.loading import inherited_environment
@@ -24,7 +25,6 @@ from dataloader.app.db.uninstall import Installation, require_unused
 from dataloader.app.errors import DatabaseUnavailable, ProgramMissing
 from dataloader.app.features.doctor.examine import run_checks
 from dataloader.app.features.doctor.facts import DatabaseFacts
-from dataloader.app.features.doctor.findings import UNREACHABLE, Finding, error
 from dataloader.app.features.doctor.schema import expected_schema, find_repairs
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.retention.rows import Retention

@@ -20,5 +20,6 @@ FEATURE = Feature(
     test_clock="drain_clock.ScheduleClock",
     reasons="reasons.ScheduleReasons",
     problems="problems.schedule_problems",
+    checks="checks.check_schedules",
     subjects={"schedule": "/schedules/{}"},
 )

@@ -10,10 +10,10 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
+from dataloader.app.acts.findings import Finding, Severity
 from dataloader.app.db.pool import Pool
 from dataloader.app.features.doctor.examine import Connections, run_checks
 from dataloader.app.features.doctor.facts import DatabaseFacts
-from dataloader.app.features.doctor.findings import Finding, Severity
 from dataloader.app.features.targets import rows
 from dataloader.app.features.targets.checks import check_targets
 from dataloader.app.features.targets.feature import FEATURE
