@@ -1,1 +1,1 @@
-"""Queues, worker processes and statistics of jobs, which many features read."""
+"""What many features read: queues, worker processes, statistics of jobs, and the servers of targets."""
