@@ -66,6 +66,9 @@ class Feature:
     checks: str | None = None  # a function of an executor and of the feature's options: findings of doctor
     problems: str | None = None  # a function of SharedReads: Problems of the overview (app/acts/service_problems.py)
     subjects: dict[str, str] = field(default_factory=dict)  # of problems: by kind the path of a page, `{}` for the name
+    search: str | None = (
+        None  # a function of a Site and a text: Matches of the page header's search (app/acts/matches.py)
+    )
     notes: str | None = None  # a function of an executor: Notes of the overview (app/acts/notes.py)
     reasons: str | None = None  # a class of Reasons (app/acts/reasons.py): what it says of jobs that wait or run
     explainer: str | None = None  # a function of an executor, the features and their options: an Explainer of jobs

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from http import HTTPStatus
 
 from flask import Response
 from pydantic import Field
 
+from dataloader.app.acts.matches import MAX_NAMES, Match, match_names
 from dataloader.app.errors import DatasetNotFound
 from dataloader.app.features.quality.rows import CheckHistory, DataQuality
 from dataloader.app.http.links import quote_name
@@ -22,6 +24,10 @@ _MAX_UPDATES_SHOWN = 50
 
 class DatasetsPageQuery(FormModel):
     after: FormText = Field("", description="The last dataset of the page before.")
+
+
+def find_datasets(site: Site, text: str) -> Iterator[Match]:
+    return match_names("dataset", "/datasets/", DataQuality(site.executor).dataset_names(limit=MAX_NAMES), text)
 
 
 def create_datasets_page(site: Site) -> ApiBlueprint:

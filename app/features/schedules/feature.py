@@ -22,4 +22,5 @@ FEATURE = Feature(
     problems="problems.schedule_problems",
     checks="checks.check_schedules",
     subjects={"schedule": "/schedules/{}"},
+    search="pages.find_schedules",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -11,12 +11,13 @@ from flask import Response, g
 from markupsafe import Markup
 from pydantic import Field
 
+from dataloader.app.acts.matches import MAX_NAMES, Match, match_names
 from dataloader.app.acts.web import ActForms, Choice, refusing_form
 from dataloader.app.features.schedules import acts
 from dataloader.app.features.schedules.clock_changes import AffectedSchedule, affected_schedules
 from dataloader.app.features.schedules.form import ADVANCED_FIELDS, MAIN_FIELDS, ScheduleFields, input_of, texts_of
 from dataloader.app.features.schedules.reader import Preview, ScheduleDetail, ScheduleReader
-from dataloader.app.features.schedules.rows import Firing, FiringOutcome, Schedule
+from dataloader.app.features.schedules.rows import Firing, FiringOutcome, Schedule, Schedules
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
@@ -59,6 +60,15 @@ _CHOICES = {
         confirm="tick the box to delete the schedule with its firings",
     ),
 }
+
+
+def find_schedules(site: Site, text: str) -> Iterator[Match]:
+    return match_names(
+        "schedule",
+        "/schedules/",
+        (schedule.name for schedule in Schedules(site.executor).list_by_name(limit=MAX_NAMES)),
+        text,
+    )
 
 
 def create_schedules_page(site: Site) -> ApiBlueprint:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -15,6 +15,7 @@ from pydantic import Field
 
 from dataloader.app.acts.feature import load_all
 from dataloader.app.acts.known_names import NameCheck
+from dataloader.app.acts.matches import Match, match_names
 from dataloader.app.acts.web import ActForms, Choice, refusing_form
 from dataloader.app.errors import BreakerNotFound
 from dataloader.app.features.backfills.reader import BackfillReader
@@ -184,6 +185,12 @@ class _TaskReader:
     def grid(self, name: str) -> Any:
         partitions = self.backfills.partitions_of_task(name)
         return None if partitions is None else make_grid(self.backfills, name, partitions, GridFields(), _SLICES_SHOWN)
+
+
+def find_tasks(site: Site, text: str) -> Iterator[Match]:
+    return match_names(
+        "task", "/tasks/", sorted({*site.pipelines.names, *Statistics(site.executor).task_names()}), text
+    )
 
 
 def create_tasks_page(site: Site) -> ApiBlueprint:
