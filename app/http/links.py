@@ -14,9 +14,9 @@ from urllib.parse import quote, urlencode
 from flask import current_app, render_template, request
 from werkzeug.routing import Map, PathConverter, Rule
 
-ROOTS_KEY = "dataloader.roots"  # the first segments of all paths, in the app's config
+SHAPES_KEY = "dataloader.shapes"  # of the paths that the service has, in the app's config
 _PLACEHOLDER = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
-_ADDRESS = re.compile(r' (href|action)="/([^/"?#]*)[^"]*"')
+_ADDRESS = re.compile(r' (href|action)="/(?!static/)([^"?#]*)[^"]*"')
 _WITHOUT_PAGE = {"href": "", "action": " hidden"}  # the link is shown as text, the form not at all
 
 
@@ -45,15 +45,20 @@ class LazyRule(Rule):
         return build
 
 
-def roots_of(routes: Map) -> frozenset[str]:
-    return frozenset(rule.rule.split("/")[1] for rule in routes.iter_rules())
+def _shape_of(path: str) -> tuple[str, int]:
+    """The first segment of a path and the number of segments, by which features' pages differ: names are quoted."""
+    return path.partition("/")[0], path.count("/")
+
+
+def shapes_of(routes: Map) -> frozenset[tuple[str, int]]:
+    return frozenset(_shape_of(rule.rule[1:]) for rule in routes.iter_rules())
 
 
 def render_html(template: str, **values: Any) -> str:
     """Render a template, without links and forms to pages that this service does not have."""
-    roots: frozenset[str] = current_app.config[ROOTS_KEY]
+    shapes: frozenset[tuple[str, int]] = current_app.config[SHAPES_KEY]
     text = render_template(template, **values)
-    return _ADDRESS.sub(lambda found: found[0] if found[2] in roots else _WITHOUT_PAGE[found[1]], text)
+    return _ADDRESS.sub(lambda found: found[0] if _shape_of(found[2]) in shapes else _WITHOUT_PAGE[found[1]], text)
 
 
 def quote_name(name: Any) -> str:

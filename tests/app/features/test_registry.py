@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from flask.testing import FlaskClient
@@ -18,7 +20,6 @@ from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.schedules.rows import Schedules, Times
 from dataloader.app.http.app import create_app
-from dataloader.app.http.links import roots_of
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.job import NewJob, Status
 from dataloader.app.queue.jobs import JobQueue
@@ -28,8 +29,15 @@ from dataloader.workers.pool_options import PoolOptions
 from tests.support import eventually
 
 _NO_PARTS = {"name", "navigation", "has_commands", "job_panels", "subjects"}
-_ADDRESS = re.compile(r'(href|action)="/([^/"?#]*)')
+_ADDRESS = re.compile(r' (?:href|action)="(/[^"?#]*)')
 _FOLDERS = Path(__file__).parents[3] / "app" / "features"
+
+
+def _dead_links(client: FlaskClient, page: str) -> set[str]:
+    """The addresses of links and forms that no route has."""
+    routes = client.application.url_map.bind("localhost")
+    links = {html.unescape(link) for link in _ADDRESS.findall(page)}
+    return {link for link in links if not any(routes.test(unquote(link), method) for method in ("GET", "POST"))}
 
 
 def make_client(queue: JobQueue, features: Sequence[Feature]) -> FlaskClient:
@@ -67,9 +75,8 @@ def test_pages_of_the_other_features_work(queue: JobQueue, left_out: Feature):
     pages += [f"/api/v1/{kind}/why" for kind in (f"jobs/{job_id}", "tasks/noop")] if left_out.name != "why" else []
     answers = {path: client.get(path) for path in pages}
     assert {path: answer.status_code for path, answer in answers.items() if answer.status_code != 200} == {}
-    roots = roots_of(client.application.url_map)
-    linked = {path: {root for _, root in _ADDRESS.findall(answer.text)} for path, answer in answers.items()}
-    assert {path: others - roots for path, others in linked.items() if others - roots} == {}
+    dead = {(path, link) for path, answer in answers.items() for link in _dead_links(client, answer.text)}
+    assert dead == set()
     for link in left_out.navigation:
         if link.path != "/docs":
             assert client.get(link.path).status_code == 404
@@ -85,6 +92,20 @@ def test_page_shows_links_to_a_feature_left_out_as_text(queue: JobQueue):
     assert ['<a href="/tasks/noop"' in page for page in pages] == [True, False]
     assert ["<a>noop</a>" in page for page in pages] == [False, True]
     assert ['<form role="search" hidden>' in page for page in pages] == [False, True]
+    assert ['href="/static/' in page for page in pages] == [True, True]
+
+
+def test_search_without_a_feature_finds_none_of_its_names(queue: JobQueue):
+    queue.enqueue(NewJob(queue="noop", task="noop", lock_key="noop"))
+
+    def paths(*left_out: str) -> set[str]:
+        features = [feature for feature in FEATURES if feature.name not in left_out]
+        page = make_client(queue, features).get("/search?q=noop").text
+        return set(re.findall(r'href="(/[a-z]+[/?](?:\w+=)?noop)"', page))
+
+    assert paths() == {"/tasks/noop", "/queues/noop", "/jobs?lock_key=noop", "/jobs?q=noop"}
+    assert paths("queues") == {"/tasks/noop", "/jobs?lock_key=noop", "/jobs?q=noop"}
+    assert paths("jobs") == {"/tasks/noop", "/queues/noop"}
 
 
 def test_service_without_features_triggers_cancels_and_retries(queue: JobQueue):

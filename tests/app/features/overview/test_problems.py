@@ -215,7 +215,7 @@ def test_problem_of_a_new_feature_is_on_the_overview(queue: JobQueue, pipelines:
         blueprint.get("/greetings/<name>", response=str)(lambda name: name)
         return blueprint
 
-    act = ProblemAct("Encourage", "/greetings", {"name": "ann"})
+    act = ProblemAct("Encourage", "/greetings/ann", {"name": "ann"})
     module = ModuleType("problems")
     monkeypatch.setattr(module, "find_problems", find_problems, raising=False)
     monkeypatch.setattr(module, "create_page", create_page, raising=False)
@@ -236,7 +236,7 @@ def test_problem_of_a_new_feature_is_on_the_overview(queue: JobQueue, pipelines:
     assert 'Greeting <a href="/greetings/good%2Fbye"><b>good/bye</b></a> is rude' in page
     assert '<a class="btn sm" href="/greetings/good%2Fbye">Greeting<' in page
     assert "<b>ann</b> greets no one" in page
-    assert 'action="/greetings"' in page
+    assert 'action="/greetings/ann"' in page
     assert '<h2 id="problems-title">3 problems</h2>' in page  # with that of no worker
     assert "good/bye" not in overview()
 
