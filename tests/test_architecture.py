@@ -83,13 +83,8 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
     "runs": {"schedules.reader"},
     "overview": {"schedules.calendar", "schedules.reader"},
     "tasks": {
-        "backfills.reader",
-        "backfills.slices_page",
         "jobs.start_form",
         "limits.acts",
-        "quality.pages",
-        "schedules.pages",
-        "schedules.reader",
     },
     "workers": {"queues.acts"},
 }

@@ -51,6 +51,9 @@ class Feature:
     navigation: tuple[NavLink, ...] = ()
     job_panels: tuple[JobPanel, ...] = ()
     task_note: str | None = None  # a function of a Site: a function of a task's name, the note of its page or None
+    task_parts: str | None = (
+        None  # a function of a Site and a task's name: TaskParts of its page (app/acts/task_parts.py)
+    )
     charts: str | None = None  # a function of a Site: a function of a task's name or None: LineCharts of a page
     page_values: str | None = None  # a function of a Site: what the frame of each page shows of it, by name
     collectors: tuple[str, ...] = ()  # functions of a Site: collectors of metrics

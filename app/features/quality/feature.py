@@ -13,4 +13,5 @@ FEATURE = Feature(
     task_calls={"check_history": "task_calls.check_history"},
     subjects={"dataset": "/datasets/{}"},
     search="pages.find_datasets",
+    task_parts="pages.checks_of_task",
 )

@@ -23,4 +23,5 @@ FEATURE = Feature(
     checks="checks.check_schedules",
     subjects={"schedule": "/schedules/{}"},
     search="pages.find_schedules",
+    task_parts="pages.schedules_of_task",
 )

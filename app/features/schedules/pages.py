@@ -12,6 +12,7 @@ from markupsafe import Markup
 from pydantic import Field
 
 from dataloader.app.acts.matches import MAX_NAMES, Match, match_names
+from dataloader.app.acts.task_parts import TaskPart
 from dataloader.app.acts.web import ActForms, Choice, refusing_form
 from dataloader.app.features.schedules import acts
 from dataloader.app.features.schedules.clock_changes import AffectedSchedule, affected_schedules
@@ -30,7 +31,7 @@ from dataloader.pipelines.schedule_definition import ScheduleDefinition
 
 T = TypeVar("T")
 _PREVIEW_COUNT, _FIRINGS_SHOWN, _LAST_FIRINGS = 10, 50, 10
-_SCHEDULES_SHOWN = 100
+_SCHEDULES_SHOWN, _OF_TASK_SHOWN = 100, 5
 _LATE_AFTER = timedelta(minutes=1)  # as on the overview
 _PAGE_URL = "/schedules/{name}"
 # How a firing is shown: as its job where there is one.
@@ -60,6 +61,15 @@ _CHOICES = {
         confirm="tick the box to delete the schedule with its firings",
     ),
 }
+
+
+def schedules_of_task(site: Site, task: str) -> Iterator[TaskPart]:
+    reader = ScheduleReader(site.executor, site.pipelines, site.options)
+    found = [
+        (reader.detail(schedule), next(iter(reader.schedules.firings(schedule, limit=1)), None))
+        for schedule in reader.list_visible(task=task)[:_OF_TASK_SHOWN]
+    ]
+    yield TaskPart(template="task_schedules.html", data={"schedules": found, "shown_as": shown_as})
 
 
 def find_schedules(site: Site, text: str) -> Iterator[Match]:

@@ -23,10 +23,11 @@ from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.job import NewJob, Status
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.contract import Daily, Pipelines
 from dataloader.workers.pool import WorkerPool
 from dataloader.workers.pool_options import PoolOptions
 from tests.support import eventually
+from tests.support.databases import execute_sql
 
 _NO_PARTS = {"name", "navigation", "has_commands", "job_panels", "subjects"}
 _ADDRESS = re.compile(r' (?:href|action)="(/[^"?#]*)')
@@ -93,6 +94,25 @@ def test_page_shows_links_to_a_feature_left_out_as_text(queue: JobQueue):
     assert ["<a>noop</a>" in page for page in pages] == [False, True]
     assert ['<form role="search" hidden>' in page for page in pages] == [False, True]
     assert ['href="/static/' in page for page in pages] == [True, True]
+
+
+def test_page_of_a_task_has_the_parts_of_its_features_alone(queue: JobQueue, dsn: str):
+    pipelines = Pipelines()
+    pipelines.register("sliced", partitions=Daily("2026-01-01"))(lambda args: None)
+    execute_sql(
+        dsn,
+        "INSERT INTO dl_checks (task, name, job_id, attempt, partition_key, value, outcome)"
+        " VALUES ('sliced', 'rows', gen_random_uuid(), 1, '', 7, 'passed')",
+    )
+
+    def headings(*left_out: str) -> list[str]:
+        features = [feature for feature in FEATURES if feature.name not in left_out]
+        client = create_app(queue, pipelines, WebOptions(version="1"), features=features).test_client()
+        return re.findall(r"<h2[^>]*>(Slices|Data checks|Schedule|Checks)<", client.get("/tasks/sliced").text)
+
+    assert headings() == ["Slices", "Data checks", "Schedule", "Checks"]
+    assert headings("backfills") == ["Data checks", "Schedule", "Checks"]
+    assert headings("quality", "schedules") == ["Slices"]
 
 
 def test_search_without_a_feature_finds_none_of_its_names(queue: JobQueue):
