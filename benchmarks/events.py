@@ -16,7 +16,7 @@ from benchmarks.place import benchmark_server, cpu_sec_of, describe_environment,
 from benchmarks.rounds import Cell, format_table, make_parser, median
 from dataloader.app.db.connection import Session
 from dataloader.app.features.statistics.duty import AGGREGATE_BATCH, INTERVAL_SEC, rest_sec
-from dataloader.app.features.statistics.rows import Statistics
+from dataloader.app.features.statistics.rows import StatisticsWriter
 
 _FILL = """
 WITH jobs AS (
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def aggregate_all(dsn: str, *, has_pauses: bool) -> float:
     """Return the seconds in which the maintenance leader aggregates all events."""
     session = Session(dsn, application_name="dataloader-maintenance")
-    statistics, began = Statistics(session), time.perf_counter()
+    statistics, began = StatisticsWriter(session), time.perf_counter()
     try:
         while True:
             batch_began = time.perf_counter()

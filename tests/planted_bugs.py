@@ -125,7 +125,7 @@ BUGS = (
     ),
     PlantedBug(
         "the overview does not show jobs that can never run", "app/features/doctor/problems.py",
-        "for error in reads.get(read_errors):", "for error in reads.get(read_errors)[:0]:",
+        "problems_of(reads.get(read_findings))", "problems_of(reads.get(read_findings)[:0])",
         "tests/app/features/overview/test_problems.py::test_overview_names_tasks_that_no_worker_runs",
     ),
     PlantedBug(

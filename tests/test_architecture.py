@@ -44,11 +44,13 @@ ROOMS: dict[str, frozenset[str]] = {
     f"{_APP}.postgres": _app("errors"),
     f"{_APP}.db": _app("errors", "wording") | {f"{_PIPELINES}.json_values", *_FIELDS},
     _CORE: _app("db", "errors", "wording") | {f"{_PIPELINES}.json_values", *_FIELDS},
+    f"{_APP}.state": _app("db", "queue", "errors", "wording", "log", "config")
+    | {f"{_PIPELINES}.{name}" for name in ("portable", "retry", "targets")},
     f"{_APP}.acts": _app("db", "queue", "http", "ui", "errors", "wording") | {_PIPELINES},
     f"{_APP}.http": _SERVICE | _app("acts", "db", "queue", "ui") | {_PIPELINES, *_FIELDS},
     f"{_APP}.ui": _SERVICE | _app("acts", "http", "db", "queue") | {_PIPELINES},
     _FEATURES: _SERVICE
-    | _app("acts", "http", "ui", "db", "queue", "cli", "config", "runtime")
+    | _app("acts", "http", "ui", "db", "queue", "state", "cli", "config", "runtime")
     | {_PIPELINES, _WORKERS, f"{_D}.errors", f"{_D}.client", f"{_D}._enqueue", *_FIELDS},
     _WORKERS: _SERVICE | _app("acts.feature", "queue", "db") | {_PIPELINES, f"{_WORKERS}.offloads", f"{_D}._old_names"},
     f"{_WORKERS}.offloads": _SERVICE | _app("features.offload.rows", "queue", "db") | {_PIPELINES, _WORKERS},
@@ -77,22 +79,13 @@ WITHOUT_WORKERS = ("rows", "acts", "pages", "routes", "feature")
 # name. What else it imports of another is listed here.
 FEATURE_IMPORTS: dict[str, set[str]] = {
     "bulk": {"jobs.commands", "jobs.list_routes"},
-    "horizon": {"doctor.findings"},
-    "targets": {"doctor.findings"},
     "jobs": {"bulk.acts"},
     "runs": {"schedules.reader"},
     "overview": {"schedules.calendar", "schedules.reader"},
     "tasks": {
-        "backfills.reader",
-        "backfills.slices_page",
         "jobs.start_form",
         "limits.acts",
-        "quality.pages",
-        "schedules.pages",
-        "schedules.reader",
     },
-    "undo": {"schedules.acts", "schedules.reader"},
-    "where": {"targets.options", "targets.servers"},
     "workers": {"queues.acts"},
 }
 
@@ -100,7 +93,7 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "psycopg2": (
         *(f"{_APP}.db", _CORE, _PIPELINES, f"{_WORKERS}.connections"),
-        *(f"{_FEATURES}.{name}" for name in ("doctor.facts", "targets.servers")),
+        *(f"{_FEATURES}.doctor.facts", f"{_APP}.state.target_servers"),
     ),
     "psycopg2_pool": (f"{_APP}.db",),
     "flask": (f"{_APP}.http", f"{_APP}.ui", f"{_APP}.acts.web", _FEATURES),

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 from pydantic import BaseModel
 
+from dataloader.app.acts.audit_log import AuditEntry
 from dataloader.app.acts.known_names import NameCheck
 from dataloader.app.db.statements import Executor
 from dataloader.app.http.auth.api_keys import Scope
@@ -41,6 +42,7 @@ class Call:
     pipelines: Pipelines
     options: WebOptions
     jobs: JobMaker
+    undos: Sequence[type[Undo]]  # of all acts of the service
     event: str | None  # of the audit line, by default the act's name; None: nothing was changed, so there is no line
     strict: bool = False  # refuse the name of a queue or task that is not known
     if_version: str | None = None  # change what has this version, and nothing else
@@ -55,6 +57,41 @@ class Call:
         `field` is the field that has the name, if it is not `queue` or `task`.
         """
         return self.names.warnings(queue=queue, task=task, strict=self.strict, field=field)
+
+
+class Undo:
+    """Writes back the values before an act, of one row that it changed. `undone_by` gives an act such a class.
+
+    It is called in a transaction: `lock` of all rows, then `current`, then `restore` if nothing has changed since.
+    """
+
+    subject: ClassVar[str]  # of the entries of the audit; of several classes the first one that can undo an entry does
+    fields: ClassVar[frozenset[str]]  # that it writes back; the message after the act shows those not named `…_by`
+
+    def __init__(self, call: Call, entry: AuditEntry) -> None:
+        self.call, self.name, self.at = call, str(entry.subject_id), entry.at
+        self.before: dict[str, Any] | None = entry.before  # None: the act created the row
+        self.after: dict[str, Any] | None = entry.after  # None: the act deleted it
+
+    @classmethod
+    def can_undo(cls, before: dict[str, Any] | None, after: dict[str, Any] | None, name: str) -> bool:
+        """Whether the values before the act are known, and can be written back."""
+        return before is not None and after is not None and before.keys() | after.keys() <= cls.fields
+
+    def lock(self) -> None:
+        """Lock the row until the transaction ends, by the statement `lock_<subject>`."""
+        self.call.executor.execute(f"lock_{self.subject}", {"subject_id": self.name})
+
+    def current(self) -> Any:
+        """What there is now; None: there is no such row."""
+        raise NotImplementedError
+
+    def written(self) -> Mapping[str, Any]:
+        """The values that the act wrote."""
+        return self.after or {}
+
+    def restore(self) -> None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -73,6 +110,7 @@ class Act:
     if_match: bool  # a request may name the version that it changes
     has_version: bool  # the response has the `version` of what was changed, which is its ETag
     audited_as: Mapping[str, str]  # the names that parameters of the path have in the audit line, where they differ
+    undo: type[Undo] | None = None  # what `undone_by` names
 
     @property
     def parameters(self) -> list[str]:
@@ -134,3 +172,8 @@ def act(
         )
 
     return decorate
+
+
+def undone_by(undo: type[Undo]) -> Callable[[Act], Act]:
+    """Let the page after an act offer to undo it."""
+    return lambda act: replace(act, undo=undo)

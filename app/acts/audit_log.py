@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 MAX_FOLDED_ENTRIES = 20_000  # that one page of folded triggers reads
 _MAX_VALUES_SCANNED = 5_000
-LOCKABLE = frozenset({"queue", "limit", "breaker", "schedule", "worker", "alert", "alert_rule"})  # subjects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,13 +123,6 @@ class AuditLog:
 
     def values(self) -> AuditValues:
         return from_row(AuditValues, self._execute("audit_values", {"max_scanned": _MAX_VALUES_SCANNED})[0])
-
-    def lock(self, entry: AuditEntry) -> None:
-        """Lock the subject of an entry until the transaction ends. A job's version shows a change."""
-        if entry.subject in LOCKABLE:
-            self._execute(f"lock_{entry.subject}", {"subject_id": entry.subject_id})
-        if entry.subject == "breaker" and entry.after is None:
-            self._execute("lock_missing_breaker")
 
     def newest_id(self) -> int:
         """The id of the newest entry, or 0."""

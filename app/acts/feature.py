@@ -51,6 +51,9 @@ class Feature:
     navigation: tuple[NavLink, ...] = ()
     job_panels: tuple[JobPanel, ...] = ()
     task_note: str | None = None  # a function of a Site: a function of a task's name, the note of its page or None
+    task_parts: str | None = (
+        None  # a function of a Site and a task's name: TaskParts of its page (app/acts/task_parts.py)
+    )
     charts: str | None = None  # a function of a Site: a function of a task's name or None: LineCharts of a page
     page_values: str | None = None  # a function of a Site: what the frame of each page shows of it, by name
     collectors: tuple[str, ...] = ()  # functions of a Site: collectors of metrics
@@ -66,6 +69,9 @@ class Feature:
     checks: str | None = None  # a function of an executor and of the feature's options: findings of doctor
     problems: str | None = None  # a function of SharedReads: Problems of the overview (app/acts/service_problems.py)
     subjects: dict[str, str] = field(default_factory=dict)  # of problems: by kind the path of a page, `{}` for the name
+    search: str | None = (
+        None  # a function of a Site and a text: Matches of the page header's search (app/acts/matches.py)
+    )
     notes: str | None = None  # a function of an executor: Notes of the overview (app/acts/notes.py)
     reasons: str | None = None  # a class of Reasons (app/acts/reasons.py): what it says of jobs that wait or run
     explainer: str | None = None  # a function of an executor, the features and their options: an Explainer of jobs

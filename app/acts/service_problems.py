@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
 from typing import Literal
 
+from dataloader.app.acts.findings import Finding, Severity, Subject
+from dataloader.app.ui.formatter import Formatter
+
 MAX_OF_A_KIND = 20  # problems that a feature yields of one kind
 
 State = Literal["alert", "warning"]
-Subject = tuple[str, str]  # what it is, and its name
 
 
 class Impact(IntEnum):
@@ -65,3 +68,19 @@ class Problem:
     alerts: tuple[tuple[str, str], ...] = ()
     link: str | None = None
     is_handled: bool = False  # a person takes care of it
+
+
+def problems_of(findings: Iterable[Finding]) -> Iterator[Problem]:
+    """One for each error of doctor; of one subject, if the error is about one alone."""
+    for error in findings:
+        if error.severity is not Severity.ERROR:
+            continue
+        is_of_one = len(error.subjects) == 1
+        yield Problem(
+            kind=error.check.replace("_", " "),
+            subject=error.subjects[0] if is_of_one else ("doctor", error.check),
+            state="alert",
+            before=f"{error.message[:1].upper()}{Formatter.shorten(error.message[1:])}",
+            repeats=frozenset((subject, error.check) for subject in error.subjects),
+            others=(error.remedy,),
+        )

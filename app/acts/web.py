@@ -11,7 +11,7 @@ from typing import Any
 from flask import Response
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from dataloader.app.acts.act import Act, Call, parameters_of
+from dataloader.app.acts.act import Act, Call, Undo, parameters_of
 from dataloader.app.acts.known_names import NameCheck
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import NameNotFound, QueueDraining
@@ -34,6 +34,7 @@ class ActRunner:
     def __init__(self, executor: Executor, pipelines: Pipelines, options: WebOptions, jobs: JobMaker) -> None:
         self._executor, self._pipelines, self._options, self._jobs = executor, pipelines, options, jobs
         self._names = NameCheck(executor, pipelines)
+        self.undos: list[type[Undo]] = []  # those of the acts that have a route
 
     def perform(
         self,
@@ -52,6 +53,7 @@ class ActRunner:
             pipelines=self._pipelines,
             options=self._options,
             jobs=self._jobs,
+            undos=self.undos,
             event=act.name,
             strict=strict,
             if_version=if_version,
@@ -66,6 +68,8 @@ class ActRunner:
 def add_routes(blueprint: ApiBlueprint, acts: Iterable[Act], runner: ActRunner) -> None:
     """Add the routes of those acts that have one."""
     for act in (act for act in acts if act.method):
+        if act.undo is not None and act.undo not in runner.undos:
+            runner.undos.append(act.undo)
         problems = (*act.problems, ProblemCode.NAME_NOT_FOUND) if act.may_name_unknown else act.problems
         query = StrictQuery if act.may_name_unknown else act.query
         add = blueprint.route(

@@ -24,7 +24,7 @@ from dataloader.app.db.job_field_lists import fill_lists
 from dataloader.pipelines.json_values import sanitize_text
 
 _APP = Path(__file__).parents[1]
-_FOLDERS = ("db", "queue", "acts", "http/auth", "features/*")
+_FOLDERS = ("db", "queue", "state", "acts", "http/auth", "features/*")
 _DEFINITION = re.compile(r"^-- define: (\w+)\n(.*?)(?=^-- (?:define|name): |\Z)", re.MULTILINE | re.DOTALL)
 _INCLUDE = re.compile(r"^ *-- include: (\w+)(;?)$", re.MULTILINE)
 _PREPARED = "\n-- prepared\n"  # below the name

@@ -27,7 +27,7 @@ from dataloader.app.http.health import Probe, create_health_blueprint
 from dataloader.app.http.jobs.job_maker import JobMaker
 from dataloader.app.http.jobs.routes import JobIdConverter, create_jobs_blueprint
 from dataloader.app.http.jobs.watcher import JobWatcher
-from dataloader.app.http.links import LazyRule, NameConverter, quote_in_template
+from dataloader.app.http.links import SHAPES_KEY, LazyRule, NameConverter, quote_in_template, shapes_of
 from dataloader.app.http.middleware import RequestMetrics, RequestMiddleware, handle_error
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.routing import ApiBlueprint
@@ -99,6 +99,7 @@ def create_app(
     for blueprint in (*blueprints, create_docs_blueprint(blueprints)):
         app.register_blueprint(blueprint.blueprint)
         app.extensions[OPERATIONS] += blueprint.operations
+    app.config[SHAPES_KEY] = shapes_of(app.url_map)
     return app
 
 

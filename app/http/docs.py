@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any
 
-from flask import Response, render_template
+from flask import Response
 from pydantic import Field
 
 from dataloader.app.http.json_io import dump_body
+from dataloader.app.http.links import render_html
 from dataloader.app.http.openapi import api_operations, build_document
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ANY_KEY, HTML, JSON, ApiBlueprint
@@ -44,7 +45,7 @@ def create_docs_blueprint(blueprints: Sequence[ApiBlueprint]) -> ApiBlueprint:
         ]
         words = query.q.lower().split()
         shown = [route for route in routes if _is_wanted(route, words)]
-        return render_template(
+        return render_html(
             "docs.html",
             document=document(),
             query=query,

@@ -1,4 +1,7 @@
-"""Addresses of pages. Names in them are quoted: those of queues and tasks may hold `/`, `?`, `#`, `%` and spaces."""
+"""Addresses of pages. Names in them are quoted: those of queues and tasks may hold `/`, `?`, `#`, `%` and spaces.
+
+Templates link to pages of all features. What is rendered has no link to those of a feature that is left out.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ from types import MethodType
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from flask import request
-from werkzeug.routing import PathConverter, Rule
+from flask import current_app, render_template, request
+from werkzeug.routing import Map, PathConverter, Rule
 
+SHAPES_KEY = "dataloader.shapes"  # of the paths that the service has, in the app's config
 _PLACEHOLDER = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
+_ADDRESS = re.compile(r' (href|action)="/(?!static/)([^"?#]*)[^"]*"')
+_WITHOUT_PAGE = {"href": "", "action": " hidden"}  # the link is shown as text, the form not at all
 
 
 class NameConverter(PathConverter):
@@ -44,6 +50,22 @@ def _build(rule: LazyRule, /, **values: Any) -> tuple[str, str]:
 def _build_with_unknown(rule: LazyRule, /, **values: Any) -> tuple[str, str]:
     rule._build_unknown = rule.compile_builder(append_unknown=True)
     return rule._build_unknown(**values)
+
+
+def _shape_of(path: str) -> tuple[str, int]:
+    """The first segment of a path and the number of segments, by which features' pages differ: names are quoted."""
+    return path.partition("/")[0], path.count("/")
+
+
+def shapes_of(routes: Map) -> frozenset[tuple[str, int]]:
+    return frozenset(_shape_of(rule.rule[1:]) for rule in routes.iter_rules())
+
+
+def render_html(template: str, **values: Any) -> str:
+    """Render a template, without links and forms to pages that this service does not have."""
+    shapes: frozenset[tuple[str, int]] = current_app.config[SHAPES_KEY]
+    text = render_template(template, **values)
+    return _ADDRESS.sub(lambda found: found[0] if _shape_of(found[2]) in shapes else _WITHOUT_PAGE[found[1]], text)
 
 
 def quote_name(name: Any) -> str:

@@ -10,12 +10,12 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from flask import Response, current_app, render_template, request
+from flask import Response, current_app, request
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from dataloader.app import log
 from dataloader.app.http.auth.guard import AUTHENTICATOR, IS_PAGE, IS_READ, REQUEST_ID, Authenticator, log_fields
-from dataloader.app.http.links import current_path, current_url
+from dataloader.app.http.links import current_path, current_url, render_html
 from dataloader.app.http.openapi import route_template
 from dataloader.app.http.problems import ProblemCode, problem_code, problem_response
 
@@ -165,7 +165,7 @@ def _problem_page(problem: Response) -> Response:
     """Render a problem as a page for a browser."""
     payload = problem.get_json()
     errors = [f"{error['field']}: {error['message']}" for error in payload.get("errors", ())]
-    text = render_template("problem.html", title=payload["title"], reasons=errors or [payload.get("detail", "")])
+    text = render_html("problem.html", title=payload["title"], reasons=errors or [payload.get("detail", "")])
     problem.set_data(text)
     problem.content_type = "text/html; charset=utf-8"
     return problem

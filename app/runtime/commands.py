@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
+from dataloader.app.acts.findings import UNREACHABLE, Finding, error
 from dataloader.app.config import Settings, load_settings
 from dataloader.app.config.dsn import parse_dsn
 from dataloader.app.config.loading import inherited_environment
@@ -24,9 +25,7 @@ from dataloader.app.db.uninstall import Installation, require_unused
 from dataloader.app.errors import DatabaseUnavailable, ProgramMissing
 from dataloader.app.features.doctor.examine import run_checks
 from dataloader.app.features.doctor.facts import DatabaseFacts
-from dataloader.app.features.doctor.findings import UNREACHABLE, Finding, error
 from dataloader.app.features.doctor.schema import expected_schema, find_repairs
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.retention.rows import Retention
 from dataloader.app.http.auth.api_keys import ApiKeys, NewApiKey, Scope
@@ -37,6 +36,7 @@ from dataloader.app.runtime.pool_settings import feature_options, retention_peri
 from dataloader.app.runtime.serve import serve
 from dataloader.app.runtime.service import doctor_connections, set_up_logging
 from dataloader.app.runtime.worker import run_worker
+from dataloader.app.state.queues import Queues
 from dataloader.workers.reports.secrets import SecretStore
 
 __all__ = [

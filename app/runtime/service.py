@@ -395,7 +395,6 @@ def doctor_connections(settings: Settings, api_dsn: str, features: Mapping[str, 
         worker_dsn=None if settings.worker_dsn is None else settings.worker_dsn.get_secret_value(),
         timeout_sec=settings.pg_connect_timeout,
         api_connections=settings.pg_pool_size + settings.pg_max_overflow,
-        is_retention_decided=settings.is_retention_decided,
         engine_problems=Engines(settings.executors).problems(),
         features=features,
     )

@@ -13,14 +13,14 @@ from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo
 
-from flask import Response, g, render_template, request
+from flask import Response, g, request
 from pydantic import BaseModel, ConfigDict, Field
 
 from dataloader.app.errors import BulkNotFound, DatabaseUnavailable, DataloaderError, JobNotFound, SchemaError
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import AUTHENTICATOR, CSRF_FIELD, REQUEST_ID, Authenticator, current_actor
 from dataloader.app.http.json_io import FieldError, InvalidJson, parse
-from dataloader.app.http.links import current_url, page_path
+from dataloader.app.http.links import current_url, page_path, render_html
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import InvalidRequest
 from dataloader.app.http.routing import HTML, ApiBlueprint, Handler
@@ -212,7 +212,7 @@ class PageRenderer:
 
     def render(self, template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> Response:
         is_fragment = request.headers.get(_FRAGMENT_HEADER) == "true"
-        text = render_template(
+        text = render_html(
             template,
             base="fragment.html" if is_fragment else "layout.html",
             current_url=g.get("page_path") or current_url(),

@@ -25,7 +25,6 @@ def shell_values(options: WebOptions, navigation: Iterable[NavLink]) -> dict[str
     return {
         "current_url": current_url(),
         "navigation": list(_groups(navigation)),
-        "has_page": frozenset(link.path for link in navigation).__contains__,
         "options": options,
         "formatter": formatter_of_request(options),
         "nav_counts": dict,

@@ -19,15 +19,15 @@ from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.features.jobs.job_search import Filter, JobSearch
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.overview.problems import ProblemReader
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.retention.duty import RetentionDuty
-from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.claims import ClaimMode, ClaimRequest, start_at_jobs
 from dataloader.app.queue.job import SUCCEEDED, ClaimedJob, NewJob, Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.retention_periods import DAY_SEC, RetentionPeriods
+from dataloader.app.state.queues import Queues
+from dataloader.app.state.statistics import Statistics
 from dataloader.pipelines.contract import Pipelines
 from dataloader.workers.duties import Duty, DutyContext, MaintenanceOptions
 from dataloader.workers.maintenance import duties, follower_duties

@@ -13,15 +13,16 @@ from dataloader.app.acts.service_problems import Problem
 from dataloader.app.acts.shared_reads import SharedReads
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.alerts.rows import AlertRule, FiredAlert, RuleKind, read_firing_alerts, read_rules
-from dataloader.app.features.doctor.problems import read_errors
+from dataloader.app.features.doctor.problems import read_findings
 from dataloader.app.features.jobs.job_search import JobSummary, read_running_jobs, read_stalled_sec
 from dataloader.app.features.limits.breakers import BreakerState, BreakerStatus, read_open_breakers
 from dataloader.app.features.overview.problems import ProblemReader
-from dataloader.app.features.queues.rows import QueueStatus, WorkerStatus, read_queue_statuses, read_worker_statuses
 from dataloader.app.features.registry import FEATURES
+from dataloader.app.features.schedules.checks import read_findings as read_schedule_findings
 from dataloader.app.features.schedules.rows import Schedule, ScheduleSource, read_not_firing
-from dataloader.app.features.statistics.rows import PeriodStatistics, read_last_hour, read_recent_runs
 from dataloader.app.queue.job import Status
+from dataloader.app.state.queues import QueueStatus, WorkerStatus, read_queue_statuses, read_worker_statuses
+from dataloader.app.state.statistics import PeriodStatistics, read_last_hour, read_recent_runs
 
 Row = TypeVar("Row")
 Read = Callable[[Executor], Any]
@@ -42,7 +43,7 @@ def reads_of(values: Mapping[Any, Any]) -> SharedReads:
     calm: dict[Read, Any] = {
         read_running_jobs: [], read_stalled_sec: {}, read_recent_runs: {}, read_queue_statuses: [],
         read_worker_statuses: [worker()], read_open_breakers: [], read_not_firing: [], read_last_hour: {},
-        read_firing_alerts: [], read_rules: [], read_errors: [],
+        read_firing_alerts: [], read_rules: [], read_findings: [], read_schedule_findings: [],
     }  # fmt: skip
     return SharedReads(_NoExecutor(), {**calm, **values}, at=NOW)
 

@@ -13,12 +13,12 @@ import psycopg2
 from dataloader.app.acts.reasons import ReasonCode
 from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.limits.rows import Limits
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.where.accounts import Accounts
 from dataloader.app.queue.attempt_sessions import attempt_application_name
 from dataloader.app.queue.job import ClaimedJob, ReleaseReason, ReleaseRequest, Status
 from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.state.queues import Queues
 from dataloader.pipelines.effects import STILL_OPEN
 from tests.support.accounts import make_account
 from tests.support.queue_fixture import BackgroundCall, QueueFixture

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from click.testing import CliRunner, Result
 
+from dataloader.app.acts.feature import Feature
+from dataloader.app.acts.findings import Finding, Severity
 from dataloader.app.cli.command import cli
 from dataloader.app.db.pool import Pool
 from dataloader.app.features.doctor.examine import Connections, run_checks
 from dataloader.app.features.doctor.facts import DatabaseFacts
-from dataloader.app.features.doctor.findings import Finding, Severity
+from dataloader.app.features.registry import FEATURES
 from tests.support.databases import execute_sql
 from tests.support.processes import ROOT, SETTING_PREFIXES, clean_environment
 
@@ -21,11 +23,18 @@ RunCommand = Callable[..., str]
 _SQL_KEYWORDS = ("ALTER ", "CREATE ", "DROP ", "GRANT ", "REINDEX ", "ROLLBACK ", "SELECT ", "SET ", "VACUUM ")
 
 
-def find_problems(dsn: str, *, schema: str = "public", workers: str | None = None, api: int = 16) -> list[Finding]:
+def find_problems(
+    dsn: str,
+    *,
+    schema: str = "public",
+    workers: str | None = None,
+    api: int = 16,
+    features: Iterable[Feature] = FEATURES,
+) -> list[Finding]:
     """What doctor finds that is not in order. `workers`: their own way to the database; `api`: its connections."""
     pool = Pool(dsn, transactions_only=True, application_name="dataloader-doctor", schema=schema)
     try:
-        found = run_checks(DatabaseFacts(pool), Connections(dsn, workers, 5.0, api))
+        found = run_checks(DatabaseFacts(pool), Connections(dsn, workers, 5.0, api), features)
     finally:
         pool.close()
     return [finding for finding in found if finding.severity is not Severity.OK]

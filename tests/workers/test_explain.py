@@ -5,10 +5,10 @@ from __future__ import annotations
 from uuid import UUID
 
 from dataloader.app.acts.reasons import ReasonCode
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.job import Status
+from dataloader.app.state.queues import Queues
 from dataloader.workers.dispatcher import Dispatcher
 from tests.support import eventually
 from tests.support.recording import record_calls

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.job import Status
+from dataloader.app.state.queues import Queues
 from dataloader.pipelines.contract import Pipelines
 from dataloader.workers.claimer import Claimer
 from tests.support import eventually

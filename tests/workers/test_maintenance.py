@@ -12,8 +12,8 @@ from dataloader.app.errors import DatabaseUnavailable, SchemaOutdated
 from dataloader.app.features.bulk.rows import BulkAction, BulkOperations, BulkState
 from dataloader.app.features.jobs.job_search import Filter
 from dataloader.app.features.statistics.duty import rest_sec
-from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.queue.workers import HeartbeatResult
+from dataloader.app.state.statistics import Statistics
 from dataloader.pipelines.portable import clock
 from dataloader.workers import maintenance
 from dataloader.workers.duties import Duty

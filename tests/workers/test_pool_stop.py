@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.job import Status
+from dataloader.app.state.queues import Queues
 from dataloader.pipelines.portable import clock
 from dataloader.workers.claimer import Claimer
 from dataloader.workers.logs.writer import JobLogWriter

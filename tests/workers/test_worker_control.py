@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.queues import QueueControl, QueueState
 from dataloader.app.queue.workers import HeartbeatResult
+from dataloader.app.state.queues import Queues
 from dataloader.workers import memory, worker_control
 from dataloader.workers.listener import ListenState
 from dataloader.workers.pool import WorkerPool

@@ -10,7 +10,7 @@ from uuid import UUID
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from dataloader.app.acts.act import Call, act
+from dataloader.app.acts.act import Call, Undo, act, undone_by
 from dataloader.app.features.alerts.rows import AlertRule, Alerts, FiredAlert, RuleKind
 from dataloader.app.features.webhooks.rows import Webhooks
 from dataloader.app.http.json_io import FieldError
@@ -21,6 +21,7 @@ from dataloader.pipelines.zone_clock import find_zone
 
 _MAX_DURATION_SEC = 30 * 86_400.0  # statistics are kept no longer
 _MIN_WINDOW_SEC = 60.0
+_MAX_ALERTS = 500  # among which the alert of an undo is looked for
 _RULE_NOT_FOUND = (ProblemCode.RULE_NOT_FOUND,)
 
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -148,6 +149,17 @@ def create_alert_rule(call: Call, body: NewAlertRule) -> ChangedAlertRule:
     return ChangedAlertRule(**vars(rule), warnings=warnings)
 
 
+class RuleUndo(Undo):
+    subject, fields = "alert_rule", frozenset({"active", "threshold", "window_sec", "min_runs"})
+
+    def current(self) -> AlertRule:
+        return Alerts(self.call.executor).rule(UUID(self.name))
+
+    def restore(self) -> None:
+        Alerts(self.call.executor).change(UUID(self.name), **(self.before or {}))
+
+
+@undone_by(RuleUndo)
 @act("alert_rule.changed", "PATCH", "/rules/<uuid:rule_id>", problems=_RULE_NOT_FOUND)
 def edit_alert_rule(call: Call, rule_id: UUID, body: AlertRuleEdit) -> ChangedAlertRule:
     """Change the values of an alert rule, or activate or deactivate it."""
@@ -155,6 +167,16 @@ def edit_alert_rule(call: Call, rule_id: UUID, body: AlertRuleEdit) -> ChangedAl
     return ChangedAlertRule(**vars(rule), warnings=call.check_names(queue=rule.queue, task=rule.task))
 
 
+class MuteUndo(RuleUndo):
+    fields = frozenset({"muted_until", "muted_by"})
+
+    def restore(self) -> None:
+        until = (self.before or {}).get("muted_until")
+        left_sec = 0.0 if until is None else (datetime.fromisoformat(until) - datetime.now(UTC)).total_seconds()
+        Alerts(self.call.executor).mute(UUID(self.name), mute_sec=max(0.0, left_sec), muted_by=self.call.actor)
+
+
+@undone_by(MuteUndo)
 @act("alert_rule.muted", "POST", "/rules/<uuid:rule_id>/mute", problems=_RULE_NOT_FOUND)
 def mute_alert_rule(call: Call, rule_id: UUID, body: AlertMute) -> AlertRule:
     """Deliver no new alert of a rule for a time.
@@ -187,6 +209,18 @@ def delete_alert_rule(call: Call, rule_id: UUID) -> Deleted:
     return Deleted()
 
 
+class AcknowledgementUndo(Undo):
+    subject, fields = "alert", frozenset({"acknowledged_at", "acknowledged_by"})
+
+    def current(self) -> FiredAlert | None:
+        alerts = Alerts(self.call.executor).all(limit=_MAX_ALERTS)
+        return next((alert for alert in alerts if str(alert.alert_id) == self.name), None)
+
+    def restore(self) -> None:
+        Alerts(self.call.executor).acknowledge(UUID(self.name), acknowledged_by=None)
+
+
+@undone_by(AcknowledgementUndo)
 @act("alert.acknowledged", "POST", "/<uuid:alert_id>/acknowledge", problems=(ProblemCode.ALERT_NOT_FOUND,))
 def acknowledge_alert(call: Call, alert_id: UUID) -> FiredAlert:
     """Note that the caller takes care of a firing alert. A second acknowledgement changes nothing."""

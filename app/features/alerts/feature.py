@@ -11,6 +11,7 @@ FEATURE = Feature(
         NavLink("Watch", "Alerts", "/alerts", NavCount(read="problems.count_firing", noun="firing alert", is_bad=True)),
     ),
     duties="duty.create_duties",
+    checks="checks.check_alerts",
     problems="problems.alert_problems",
     metrics="metrics.alert_metrics",
 )

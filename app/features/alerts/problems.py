@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from uuid import UUID
 
-from dataloader.app.acts.service_problems import Problem, ProblemAct, Subject
+from dataloader.app.acts.findings import Subject
+from dataloader.app.acts.service_problems import Problem, ProblemAct
 from dataloader.app.acts.shared_reads import SharedReads
 from dataloader.app.features.alerts.rows import ALERT_FIELD, FiredAlert, read_firing_alerts, read_rules
 from dataloader.app.ui.formatter import Formatter

@@ -263,3 +263,11 @@ SELECT (SELECT count(*) FROM new_alerts WHERE new) AS fired,
 
 -- name: prune_alerts
 DELETE FROM dl_alerts WHERE ended_at < clock_timestamp() - make_interval(secs => %(keep_sec)s::float8);
+
+-- name: lock_alert
+-- For an undo.
+SELECT FROM dl_alerts WHERE alert_id = %(subject_id)s::uuid FOR NO KEY UPDATE;
+
+-- name: lock_alert_rule
+-- For an undo.
+SELECT FROM dl_alert_rules WHERE rule_id = %(subject_id)s::uuid FOR NO KEY UPDATE;

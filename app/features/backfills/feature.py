@@ -11,4 +11,5 @@ FEATURE = Feature(
     navigation=(NavLink("Work", "Backfills", "/backfills"),),
     duties="duty.create_duties",
     reasons="reasons.BackfillReasons",
+    task_parts="slices_page.slices_of_task",
 )

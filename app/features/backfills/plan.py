@@ -16,11 +16,11 @@ from dataloader.app.features.backfills.reader import BackfillReader
 from dataloader.app.features.backfills.rows import BackfillMode, is_selected
 from dataloader.app.features.backfills.template import new_definition
 from dataloader.app.features.schedules.rows import Schedules
-from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.problems import InvalidRequest
 from dataloader.app.http.schemas import INT4_MAX, BodyModel, field_errors
 from dataloader.app.log.masking import mask_secret_fields
+from dataloader.app.state.statistics import Statistics
 from dataloader.pipelines.partitions import Listed, Partitions, Slice, partitions_from_json
 from dataloader.pipelines.schedule_definition import ScheduleDefinition
 from dataloader.pipelines.task import DEFAULT_QUEUE, Task

@@ -14,10 +14,10 @@ from dataloader.app.errors import BackfillNotFound, LimitNotFound
 from dataloader.app.features.backfills.rows import Backfill, Backfills
 from dataloader.app.features.backfills.template import definition_of, job_of
 from dataloader.app.features.limits.rows import Limits
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.options import WebOptions
 from dataloader.app.log.masking import mask_secret_fields
+from dataloader.app.state.queues import Queues
 from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.partitions import Listed, Partitions, Slice, partitions_from_json
 from dataloader.pipelines.schedule_definition import ScheduleDefinition

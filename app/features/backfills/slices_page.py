@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 from flask import Response
 from pydantic import Field
 
+from dataloader.app.acts.task_parts import TaskPart
 from dataloader.app.acts.web import refusing_form
 from dataloader.app.features.backfills import acts
 from dataloader.app.features.backfills.forms import ended_count, extent
@@ -26,6 +27,7 @@ from dataloader.app.ui.forms import parse_texts
 from dataloader.pipelines.partitions import Listed, Partitions, Slice, is_listed_key
 
 CELLS_SHOWN = 750  # two years of days, a month of hours
+_CELLS_OF_TASK = 366
 _LIST_COLUMNS = 24
 _BACKFILLS_SHOWN = 24
 _BAD = ("failed", "canceled", "lost")
@@ -72,6 +74,13 @@ class Grid:
     last: str
     earlier: str | None  # the key before which there are more
     later: str | None  # the key after which there are more
+
+
+def slices_of_task(site: Site, task: str) -> Iterator[TaskPart]:
+    reader = BackfillReader(site.executor, site.pipelines, site.options)
+    if (partitions := reader.partitions_of_task(task)) is not None:
+        grid = make_grid(reader, task, partitions, GridFields(), _CELLS_OF_TASK)
+        yield TaskPart(template="task_slices.html", data={"grid": grid}, is_wide=True)
 
 
 def create_slices_page(site: Site) -> ApiBlueprint:

@@ -32,10 +32,10 @@ def deploy(*, release: str | None, wait: bool, timeout: float | None, min_worker
     from dataloader.app.config import load_settings  # noqa: PLC0415 - the driver is not for other commands
     from dataloader.app.db.statements import AuditContext, acting_as  # noqa: PLC0415
     from dataloader.app.features.deploys.deploy import Deploy  # noqa: PLC0415
-    from dataloader.app.features.queues.rows import Queues  # noqa: PLC0415
     from dataloader.app.runtime.code_release import find_release  # noqa: PLC0415
     from dataloader.app.runtime.commands import os_user  # noqa: PLC0415
     from dataloader.app.runtime.database import Database  # noqa: PLC0415
+    from dataloader.app.state.queues import Queues  # noqa: PLC0415
 
     settings = load_settings()
     release = release or find_release(settings.release, settings.pipelines)

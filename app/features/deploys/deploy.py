@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dataloader.app.features.queues.rows import Queues, WorkerStatus
+from dataloader.app.state.queues import Queues, WorkerStatus
 from dataloader.app.wording import format_count, format_duration
 
 _LOOK_INTERVAL_SEC = 1.0

@@ -15,7 +15,7 @@ from dataloader.app.cli.service import load_settings
 from dataloader.app.wording import format_count
 
 if TYPE_CHECKING:
-    from dataloader.app.features.doctor.findings import Finding
+    from dataloader.app.acts.findings import Finding
 
 _MARKS = {"ok": ("ok", "green"), "info": ("note", "cyan"), "warning": ("warning", "yellow"), "error": ("ERROR", "red")}
 _FIELDS = ("check", "severity", "message", "remedy", "facts")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dataloader.app.features.doctor.findings import Finding, error, ok
+from dataloader.app.acts.findings import Finding, error, ok
 
 
 def check_engines(problems: Mapping[str, str]) -> Iterator[Finding]:

@@ -8,17 +8,16 @@ from functools import partial
 from typing import Any
 
 from dataloader.app.acts.feature import Feature
+from dataloader.app.acts.findings import Finding, error, worst
 from dataloader.app.errors import DataloaderError
 from dataloader.app.features.doctor.engines import check_engines
 from dataloader.app.features.doctor.facts import DatabaseFacts, detect_pooler
-from dataloader.app.features.doctor.findings import Finding, error, worst
 from dataloader.app.features.doctor.queue import (
     LONG_LOCK_SEC,
     LONG_TRANSACTION_SEC,
     check_listeners,
     check_lock_holders,
     check_queue,
-    check_retention,
     check_tables,
     check_transactions,
 )
@@ -36,7 +35,6 @@ class Connections:
     worker_dsn: str | None
     timeout_sec: float
     api_connections: int
-    is_retention_decided: bool = False  # DL_RETENTION_ENABLED is set
     engine_problems: Mapping[str, str] = field(default_factory=dict)  # of DL_EXECUTORS, by name
     features: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the options of features, by name
 
@@ -66,9 +64,6 @@ def run_checks(facts: DatabaseFacts, connections: Connections, features: Iterabl
     run_check("bloat", lambda: check_tables(facts.tables()))
     run_check("transactions", lambda: check_transactions(facts.transactions(older_sec=LONG_TRANSACTION_SEC)))
     run_check("locks", lambda: check_lock_holders(facts.lock_holders(older_sec=LONG_LOCK_SEC)))
-    run_check(
-        "retention", lambda: check_retention(facts.is_retention_paused(), is_decided=connections.is_retention_decided)
-    )
     run_check("pooler", lambda: _check_poolers(connections))
     run_check("engine", lambda: check_engines(connections.engine_problems))
     for feature in features:

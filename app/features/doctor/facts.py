@@ -112,10 +112,6 @@ class DatabaseFacts:
         rows = self._execute("schema_objects", {"schema": self.schema})
         return {name: SchemaObject(definition, problem) for name, definition, problem in rows}
 
-    def is_retention_paused(self) -> bool:
-        """Whether the tables were upgraded from version 0, and are cleaned only on request."""
-        return bool(self._execute("is_retention_paused")[0][0])
-
     def tables(self) -> list[TableStats]:
         return [TableStats(*row) for row in self._execute("doctor_tables", {"schema": self.schema})]
 

@@ -137,7 +137,7 @@ SELECT l.pid, coalesce(a.application_name, ''), coalesce(a.usename, ''), coalesc
 -- Jobs that no worker will claim, and attempts that run too long. Each list is limited: the tasks of ready jobs are those of
 -- the first `max_ready` of each queue. Workers mark the other jobs of unknown tasks.
 WITH RECURSIVE live AS MATERIALIZED (
-    SELECT name, queues, tasks, schedules, labels, unserved_tasks, reaps FROM dl_live_workers()
+    SELECT name, queues, tasks, labels, unserved_tasks, reaps FROM dl_live_workers()
 ), queues AS (
     (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
     UNION ALL
@@ -196,22 +196,7 @@ SELECT jsonb_build_object(
                            FROM (SELECT split_part(name, ':', 1) AS host, listener, count(*) AS workers
                                    FROM dl_live_workers()
                                   WHERE listener IS NOT NULL AND dead_at IS NULL AND NOT stopping
-                                  GROUP BY 1, 2 ORDER BY 1, 2 LIMIT 1000) of_host),
-           'webhooks_disabled', (SELECT coalesce(jsonb_agg(webhook_id), '[]')
-                                   FROM (SELECT webhook_id FROM dl_webhooks WHERE disabled_at IS NOT NULL LIMIT 50) w),
-           'schedules_taken', (SELECT coalesce(jsonb_agg(name ORDER BY name), '[]')
-                                 FROM (SELECT s.name FROM dl_schedules s
-                                        WHERE s.source = 'people' AND EXISTS (SELECT FROM live WHERE s.name = ANY (live.schedules))
-                                        LIMIT 50) t),
-           'schedules_orphaned', (SELECT coalesce(jsonb_agg(name ORDER BY name), '[]')
-                                    FROM (SELECT name FROM dl_schedules WHERE orphaned_at IS NOT NULL LIMIT 50) o),
-           'schedules_stopped', (SELECT coalesce(jsonb_agg(jsonb_build_array(name, left(error, 300)) ORDER BY name), '[]')
-                                   FROM (SELECT name, error FROM dl_schedules WHERE error IS NOT NULL LIMIT 50) s),
-           'schedules_late', (SELECT coalesce(jsonb_agg(name ORDER BY name), '[]')
-                                FROM (SELECT name FROM dl_schedules
-                                       WHERE next_at < clock_timestamp() - interval '2 minutes' AND paused_at IS NULL AND orphaned_at IS NULL
-                                       LIMIT 50) l),
-           'alerts_firing', (SELECT count(*) FROM dl_alerts WHERE ended_at IS NULL))::text;
+                                  GROUP BY 1, 2 ORDER BY 1, 2 LIMIT 1000) of_host))::text;
 
 -- name: doctor_lock_keys
 -- Keys that blocked jobs wait for, held by sessions that run no such job.

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dataloader.app.acts.findings import Finding, error, info, join_names, ok, warning
 from dataloader.app.features.doctor.facts import LockHolder, TableStats, Transaction
-from dataloader.app.features.doctor.findings import Finding, error, info, ok, warning
 from dataloader.app.queue.labels import describe_missing, format_labels
 from dataloader.app.wording import format_count, format_duration, suggestion
 
@@ -16,7 +16,7 @@ LONG_TRANSACTION_SEC = 300.0
 LONG_LOCK_SEC = 60.0  # as long as a lease is by default
 _VERY_LONG_TRANSACTION_SEC = 3600.0
 _MIN_DEAD_ROWS, _MIN_DEAD_SHARE = 50_000, 0.5
-_MAX_NAMES_SHOWN = 5
+_MAX_TASKS_SHOWN = 5
 _MANY_LISTENERS = 30  # of one host
 _UNKNOWN_TASK_REMEDY = (
     "add its package to DL_PIPELINES of a worker, and restart that; `dataloader tasks` lists the known tasks; "
@@ -45,16 +45,6 @@ def check_tables(tables: Sequence[TableStats]) -> Iterator[Finding]:
     if not bloated:
         size = sum(table.size_bytes for table in tables)
         yield ok("bloat", f"no table is bloated; together they take {size / 2**20:,.0f} MB", bytes=size)
-
-
-def check_retention(is_held: bool, *, is_decided: bool) -> Iterator[Finding]:
-    if is_held and not is_decided:
-        yield info(
-            "retention",
-            "the tables were upgraded from version 0, and workers delete nothing from them",
-            "DL_RETENTION_ENABLED=true lets workers delete what is older than DL_KEEP_…, "
-            "DL_RETENTION_ENABLED=false keeps everything",
-        )
 
 
 def check_transactions(transactions: Sequence[Transaction]) -> Iterator[Finding]:
@@ -115,8 +105,6 @@ def check_queue(facts: Mapping[str, Any]) -> Iterator[Finding]:
         _check_running,
         _check_lock_keys,
         _check_worker_names,
-        _check_schedules,
-        _check_alerting,
     )
     findings = [finding for check in checks for finding in check(facts)]
     yield from findings
@@ -152,7 +140,7 @@ def _check_workers(facts: Mapping[str, Any]) -> Iterator[Finding]:
     if queues := facts["queues_without_worker"]:
         yield error(
             "queues_without_worker",
-            f"jobs wait in {_join_names(queues)}, which no live worker serves",
+            f"jobs wait in {join_names(queues)}, which no live worker serves",
             " ".join(["dataloader worker", *(f"--queue {shlex.quote(f'{name}:1')}" for name in queues)])
             + "; if the trigger misspelt a name: dataloader bulk cancel --queue NAME",
             *(("queue", name) for name in queues),
@@ -160,7 +148,7 @@ def _check_workers(facts: Mapping[str, Any]) -> Iterator[Finding]:
         )
     known = frozenset(facts["known_tasks"])
     tasks = facts["tasks_without_worker"]
-    for task in tasks[:_MAX_NAMES_SHOWN]:
+    for task in tasks[:_MAX_TASKS_SHOWN]:
         yield error(
             "tasks_without_worker",
             f"no live worker knows {task}; jobs wait{suggestion(task, known)}",
@@ -168,10 +156,10 @@ def _check_workers(facts: Mapping[str, Any]) -> Iterator[Finding]:
             ("task", task),
             tasks=[task],
         )
-    if others := tasks[_MAX_NAMES_SHOWN:]:
+    if others := tasks[_MAX_TASKS_SHOWN:]:
         yield error(
             "tasks_without_worker",
-            f"no live worker knows {_join_names(others)} either; jobs wait",
+            f"no live worker knows {join_names(others)} either; jobs wait",
             _UNKNOWN_TASK_REMEDY,
             tasks=others,
         )
@@ -255,65 +243,9 @@ def _check_worker_names(facts: Mapping[str, Any]) -> Iterator[Finding]:
     for name, workers in facts["shared_names"]:
         yield error(
             "shared_worker_names",
-            f"{len(workers)} live worker processes have DL_WORKER_NAME={name}: {_join_names(workers)}",
+            f"{len(workers)} live worker processes have DL_WORKER_NAME={name}: {join_names(workers)}",
             "give each a name of its own, or none: while both live neither takes over the other's jobs, and a "
             "frozen one loses its jobs",
             *(("worker", worker) for worker in workers),
             name=name, workers=workers,
         )  # fmt: skip
-
-
-def _check_schedules(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    if late := facts["schedules_late"]:
-        yield error(
-            "schedules_late",
-            f"no process fires what is due: {_join_names(late)}",
-            "dataloader worker; any worker process fires schedules",
-            *(("schedule", name) for name in late),
-            schedules=late,
-        )
-    for name, problem in facts["schedules_stopped"]:
-        yield error(
-            "schedules_stopped",
-            f"the schedule {name} makes no jobs: {problem}",
-            f"dataloader schedules edit {shlex.quote(name)} changes a field of it; or correct it in the code",
-            ("schedule", name),
-            schedule=name,
-        )
-    if taken := facts["schedules_taken"]:
-        yield error(
-            "schedules_taken",
-            f"declared in code, but people have made schedules of the same name: {_join_names(taken)}",
-            "; ".join(f"dataloader schedules delete {shlex.quote(name)}" for name in taken)
-            + "; then restart a worker with the code, which creates its own; or rename it in the code",
-            *(("schedule", name) for name in taken),
-            schedules=taken,
-        )
-    if orphaned := facts["schedules_orphaned"]:
-        yield warning(
-            "schedules_orphaned",
-            f"no live worker has them in its code, so they do not fire: {_join_names(orphaned)}",
-            "; ".join(f"dataloader schedules adopt {shlex.quote(name)}" for name in orphaned)
-            + "; or delete them, or start a worker with their code",
-            schedules=orphaned,
-        )
-
-
-def _check_alerting(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    if webhooks := facts["webhooks_disabled"]:
-        yield warning(
-            "webhooks_disabled",
-            f"disabled: {format_count(len(webhooks), 'webhook')}",
-            "; ".join(f"dataloader webhooks edit {webhook} --on" for webhook in webhooks),
-        )
-    if facts["alerts_firing"]:
-        yield warning(
-            "alerts",
-            f"firing: {format_count(facts['alerts_firing'], 'alert')}",
-            "dataloader alerts list lists them; an alert ends with its cause",
-        )
-
-
-def _join_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES_SHOWN} more" if len(names) > _MAX_NAMES_SHOWN else ""
-    return ", ".join(names[:_MAX_NAMES_SHOWN]) + more

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 
 from dataloader._distribution import NAME
+from dataloader.app.acts.findings import Finding, error, info, ok, warning
 from dataloader.app.db.rights import service_rights
 from dataloader.app.db.schema import SCHEMA_VERSION, SchemaVersion, schema_text
 from dataloader.app.db.schema_statements import Repair, quote_identifier
 from dataloader.app.features.doctor.facts import SchemaObject
-from dataloader.app.features.doctor.findings import Finding, error, info, ok, warning
 from dataloader.app.features.doctor.repair import (
     change_statement,
     drop_statement,

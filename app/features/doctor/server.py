@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dataloader.app.acts.findings import Finding, error, info, ok, warning
 from dataloader.app.db.rights import FEATURE_RIGHTS
 from dataloader.app.db.schema import CREATE_DATABASE, REQUIRED_ENCODING
 from dataloader.app.db.schema_statements import quote_identifier
 from dataloader.app.features.doctor.facts import Pooler
-from dataloader.app.features.doctor.findings import Finding, error, info, ok, warning
 
 _MIN_VERSION, _BILLION = 150_000, 1_000_000_000
 _CLOCK_WARNING_SEC, _CLOCK_ERROR_SEC = 2.0, 30.0

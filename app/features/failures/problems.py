@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from dataloader.app.acts.service_problems import MAX_OF_A_KIND, Impact, Problem, ProblemAct
 from dataloader.app.acts.shared_reads import SharedReads
-from dataloader.app.features.statistics.rows import read_last_hour
+from dataloader.app.state.statistics import read_last_hour
 from dataloader.app.wording import format_count
 
 _MAX_FAILURE_RATE = 0.2

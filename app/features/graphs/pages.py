@@ -17,11 +17,11 @@ from dataloader.app.acts.web import ActForms
 from dataloader.app.features.graphs.acts import cancel_graph, retry_graph
 from dataloader.app.features.graphs.rows import Graph, GraphEdge, GraphJob, Graphs, critical_path, layers
 from dataloader.app.features.graphs.times import open_tasks, queue_sec, remaining
-from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.problems import InvalidRequest, ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
+from dataloader.app.state.statistics import Statistics
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
 from dataloader.app.ui.formatter import Formatter
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from dataloader.app.acts.findings import Finding, info, ok
 from dataloader.app.db.statements import Executor
-from dataloader.app.features.doctor.findings import Finding, info, ok
 from dataloader.app.features.horizon.rows import LONG_AGE_SEC, Holder, HolderKind, Horizon
 from dataloader.app.features.horizon.sentences import describe_holder
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
 from typing import Any, Self
 from uuid import UUID
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from dataloader.app.acts.act import Call, act
+from dataloader.app.acts.act import Call, Undo, act, undone_by
 from dataloader.app.features.jobs.edits import JobEditor
-from dataloader.app.features.jobs.job_detail import JobDetail, JobReader, masked_detail
+from dataloader.app.features.jobs.job_detail import JobDetail, JobReader, VersionedJob, masked_detail
 from dataloader.app.http.jobs.trigger_request import TriggerResponse, short_lease_message, validate_args
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.problems import InvalidRequest, ProblemCode
@@ -27,7 +30,10 @@ from dataloader.app.http.schemas import (
     require_one_field,
 )
 from dataloader.app.log.masking import unmask
-from dataloader.app.queue.job import NewJob
+from dataloader.app.queue.job import Job, NewJob
+from dataloader.app.ui.base import InvalidForm
+
+_MAX_EVENTS = 20  # in which the edit to undo is looked for
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,47 @@ class JobEditRequest(BodyModel):
         return self
 
 
+class EditUndo(Undo):
+    """Of args the audit has only the names, so the values are those of the job's last event of an edit."""
+
+    subject, fields = "job", frozenset({"priority", "available_at", "max_attempts"})
+
+    @classmethod
+    def can_undo(cls, before: dict[str, Any] | None, after: dict[str, Any] | None, name: str) -> bool:
+        return before is not None and after is not None and not before.keys() & {"status", "cancel_requested"}
+
+    def lock(self) -> None:
+        """Nothing: the version of a job shows a change."""
+
+    @cached_property
+    def _found(self) -> VersionedJob:
+        return JobReader(self.call.executor).get_with_version(UUID(self.name))
+
+    @cached_property
+    def _edit(self) -> dict[str, dict[str, Any]]:
+        """The values before and after. Raises InvalidForm if there is a later edit."""
+        events = JobReader(self.call.executor).last_events(UUID(self.name), limit=_MAX_EVENTS)
+        edits = [event for event in events if event.kind == "edited"]
+        if not edits:
+            raise InvalidForm("Nothing was undone: the old values are not known any more.")
+        if edits[-1].ts > self.at:  # an edit writes its event before its entry
+            raise InvalidForm(f"Nothing was undone: job {self.name} has changed since.")
+        return edits[-1].payload
+
+    def current(self) -> Job:
+        return self._found.job
+
+    def written(self) -> Mapping[str, Any]:
+        return self._edit["after"]
+
+    def restore(self) -> None:
+        values = dict(self._edit["before"])
+        if values.get("available_at") is not None:
+            values["available_at"] = datetime.fromisoformat(values["available_at"])
+        JobEditor(self.call.executor).edit(UUID(self.name), values, if_version=self._found.version)
+
+
+@undone_by(EditUndo)
 @act(
     "job.edited",
     "PATCH",

@@ -17,4 +17,5 @@ FEATURE = Feature(
     navigation=(NavLink("Work", "Jobs", "/jobs", NavCount(read="problems.count_running_jobs", noun="running job")),),
     problems="problems.job_problems",
     subjects={"job": "/jobs/{}"},
+    search="jobs_page.find_jobs",
 )

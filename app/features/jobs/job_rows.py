@@ -21,8 +21,8 @@ from dataloader.app.features.jobs.job_search import (
     MatchCount,
     first_window,
 )
-from dataloader.app.features.statistics.rows import SAMPLED_PAGES, UNSUCCESSFUL
 from dataloader.app.queue.job import WAIT_STATES, Status
+from dataloader.app.state.statistics import SAMPLED_PAGES, UNSUCCESSFUL
 
 FINAL_STATES = (Status.SUCCEEDED, Status.FAILED, Status.LOST, Status.CANCELED)
 STATES = ("ready", "running", "scheduled", "blocked", "waiting", "limited", *(status.value for status in FINAL_STATES))

@@ -17,8 +17,8 @@ from uuid import UUID
 from dataloader._job_filter import FILTER_FIELDS, JobFilterFields
 from dataloader.app.db.encoding import array, as_uuid, from_row, validate_text
 from dataloader.app.db.statements import Executor
-from dataloader.app.features.statistics.rows import SAMPLED_PAGES, UNSUCCESSFUL
 from dataloader.app.queue.job import Status
+from dataloader.app.state.statistics import SAMPLED_PAGES, UNSUCCESSFUL
 
 Sort = Literal["-created_at", "created_at", "priority", "available_at", "-available_at", "started_at", "-started_at"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -13,10 +14,13 @@ from flask import Response
 from pydantic import Field, create_model
 
 from dataloader._job_filter import FILTER_FIELDS, MAX_JOB_IDS, FilterField
+from dataloader.app.acts.matches import Match
 from dataloader.app.acts.web import ActForms, ActRunner, refusing_form
 from dataloader.app.errors import BulkMismatch
 from dataloader.app.features.bulk.acts import BulkRequest, cancel_bulk_operation, start_bulk_operation
 from dataloader.app.features.bulk.rows import BulkAction, BulkOperation, BulkOperations, BulkState
+from dataloader.app.features.jobs.job_detail import JobReader
+from dataloader.app.features.jobs.job_lookup import JobLookup
 from dataloader.app.features.jobs.job_rows import STATES, JobRows
 from dataloader.app.features.jobs.job_search import (
     Filter,
@@ -29,13 +33,13 @@ from dataloader.app.features.jobs.job_search import (
 from dataloader.app.features.jobs.list_routes import JobFilter, decode_cursor, encode_cursor
 from dataloader.app.features.jobs.search_words import SPANS, WORDS, Chip, chips, join_fields, parse_words
 from dataloader.app.features.jobs.state_counts import StateCounter, StateCounts
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.http.jobs.acts import cancel_job, retry_job
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.log import mask_secret_fields
 from dataloader.app.queue.job import WAIT_STATES, Status
+from dataloader.app.state.queues import Queues
 from dataloader.app.ui.base import (
     FormModel,
     FormText,
@@ -108,6 +112,19 @@ class BulkForm(FormModel):
     priority: FormText = Field("", description="The new priority, of reprioritise.")
     per_minute: FormText = Field("", description="At most so many jobs a minute, of redrive.")
     expected: FormText = Field("", description="The count of the preview; empty: show the preview.")
+
+
+def find_jobs(site: Site, text: str) -> Iterator[Match]:
+    """Jobs by id and by key. Part of a key finds none, so for an empty text there is nothing."""
+    source = site.executor
+    if not text:
+        return
+    for job in JobLookup(source).by_id(text):
+        yield Match("job", job.task, f"/jobs/{job.job_id}", detail=f"{job.job_id} in {job.queue}, {job.status.value}")
+    if by_key := JobReader(source).by_idempotency_key(text):
+        yield Match("idempotency key", text, f"/jobs/{by_key.job_id}")
+    if JobSearch(source).has_lock_key(text):
+        yield Match("lock key", text, "/jobs?" + urlencode({"lock_key": text}))
 
 
 def create_jobs_page(site: Site) -> ApiBlueprint:

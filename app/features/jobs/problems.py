@@ -9,8 +9,8 @@ from itertools import islice
 from dataloader.app.acts.service_problems import MAX_OF_A_KIND, Impact, Problem, ProblemAct
 from dataloader.app.acts.shared_reads import SharedReads
 from dataloader.app.features.jobs.job_search import STALLED_AFTER_SEC, JobSummary, read_running_jobs, read_stalled_sec
-from dataloader.app.features.queues.rows import read_queue_statuses
-from dataloader.app.features.statistics.rows import read_recent_runs
+from dataloader.app.state.queues import read_queue_statuses
+from dataloader.app.state.statistics import read_recent_runs
 from dataloader.app.ui.formatter import Formatter
 from dataloader.app.wording import format_count
 

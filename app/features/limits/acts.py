@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from dataloader.app.acts.act import Call, act
+from dataloader.app.acts.act import Call, Undo, act, undone_by
 from dataloader.app.features.limits.breakers import Breakers, BreakerState, BreakerStatus
 from dataloader.app.features.limits.rows import Limits, LimitStatus
 from dataloader.app.http.json_io import FieldError
@@ -60,6 +61,27 @@ class ChangedLimit(LimitStatus):
     warnings: list[str]
 
 
+class LimitUndo(Undo):
+    subject, fields = "limit", frozenset({"concurrency", "rate", "per_sec", "burst", "note"})
+
+    @classmethod
+    def can_undo(cls, before: dict[str, Any] | None, after: dict[str, Any] | None, name: str) -> bool:
+        return not name.startswith("backfill:")
+
+    def current(self) -> LimitStatus | None:
+        statuses = Limits(self.call.executor).statuses()
+        return next((limit for limit in statuses if limit.setting == limit.name == self.name), None)
+
+    def restore(self) -> None:
+        limits, current = Limits(self.call.executor), self.current()
+        if self.before is None:
+            limits.delete(self.name)
+            return
+        values = {field: self.before.get(field, getattr(current, field, None)) for field in self.fields}
+        limits.set(self.name, **values, changed_by=self.call.actor)
+
+
+@undone_by(LimitUndo)
 @act("limit.set", "PUT", "/limits/<path:name>", may_name_unknown=True, unaudited={"note"})
 def set_limit(call: Call, name: str, body: LimitSetting) -> ChangedLimit:
     """Create or replace a limit.
@@ -79,6 +101,7 @@ def set_limit(call: Call, name: str, body: LimitSetting) -> ChangedLimit:
     return ChangedLimit(**vars(status), warnings=warnings)
 
 
+@undone_by(LimitUndo)
 @act("limit.deleted", "DELETE", "/limits/<path:name>", problems=(ProblemCode.LIMIT_NOT_FOUND, ProblemCode.LIMIT_IN_USE))
 def delete_limit(call: Call, name: str) -> Deleted:
     """Delete a limit. Jobs that wait for it may start."""
@@ -137,6 +160,43 @@ class ChangedBreaker(BreakerStatus):
     warnings: list[str]
 
 
+class BreakerUndo(Undo):
+    numbers = frozenset({"failures", "window_sec", "resume_sec"})
+    subject, fields = "breaker", numbers | {"state", "reason"}
+
+    @classmethod
+    def can_undo(cls, before: dict[str, Any] | None, after: dict[str, Any] | None, name: str) -> bool:
+        return before is None or all(before[field] is not None for field in cls.numbers & before.keys())
+
+    def lock(self) -> None:
+        super().lock()
+        if self.after is None:
+            self.call.executor.execute("lock_missing_breaker")
+
+    def current(self) -> BreakerStatus | None:
+        return next((status for status in Breakers(self.call.executor).statuses() if status.task == self.name), None)
+
+    def written(self) -> Mapping[str, Any]:
+        """Without what follows from what was set."""
+        derived = {"failed_in_row", "opened_at", "probe_at", "is_declared"}
+        return {name: value for name, value in super().written().items() if name not in derived}
+
+    def restore(self) -> None:
+        breakers, old, current = Breakers(self.call.executor), self.before, self.current()
+        if old is None:
+            breakers.delete(self.name)
+            return
+        values: dict[str, Any] = {}
+        if self.numbers & old.keys():
+            values = {field: old.get(field, getattr(current, field, None)) for field in self.numbers}
+        if {"state", "reason"} & old.keys():
+            state, reason = (old.get(field, getattr(current, field, None)) for field in ("state", "reason"))
+            was_closed = state == BreakerState.CLOSED
+            values |= {"state": BreakerState.CLOSED if was_closed else BreakerState.OPEN, "reason": reason}
+        breakers.set(self.name, **values, changed_by=self.call.actor)
+
+
+@undone_by(BreakerUndo)
 @act("breaker.set", "PUT", "/tasks/<path:task>/breaker", may_name_unknown=True, unaudited={"reason"})
 def set_breaker(call: Call, task: str, body: BreakerSetting) -> ChangedBreaker:
     """Create or change the circuit breaker of a task, or pause or resume the task.
@@ -153,6 +213,7 @@ def set_breaker(call: Call, task: str, body: BreakerSetting) -> ChangedBreaker:
     return ChangedBreaker(**vars(status), warnings=warnings)
 
 
+@undone_by(BreakerUndo)
 @act("breaker.deleted", "DELETE", "/tasks/<path:task>/breaker", problems=(ProblemCode.BREAKER_NOT_FOUND,))
 def delete_breaker(call: Call, task: str) -> Deleted:
     """Delete the circuit breaker of a task. A worker that starts creates it again if the task declares one."""

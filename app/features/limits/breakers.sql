@@ -78,3 +78,11 @@ SELECT count(*) FROM dl_wake_limited(ARRAY(SELECT 'task:' || t FROM jsonb_array_
 SELECT t AS task, NULL::float8 AS next_sec FROM jsonb_array_elements_text(current_setting('dl.breakers')::jsonb) t
 UNION ALL
 SELECT NULL, extract(epoch FROM min(probe_at) - clock_timestamp())::float8 FROM dl_breakers WHERE state = 'open';
+
+-- name: lock_breaker
+-- For an undo, which locks the row of a breaker before limits.
+SELECT FROM dl_breakers WHERE task = %(subject_id)s::text FOR NO KEY UPDATE;
+
+-- name: lock_missing_breaker
+-- A missing breaker has no row to lock: this prevents that any is created.
+LOCK TABLE dl_breakers IN SHARE ROW EXCLUSIVE MODE;

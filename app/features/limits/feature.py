@@ -18,4 +18,5 @@ FEATURE = Feature(
     metrics="metrics.limit_metrics",
     problems="problems.breaker_problems",
     subjects={"limit": "/limits"},
+    search="pages.find_limits",
 )

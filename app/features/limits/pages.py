@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from flask import Response
 from pydantic import Field
 
+from dataloader.app.acts.matches import MAX_NAMES, Match, match_names
 from dataloader.app.acts.web import ActForms, Choice
 from dataloader.app.features.limits.acts import delete_breaker, delete_limit, set_breaker, set_limit
 from dataloader.app.features.limits.breakers import Breakers, BreakerState, BreakerStatus
@@ -29,6 +31,10 @@ _BREAKER_CHOICES = {
 class LimitsPageQuery(FormModel):
     edit: FormText = Field("", description="The limit that the form shows.")
     holders: FormText = Field("", description="The limit of which all running jobs are listed.")
+
+
+def find_limits(site: Site, text: str) -> Iterator[Match]:
+    return match_names("limit", "/limits#limit-", Limits(site.executor).names(limit=MAX_NAMES), text)
 
 
 def create_limits_page(site: Site) -> ApiBlueprint:

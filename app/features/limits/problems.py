@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from dataloader.app.acts.service_problems import MAX_OF_A_KIND, Impact, Problem, ProblemAct
 from dataloader.app.acts.shared_reads import SharedReads
 from dataloader.app.features.limits.breakers import BreakerState, read_open_breakers
-from dataloader.app.features.queues.rows import read_queue_statuses
+from dataloader.app.state.queues import read_queue_statuses
 from dataloader.app.wording import format_count
 
 

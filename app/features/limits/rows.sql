@@ -153,3 +153,9 @@ SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'queued' AND waits_on IS NOT N
 
 -- name: has_open_breakers
 SELECT EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed');
+
+-- name: lock_limit
+-- For an undo. The advisory lock of its name also prevents that a missing limit is created.
+SELECT dl_lock_limits(ARRAY[%(subject_id)s::text]);
+
+SELECT FROM dl_limits WHERE name = %(subject_id)s::text FOR NO KEY UPDATE;

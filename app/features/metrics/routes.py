@@ -18,7 +18,6 @@ from dataloader.app.acts.metric_families import gauge
 from dataloader.app.db.pool import Pool
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DataloaderError
-from dataloader.app.features.statistics.rows import JobCounts, Statistics
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.caches import RefreshingValue, RefreshTimeout
 from dataloader.app.http.options import WebOptions
@@ -27,6 +26,7 @@ from dataloader.app.http.site import Site
 from dataloader.app.http.standby_reads import allowing_standby, record_data_age
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.state.statistics import JobCounts, Statistics
 
 LOG = log.get("dataloader.app.http.metrics")
 OTHER_QUEUES = "other"

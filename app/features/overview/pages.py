@@ -19,13 +19,13 @@ from dataloader.app.features.jobs.job_search import (
 from dataloader.app.features.overview.notes import NoteReader
 from dataloader.app.features.overview.problems import ProblemReader, count_open
 from dataloader.app.features.overview.throughput import Throughput
-from dataloader.app.features.queues.rows import QueueStatus, read_queue_statuses, read_worker_statuses
 from dataloader.app.features.schedules.calendar import is_frequent
 from dataloader.app.features.schedules.reader import ScheduleReader
 from dataloader.app.features.schedules.rows import Schedule
-from dataloader.app.features.statistics.rows import Statistics
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
+from dataloader.app.state.queues import QueueStatus, read_queue_statuses, read_worker_statuses
+from dataloader.app.state.statistics import Statistics
 from dataloader.app.ui.base import PageRenderer, progress_summary
 
 MAX_RUNNING_SHOWN = 10

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from dataloader.app.acts.feature import Feature, load_all
-from dataloader.app.acts.service_problems import Problem, ProblemAct, Subject
+from dataloader.app.acts.findings import Subject
+from dataloader.app.acts.service_problems import Problem, ProblemAct
 from dataloader.app.acts.shared_reads import SharedReads
 from dataloader.app.http.links import quote_name
 

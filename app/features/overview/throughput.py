@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dataloader.app.features.statistics.rows import Chart
+from dataloader.app.state.statistics import Chart
 
 BAR_SEC = 1800
 TOP, BASE = 20, 120  # of the bars, in units of the picture's height

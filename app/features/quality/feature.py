@@ -12,4 +12,6 @@ FEATURE = Feature(
     duties="duty.create_duties",
     task_calls={"check_history": "task_calls.check_history"},
     subjects={"dataset": "/datasets/{}"},
+    search="pages.find_datasets",
+    task_parts="pages.checks_of_task",
 )

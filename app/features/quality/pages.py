@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from http import HTTPStatus
 
 from flask import Response
 from pydantic import Field
 
+from dataloader.app.acts.matches import MAX_NAMES, Match, match_names
+from dataloader.app.acts.task_parts import TaskPart
 from dataloader.app.errors import DatasetNotFound
 from dataloader.app.features.quality.rows import CheckHistory, DataQuality
 from dataloader.app.http.links import quote_name
@@ -18,10 +21,27 @@ from dataloader.app.ui.line_chart import LineChart
 
 _PAGE_SIZE = 100
 _MAX_UPDATES_SHOWN = 50
+_CHECK_RESULTS = 60  # of each data check of a task
+_MAX_CHECK_CHARTS = 6
 
 
 class DatasetsPageQuery(FormModel):
     after: FormText = Field("", description="The last dataset of the page before.")
+
+
+def checks_of_task(site: Site, task: str) -> Iterator[TaskPart]:
+    """What did not pass first; the first ones with a chart."""
+    checks = DataQuality(site.executor).checks_of_task(task, limit=_CHECK_RESULTS).checks
+    checks.sort(key=lambda check: check.results[0].outcome == "passed")
+    if checks:
+        with_charts = [(check, check_chart(check) if n < _MAX_CHECK_CHARTS else None) for n, check in enumerate(checks)]
+        data = {"checks": with_charts}
+        yield TaskPart(template="task_checks.html", data=data, is_wide=True, has_chart=True)
+        yield TaskPart(template="task_check_facts.html", data=data)
+
+
+def find_datasets(site: Site, text: str) -> Iterator[Match]:
+    return match_names("dataset", "/datasets/", DataQuality(site.executor).dataset_names(limit=MAX_NAMES), text)
 
 
 def create_datasets_page(site: Site) -> ApiBlueprint:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 from uuid import UUID
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from dataloader.app.acts.act import Call, act
-from dataloader.app.features.queues.rows import FAIR_RULE, Queues, WorkerStatus
+from dataloader.app.acts.act import Call, Undo, act, undone_by
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.schemas import INT4_MAX, BodyModel, IndexedText, parse_key, require_one_field
 from dataloader.app.queue.queues import QueueSettings, QueueState
+from dataloader.app.state.queues import FAIR_RULE, Queues, WorkerStatus
 
 REMOVABLE = ("concurrency", "per_worker", "fair", "share")
 
@@ -69,6 +69,28 @@ class ChangedQueue(QueueSettings):
     warnings: list[str] = field(default_factory=list)
 
 
+class SettingsUndo(Undo):
+    subject, fields = "queue", frozenset({"state", "note", *REMOVABLE})
+
+    @classmethod
+    def can_undo(cls, before: dict[str, Any] | None, after: dict[str, Any] | None, name: str) -> bool:
+        return after is not None and not {"fair_key", "weight"} & {*(before or ()), *after}
+
+    def current(self) -> QueueSettings | None:
+        return Queues(self.call.executor).settings().get(self.name)
+
+    def restore(self) -> None:
+        old = {"state": "open", **dict.fromkeys(self.written())} if self.before is None else self.before
+        values: dict[str, Any] = {field: old[field] for field in self.fields & old.keys() if old[field] is not None}
+        if "state" in old:
+            current = self.current()
+            values["state"] = QueueState(old["state"] or "open")
+            values["note"] = old.get("note", current and current.note)  # a state has its own note
+        remove = [field for field in REMOVABLE if field in old and old[field] is None]
+        Queues(self.call.executor).change_settings(self.name, **values, remove=remove, changed_by=self.call.actor)
+
+
+@undone_by(SettingsUndo)
 @act("queue.settings_changed", "PATCH", "/queues", may_name_unknown=True, unaudited={"share", "weights", "note"})
 def change_queue_settings(call: Call, body: QueueSettingsEdit) -> ChangedQueue:
     """Pause, drain or open a queue, limit how many of its jobs run at a time, or serve its tenants in turn.
@@ -84,6 +106,18 @@ def change_queue_settings(call: Call, body: QueueSettingsEdit) -> ChangedQueue:
     return ChangedQueue(**vars(settings), warnings=warnings)
 
 
+class DrainUndo(Undo):
+    subject, fields = "worker", frozenset({"draining"})
+
+    def current(self) -> WorkerStatus:
+        return Queues(self.call.executor).worker(UUID(self.name))
+
+    def restore(self) -> None:
+        is_draining = not self.written()["draining"]
+        Queues(self.call.executor).drain_worker(UUID(self.name), draining=is_draining)
+
+
+@undone_by(DrainUndo)
 @act("worker.draining", "POST", "/workers/<uuid:worker_id>/drain", problems=(ProblemCode.WORKER_NOT_FOUND,))
 def drain_worker(call: Call, worker_id: UUID) -> WorkerStatus:
     """Stop a worker process from claiming jobs.
@@ -93,6 +127,7 @@ def drain_worker(call: Call, worker_id: UUID) -> WorkerStatus:
     return Queues(call.executor).drain_worker(worker_id, draining=True)
 
 
+@undone_by(DrainUndo)
 @act("worker.resumed", "POST", "/workers/<uuid:worker_id>/undrain", problems=(ProblemCode.WORKER_NOT_FOUND,))
 def undrain_worker(call: Call, worker_id: UUID) -> WorkerStatus:
     """Let a drained worker process claim jobs again."""
@@ -107,6 +142,7 @@ class HostWorkers:
     workers: list[WorkerStatus]
 
 
+@undone_by(DrainUndo)
 @act("host.draining", "POST", "/hosts/<path:host>/drain", problems=(ProblemCode.WORKER_NOT_FOUND,))
 def drain_host(call: Call, host: str) -> HostWorkers:
     """Stop all worker processes of a host from claiming jobs.
@@ -116,6 +152,7 @@ def drain_host(call: Call, host: str) -> HostWorkers:
     return HostWorkers(host, Queues(call.executor).drain_host(host, draining=True))
 
 
+@undone_by(DrainUndo)
 @act("host.resumed", "POST", "/hosts/<path:host>/undrain", problems=(ProblemCode.WORKER_NOT_FOUND,))
 def undrain_host(call: Call, host: str) -> HostWorkers:
     """Let the drained worker processes of a host claim jobs again."""

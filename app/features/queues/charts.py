@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from dataloader.app.features.statistics.rows import Chart, Period
+from dataloader.app.state.statistics import Chart, Period
 
 _SLOTS: Mapping[Period, int] = {"1h": 60, "24h": 48, "7d": 56}
 _GAP = 0.2  # of the width of a slot

@@ -10,4 +10,5 @@ FEATURE = Feature(
     navigation=(NavLink("Capacity", "Queues", "/queues", NavCount(read="problems.count_paused", noun="paused queue")),),
     problems="problems.queue_problems",
     subjects={"queue": "/queues/{}"},
+    search="pages.find_queues",
 )

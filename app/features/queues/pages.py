@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -10,16 +11,17 @@ from pydantic import Field
 
 from dataloader.app.acts.audit_log import AuditEntry, AuditLog
 from dataloader.app.acts.known_names import NameCheck
+from dataloader.app.acts.matches import Match, match_names
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.queues.acts import REMOVABLE, QueueSettingsEdit, change_queue_settings
 from dataloader.app.features.queues.charts import QueueChart
-from dataloader.app.features.queues.rows import Queues, WorkerStatus
-from dataloader.app.features.statistics.rows import Period, RecentRun, Statistics
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.problems import ProblemCode, RequestRejected
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.queue.queues import QueueState
+from dataloader.app.state.queues import Queues, WorkerStatus
+from dataloader.app.state.statistics import Period, RecentRun, Statistics
 from dataloader.app.ui.base import (
     FormModel,
     FormText,
@@ -62,6 +64,10 @@ class QueueSettingsForm(FormModel):
 
 class QueuePageQuery(FormModel):
     period: Period = Field("24h", description="How far back the chart goes.")
+
+
+def find_queues(site: Site, text: str) -> Iterator[Match]:
+    return match_names("queue", "/queues/", Queues(site.executor).names(), text)
 
 
 def create_queues_page(site: Site) -> ApiBlueprint:

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 
 from dataloader.app.acts.service_problems import Impact, Problem, ProblemAct
 from dataloader.app.acts.shared_reads import SharedReads
-from dataloader.app.features.queues.rows import read_queue_statuses
 from dataloader.app.queue.queues import QueueState
+from dataloader.app.state.queues import read_queue_statuses
 from dataloader.app.ui.formatter import Formatter
 from dataloader.app.wording import format_count
 

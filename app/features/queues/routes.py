@@ -15,14 +15,14 @@ from dataloader.app.features.queues.acts import (
     undrain_host,
     undrain_worker,
 )
-from dataloader.app.features.queues.rows import Queues, QueueStatus, WorkerStatus
-from dataloader.app.features.statistics.rows import Chart, Period, Statistics
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.problems import DATABASE_PROBLEMS
 from dataloader.app.http.routing import ANY_KEY, ApiBlueprint
 from dataloader.app.http.schemas import QueryModel
 from dataloader.app.http.site import Site
+from dataloader.app.state.queues import Queues, QueueStatus, WorkerStatus
+from dataloader.app.state.statistics import Chart, Period, Statistics
 
 
 class QueuesQuery(QueryModel):

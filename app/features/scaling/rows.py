@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataloader.app.db.statements import Executor
-from dataloader.app.features.statistics.rows import JobCounts, Statistics
 from dataloader.app.queue.queues import MAX_QUEUES, QueueState
+from dataloader.app.state.statistics import JobCounts, Statistics
 
 DEFAULT_TARGET_WAIT_SEC = 60.0
 DUE_SOON_SEC = 300.0

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from pydantic import Field, create_model
 
-from dataloader.app.acts.act import Call, act
+from dataloader.app.acts.act import Call, Undo, act, undone_by
 from dataloader.app.errors import ScheduleNotFound
 from dataloader.app.features.schedules.reader import ScheduleDetail, ScheduleReader
 from dataloader.app.features.schedules.rows import Schedule, Schedules, ScheduleSource, Times
@@ -191,6 +191,21 @@ def delete_schedule(call: Call, name: str) -> Deleted:
 # ── whether it fires ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class PauseUndo(Undo):
+    subject, fields = "schedule", frozenset({"paused_at", "paused_by", "paused_reason"})
+
+    def current(self) -> Schedule:
+        return _reader(self.call).get(self.name)
+
+    def restore(self) -> None:
+        before = self.before or {}
+        if before.get("paused_at") is None:
+            resume_schedule.perform(self.call, self.name, ResumeQuery())
+        else:
+            pause_schedule.perform(self.call, self.name, PauseRequest(reason=before.get("paused_reason")))
+
+
+@undone_by(PauseUndo)
 @_act("schedule.paused", "POST", "/schedules/<name>/pause", problems=_NOT_FOUND)
 def pause_schedule(call: Call, name: str, body: PauseRequest) -> ScheduleDetail:
     """Pause a schedule: it makes no jobs. Those it has made are not affected."""
@@ -198,6 +213,7 @@ def pause_schedule(call: Call, name: str, body: PauseRequest) -> ScheduleDetail:
     return _detail(call, Schedules(call.executor).pause(name, reason=body.reason, changed_by=call.actor))
 
 
+@undone_by(PauseUndo)
 @_act("schedule.resumed", "POST", "/schedules/<name>/resume", problems=_CHANGED)
 def resume_schedule(call: Call, name: str, query: ResumeQuery) -> ScheduleDetail:
     """Resume a paused schedule from now on; with `catch_up` its rule applies to the times of the pause."""

@@ -20,5 +20,8 @@ FEATURE = Feature(
     test_clock="drain_clock.ScheduleClock",
     reasons="reasons.ScheduleReasons",
     problems="problems.schedule_problems",
+    checks="checks.check_schedules",
     subjects={"schedule": "/schedules/{}"},
+    search="pages.find_schedules",
+    task_parts="pages.schedules_of_task",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -11,12 +11,14 @@ from flask import Response, g
 from markupsafe import Markup
 from pydantic import Field
 
+from dataloader.app.acts.matches import MAX_NAMES, Match, match_names
+from dataloader.app.acts.task_parts import TaskPart
 from dataloader.app.acts.web import ActForms, Choice, refusing_form
 from dataloader.app.features.schedules import acts
 from dataloader.app.features.schedules.clock_changes import AffectedSchedule, affected_schedules
 from dataloader.app.features.schedules.form import ADVANCED_FIELDS, MAIN_FIELDS, ScheduleFields, input_of, texts_of
 from dataloader.app.features.schedules.reader import Preview, ScheduleDetail, ScheduleReader
-from dataloader.app.features.schedules.rows import Firing, FiringOutcome, Schedule
+from dataloader.app.features.schedules.rows import Firing, FiringOutcome, Schedule, Schedules
 from dataloader.app.http.links import quote_name
 from dataloader.app.http.problems import ProblemCode
 from dataloader.app.http.routing import ApiBlueprint
@@ -29,7 +31,7 @@ from dataloader.pipelines.schedule_definition import ScheduleDefinition
 
 T = TypeVar("T")
 _PREVIEW_COUNT, _FIRINGS_SHOWN, _LAST_FIRINGS = 10, 50, 10
-_SCHEDULES_SHOWN = 100
+_SCHEDULES_SHOWN, _OF_TASK_SHOWN = 100, 5
 _LATE_AFTER = timedelta(minutes=1)  # as on the overview
 _PAGE_URL = "/schedules/{name}"
 # How a firing is shown: as its job where there is one.
@@ -59,6 +61,24 @@ _CHOICES = {
         confirm="tick the box to delete the schedule with its firings",
     ),
 }
+
+
+def schedules_of_task(site: Site, task: str) -> Iterator[TaskPart]:
+    reader = ScheduleReader(site.executor, site.pipelines, site.options)
+    found = [
+        (reader.detail(schedule), next(iter(reader.schedules.firings(schedule, limit=1)), None))
+        for schedule in reader.list_visible(task=task)[:_OF_TASK_SHOWN]
+    ]
+    yield TaskPart(template="task_schedules.html", data={"schedules": found, "shown_as": shown_as})
+
+
+def find_schedules(site: Site, text: str) -> Iterator[Match]:
+    return match_names(
+        "schedule",
+        "/schedules/",
+        (schedule.name for schedule in Schedules(site.executor).list_by_name(limit=MAX_NAMES)),
+        text,
+    )
 
 
 def create_schedules_page(site: Site) -> ApiBlueprint:

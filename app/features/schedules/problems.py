@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dataloader.app.acts.service_problems import Impact, Problem, ProblemAct
+from dataloader.app.acts.service_problems import Impact, Problem, ProblemAct, problems_of
 from dataloader.app.acts.shared_reads import SharedReads
+from dataloader.app.features.schedules.checks import read_findings
 from dataloader.app.features.schedules.rows import Schedule, read_not_firing
 
 _MAX_PAUSED_LISTED = 2  # more paused schedules are one line
@@ -27,6 +28,7 @@ def schedule_problems(reads: SharedReads) -> Iterator[Problem]:
     for schedule in schedules:
         if schedule.paused_at is None or len(paused) <= _MAX_PAUSED_LISTED:
             yield _schedule_problem(schedule)
+    yield from problems_of(reads.get(read_findings))
 
 
 def _schedule_problem(schedule: Schedule) -> Problem:

@@ -254,3 +254,23 @@ WITH old AS (
     DELETE FROM dl_firings f USING old WHERE f.schedule_id = old.schedule_id AND f.fire_at = old.fire_at RETURNING 1
 )
 SELECT count(*) FROM deleted;
+
+-- name: schedules_to_check
+-- For doctor, names of at most 50 each: those of people whose name code has too, those that no live worker has in its code, those in
+-- error with it, and those that are late.
+SELECT (SELECT coalesce(jsonb_agg(name ORDER BY name), '[]')::text
+          FROM (SELECT name FROM dl_schedules
+                 WHERE source = 'people' AND name IN (SELECT unnest(schedules) FROM dl_live_workers())
+                 LIMIT 50) t),
+       (SELECT coalesce(jsonb_agg(name ORDER BY name), '[]')::text
+          FROM (SELECT name FROM dl_schedules WHERE orphaned_at IS NOT NULL LIMIT 50) o),
+       (SELECT coalesce(jsonb_agg(jsonb_build_array(name, left(error, 300)) ORDER BY name), '[]')::text
+          FROM (SELECT name, error FROM dl_schedules WHERE error IS NOT NULL LIMIT 50) s),
+       (SELECT coalesce(jsonb_agg(name ORDER BY name), '[]')::text
+          FROM (SELECT name FROM dl_schedules
+                 WHERE next_at < clock_timestamp() - interval '2 minutes' AND paused_at IS NULL AND orphaned_at IS NULL
+                 LIMIT 50) l);
+
+-- name: lock_schedule
+-- For an undo.
+SELECT FROM dl_schedules WHERE name = %(subject_id)s::text FOR NO KEY UPDATE;

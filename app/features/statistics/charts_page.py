@@ -12,9 +12,9 @@ from flask import Response
 from pydantic import Field
 
 from dataloader.app.acts.feature import load_all
-from dataloader.app.features.statistics.rows import Chart, PeriodStatistics, Statistics
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
+from dataloader.app.state.statistics import Chart, PeriodStatistics, Statistics
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
 from dataloader.app.ui.formatter import Formatter
 from dataloader.app.ui.line_chart import LineChart

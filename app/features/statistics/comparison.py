@@ -10,9 +10,9 @@ from typing import Literal
 
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.features.statistics.rows import PeriodStatistics, group_by_first, statistics_from_rows
 from dataloader.app.http.caches import RefreshingValues
 from dataloader.app.http.standby_reads import allowing_standby, record_data_age
+from dataloader.app.state.statistics import PeriodStatistics, group_by_first, statistics_from_rows
 
 Span = Literal["1d", "7d", "28d"]
 SPANS: dict[Span, timedelta] = {"1d": timedelta(days=1), "7d": timedelta(days=7), "28d": timedelta(days=28)}

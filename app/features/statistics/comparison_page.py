@@ -9,9 +9,9 @@ from flask import Response
 from pydantic import Field
 
 from dataloader.app.features.statistics.comparison import Span, SpanComparisons, TaskComparison
-from dataloader.app.features.statistics.rows import PeriodStatistics
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
+from dataloader.app.state.statistics import PeriodStatistics
 from dataloader.app.ui.base import FormModel, FormText, InvalidForm, PageRenderer, parse_time
 from dataloader.app.ui.formatter import Formatter
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataloader.app.features.statistics.rows import Statistics
+from dataloader.app.features.statistics.rows import StatisticsWriter
 from dataloader.pipelines.portable import clock
 from dataloader.workers.duties import PRUNE_INTERVAL_SEC, Duty, DutyContext
 
@@ -14,7 +14,7 @@ AGGREGATE_BATCH = 10_000  # events
 
 
 def create_duties(context: DutyContext) -> list[Duty]:
-    statistics = Statistics(context.executor)
+    statistics = StatisticsWriter(context.executor)
     return [
         Duty("statistics", INTERVAL_SEC, lambda: _aggregate(statistics), is_paced=True),
         Duty("statistics-prune", PRUNE_INTERVAL_SEC, statistics.prune, is_paced=True),
@@ -22,7 +22,7 @@ def create_duties(context: DutyContext) -> list[Duty]:
     ]
 
 
-def _aggregate(statistics: Statistics) -> float | None:
+def _aggregate(statistics: StatisticsWriter) -> float | None:
     started_at = clock()
     lag_sec = statistics.aggregate(AGGREGATE_BATCH)
     return None if lag_sec is None else rest_sec(clock() - started_at, lag_sec)

@@ -9,4 +9,5 @@ FEATURE = Feature(
     ),
     navigation=(NavLink("Definitions", "Tasks", "/tasks"),),
     subjects={"task": "/tasks/{}"},
+    search="pages.find_tasks",
 )

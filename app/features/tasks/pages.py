@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -15,27 +15,13 @@ from pydantic import Field
 
 from dataloader.app.acts.feature import load_all
 from dataloader.app.acts.known_names import NameCheck
+from dataloader.app.acts.matches import Match, match_names
 from dataloader.app.acts.web import ActForms, Choice, refusing_form
 from dataloader.app.errors import BreakerNotFound
-from dataloader.app.features.backfills.reader import BackfillReader
-from dataloader.app.features.backfills.slices_page import GridFields, make_grid
 from dataloader.app.features.jobs.start_form import StartForm, StartForms
 from dataloader.app.features.limits.acts import delete_breaker, set_breaker
 from dataloader.app.features.limits.breakers import Breakers, BreakerStatus
-from dataloader.app.features.quality.pages import check_chart, dataset_path
-from dataloader.app.features.quality.rows import CheckHistory, DataQuality
-from dataloader.app.features.queues.rows import Queues
-from dataloader.app.features.schedules.pages import shown_as
-from dataloader.app.features.schedules.reader import ScheduleDetail, ScheduleReader
-from dataloader.app.features.schedules.rows import Firing, Schedule
-from dataloader.app.features.statistics.rows import (
-    MAX_RECENT_RUNS,
-    JobCounts,
-    PeriodStatistics,
-    Statistics,
-    TaskFailureGroup,
-    WaitingCounts,
-)
+from dataloader.app.features.schedules.rows import Schedule, Schedules
 from dataloader.app.features.tasks.routes import TaskInfo
 from dataloader.app.features.tasks.run_chart import make_run_chart
 from dataloader.app.http.auth.api_keys import Scope
@@ -52,15 +38,19 @@ from dataloader.app.http.standby_reads import allowing_standby
 from dataloader.app.queue.job import Job
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import LiveWorker
+from dataloader.app.state.queues import Queues
+from dataloader.app.state.statistics import (
+    MAX_RECENT_RUNS,
+    JobCounts,
+    PeriodStatistics,
+    Statistics,
+    TaskFailureGroup,
+    WaitingCounts,
+)
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer, redirect_to
 from dataloader.app.ui.cells import run_cells
-from dataloader.app.ui.line_chart import LineChart
 from dataloader.pipelines.contract import Pipelines
 
-_CHECK_RESULTS = 60  # of each data check
-_MAX_CHECK_CHARTS = 6
-_MAX_SCHEDULES_SHOWN = 5
-_SLICES_SHOWN = 366
 _FAILURES_PERIOD_SEC = 7 * 86_400
 _COUNT_REFRESH_AFTER_SEC, _COUNT_MAX_AGE_SEC, _COUNT_TIMEOUT_SEC = 10.0, 300.0, 3.0
 
@@ -109,10 +99,8 @@ class _TaskReader:
     """Reads what the pages of tasks show."""
 
     def __init__(self, queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> None:
-        self.statistics, self.quality = Statistics(queue.executor), DataQuality(queue.executor)
+        self.statistics, self.schedules = Statistics(queue.executor), Schedules(queue.executor)
         self.breakers, self.queues = Breakers(queue.executor), Queues(queue.executor)
-        self.schedules = ScheduleReader(queue.executor, pipelines, options)
-        self.backfills = BackfillReader(queue.executor, pipelines, options)
         self._pipelines, self.names = pipelines, NameCheck(queue.executor, pipelines)
         job_counts = JobCounts(queue.executor)
 
@@ -146,7 +134,7 @@ class _TaskReader:
         by_task = counts.last_week if counts else {}
         breakers = {status.task: status for status in self.breakers.statuses()}
         schedules: dict[str, list[Schedule]] = {}
-        for schedule in self.schedules.schedules.list_by_name():
+        for schedule in self.schedules.list_by_name():
             schedules.setdefault(schedule.task, []).append(schedule)
         names = sorted({*self._pipelines.names, *by_task, *runs, *schedules, *breakers})
         rows = [
@@ -174,16 +162,11 @@ class _TaskReader:
         workers: list[LiveWorker] = self.queues.live_workers()
         return sum(name in worker.tasks for worker in workers)
 
-    def schedules_of(self, name: str) -> list[tuple[ScheduleDetail, Firing | None]]:
-        found = self.schedules.list_visible(task=name)[:_MAX_SCHEDULES_SHOWN]
-        return [
-            (self.schedules.detail(schedule), next(iter(self.schedules.schedules.firings(schedule, limit=1)), None))
-            for schedule in found
-        ]
 
-    def grid(self, name: str) -> Any:
-        partitions = self.backfills.partitions_of_task(name)
-        return None if partitions is None else make_grid(self.backfills, name, partitions, GridFields(), _SLICES_SHOWN)
+def find_tasks(site: Site, text: str) -> Iterator[Match]:
+    return match_names(
+        "task", "/tasks/", sorted({*site.pipelines.names, *Statistics(site.executor).task_names()}), text
+    )
 
 
 def create_tasks_page(site: Site) -> ApiBlueprint:
@@ -191,6 +174,7 @@ def create_tasks_page(site: Site) -> ApiBlueprint:
     pages = PageRenderer("tasks_page", options)
     reader, forms = _TaskReader(queue, pipelines, options), StartForms(pipelines, options)
     task_notes = [make(site) for make in load_all(site.features, "task_note")]
+    part_finders = tuple(load_all(site.features, "task_parts"))
 
     @pages.page("/tasks", query=TasksQuery)
     def show_tasks(query: TasksQuery) -> Response:
@@ -201,8 +185,7 @@ def create_tasks_page(site: Site) -> ApiBlueprint:
         info = reader.info(name)
         by_task = reader.statistics.by_task("7d", task=name)
         runs = reader.statistics.recent_runs(task=name, limit=MAX_RECENT_RUNS)
-        schedules = reader.schedules_of(name)
-        if info is None and name not in runs and name not in by_task and not schedules:
+        if name not in runs and name not in by_task and reader.names.unknown(task=name):
             reason = f"No worker has run a task {name!r}, and this process does not know it."
             return pages.render("action_failed.html", status=HTTPStatus.NOT_FOUND, reason=reason, back_url="/tasks")
         last_runs = runs.get(name, [])
@@ -222,13 +205,9 @@ def create_tasks_page(site: Site) -> ApiBlueprint:
             task_notes=[note for note_of in task_notes if (note := note_of(name)) is not None],
             failures=failures,
             failure_rows=[(group, _jobs_query(name, group)) for group in failures.groups],
-            schedules=schedules,
-            shown_as=shown_as,
             breaker=reader.breaker(name),
-            grid=reader.grid(name),
-            checks=_with_charts(reader.quality.checks_of_task(name, limit=_CHECK_RESULTS).checks),
+            task_parts=[part for find in part_finders for part in find(site, name)],
             datasets=reader.statistics.datasets_of_runs(last_runs),
-            dataset_path=dataset_path,
             start=_start_inputs(name, query, reader.queue(name, runs)),
             queue_names=sorted(reader.queues.settings().keys() | set(options.queues)),
             can_trigger=Scope.TRIGGER in current_actor().scopes,
@@ -286,9 +265,3 @@ def _jobs_query(task: str, group: TaskFailureGroup) -> str:
     """The filter of the group's jobs, as in the address of the list of jobs."""
     fields = {"status": "failed,lost", "task": task, "fingerprint": group.fingerprint}
     return urlencode({name: value for name, value in fields.items() if value})
-
-
-def _with_charts(checks: Iterable[CheckHistory]) -> list[tuple[CheckHistory, LineChart | None]]:
-    """The checks, what did not pass first; the first ones with a chart."""
-    ordered = sorted(checks, key=lambda check: check.results[0].outcome == "passed")
-    return [(check, check_chart(check) if n < _MAX_CHECK_CHARTS else None) for n, check in enumerate(ordered)]

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dataloader.app.features.statistics.rows import Period, PeriodStatistics, RecentRun, Statistics
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import current_actor
 from dataloader.app.http.problems import DATABASE_PROBLEMS
 from dataloader.app.http.routing import ANY_KEY, ApiBlueprint
 from dataloader.app.http.schemas import QueryModel
 from dataloader.app.http.site import Site
+from dataloader.app.state.statistics import Period, PeriodStatistics, RecentRun, Statistics
 from dataloader.pipelines.contract import Task, TaskKind, show_policy
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from dataloader.app.features.statistics.rows import RecentRun
+from dataloader.app.state.statistics import RecentRun
 
 HEIGHT_PX = 170
 _TOP_PX, _BOTTOM_PX = 20, 140

@@ -12,4 +12,5 @@ FEATURE = Feature(
     threads="sender.create_sender",
     options="options.options_from",
     metrics="metrics.webhook_metrics",
+    checks="checks.check_webhooks",
 )

@@ -20,8 +20,6 @@ from dataloader.app.acts.reasons import (
 from dataloader.app.db.encoding import array, from_row
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.jobs.job_detail import JobReader
-from dataloader.app.features.queues.rows import Queues
-from dataloader.app.features.statistics.rows import PeriodStatistics, Statistics
 from dataloader.app.features.why.queue_reasons import no_worker_reason, settings_reasons, threads_reason
 from dataloader.app.features.why.run_reasons import RunningFacts, ended_reason, running_reasons
 from dataloader.app.features.why.wait_reasons import (
@@ -35,6 +33,8 @@ from dataloader.app.features.why.wait_reasons import (
 )
 from dataloader.app.queue.job import Job, Status
 from dataloader.app.queue.queues import QueueState, find_requirements
+from dataloader.app.state.queues import Queues
+from dataloader.app.state.statistics import PeriodStatistics, Statistics
 from dataloader.app.wording import format_count, suggestion
 
 _MAX_READY_JOBS = 200  # of each queue, among which a job of a task is looked for

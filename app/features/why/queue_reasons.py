@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dataloader.app.acts.reasons import ExplanationReason, ReasonCode
-from dataloader.app.features.queues.rows import QueueStatus, WorkerStatus
 from dataloader.app.queue.queues import LiveWorker, QueueSettings, QueueState
+from dataloader.app.state.queues import QueueStatus, WorkerStatus
 from dataloader.app.wording import format_count, format_utc
 
 

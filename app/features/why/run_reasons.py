@@ -10,8 +10,8 @@ from uuid import UUID
 
 from dataloader.app.acts.reasons import ExplanationReason, ReasonCode, format_elapsed
 from dataloader.app.features.jobs.job_detail import AttemptRecord
-from dataloader.app.features.statistics.rows import PeriodStatistics
 from dataloader.app.queue.job import Job, Status
+from dataloader.app.state.statistics import PeriodStatistics
 from dataloader.app.wording import format_duration, format_utc
 
 _STALLED_AFTER_SEC = 300.0  # without a change of the progress

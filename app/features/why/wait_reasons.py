@@ -9,11 +9,11 @@ from typing import Any
 from uuid import UUID
 
 from dataloader.app.acts.reasons import ExplanationReason, ReasonCode, StartEstimate, format_elapsed
-from dataloader.app.features.statistics.rows import PeriodStatistics
 from dataloader.app.features.why.queue_reasons import settings_reasons
 from dataloader.app.queue.job import Job
 from dataloader.app.queue.labels import Labels, describe_missing
 from dataloader.app.queue.queues import QueueSettings, QueueState
+from dataloader.app.state.statistics import PeriodStatistics
 from dataloader.app.wording import format_count, format_duration, format_utc, suggestion
 
 MAX_COUNTED_AHEAD = 10_000  # more jobs ahead are not counted

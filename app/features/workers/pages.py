@@ -13,9 +13,9 @@ from pydantic import Field
 
 from dataloader.app.acts.web import ActForms
 from dataloader.app.features.queues.acts import drain_host, drain_worker, undrain_host, undrain_worker
-from dataloader.app.features.queues.rows import Queues, WorkerStatus
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
+from dataloader.app.state.queues import Queues, WorkerStatus
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 
 from dataloader.app.acts.service_problems import MAX_OF_A_KIND, Impact, Problem, ProblemAct
 from dataloader.app.acts.shared_reads import SharedReads
-from dataloader.app.features.queues.rows import read_worker_statuses
+from dataloader.app.state.queues import read_worker_statuses
 from dataloader.app.wording import format_count
 
 _STARTUP_PERIOD = timedelta(seconds=20)  # in which a worker may still connect its listener

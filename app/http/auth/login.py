@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from flask import Response, render_template, request
+from flask import Response, request
 from pydantic import Field
 
 from dataloader.app import log
 from dataloader.app.acts.audit_log import AuditLog
 from dataloader.app.errors import DataloaderError
 from dataloader.app.http.auth.guard import ACTOR, REQUEST_ID, Actor, Authenticator, actor_for_key, cookie_name
+from dataloader.app.http.links import render_html
 from dataloader.app.http.middleware import audit_action
 from dataloader.app.http.problems import ProblemCode, RequestRejected
 from dataloader.app.http.routing import HTML, OPEN, ApiBlueprint
@@ -100,7 +101,7 @@ def _login_failed(authenticator: Authenticator, next_url: str) -> Response:
 
 
 def _render_login(next_url: str, message: str | None) -> str:
-    return render_template("login.html", next=safe_path(next_url), message=message)
+    return render_html("login.html", next=safe_path(next_url), message=message)
 
 
 def _audit_session(action: str, actor: Actor, audit: AuditLog) -> None:

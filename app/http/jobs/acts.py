@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from dataloader._job_fields import REQUEST_FIELDS
-from dataloader.app.acts.act import Call, act
+from dataloader.app.acts.act import Call, Undo, act, undone_by
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.jobs.trigger_request import JobRequest, TriggerResponse
 from dataloader.app.http.problems import ProblemCode, RequestRejected
 from dataloader.app.http.schemas import JobState, parse_job_id
-from dataloader.app.queue.job import Status
+from dataloader.app.queue.job import Job, Status
 from dataloader.app.queue.jobs import JobQueue
 
 
@@ -61,6 +62,25 @@ def trigger_job(call: Call, body: JobRequest, query: TriggerQuery) -> TriggerRes
     return TriggerResponse(enqueued.job_id, enqueued.status, warnings if is_queued else [], enqueued.debounced)
 
 
+class CancelUndo(Undo):
+    subject, fields = "job", frozenset({"status"})
+
+    @classmethod
+    def can_undo(cls, before: dict[str, Any] | None, after: dict[str, Any] | None, name: str) -> bool:
+        statuses = [(values or {}).get("status") for values in (before, after)]
+        return statuses == [Status.QUEUED, Status.CANCELED]
+
+    def lock(self) -> None:
+        """Nothing: a retry is of a job that is canceled, and of no other."""
+
+    def current(self) -> Job | None:
+        return JobQueue(self.call.executor).get(UUID(self.name))
+
+    def restore(self) -> None:
+        JobQueue(self.call.executor).retry(UUID(self.name), keep_time=True)
+
+
+@undone_by(CancelUndo)
 @act("job.canceled", "POST", "/jobs/<job:job_id>/cancel", problems=(ProblemCode.JOB_NOT_FOUND,))
 def cancel_job(call: Call, job_id: str) -> JobState:
     """Cancel a job.

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from dataloader.app.cli.command import cli
 from dataloader.app.cli.exit_codes import ExitCode
-from dataloader.app.features.statistics.rows import Statistics
+from dataloader.app.features.statistics.rows import StatisticsWriter
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.job_records import LogEntry
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
@@ -235,7 +235,7 @@ def test_queues_and_workers_are_shown_and_ruled(run, queue_db):
 
 def test_the_numbers_of_tasks_are_a_line_each(run, queue_db):
     queue_db.settle(queue_db.enqueue_and_claim("k"))
-    while Statistics(queue_db.session).aggregate() is not None:
+    while StatisticsWriter(queue_db.session).aggregate() is not None:
         pass
 
     assert "t  " in run("task-numbers").output

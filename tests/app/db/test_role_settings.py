@@ -10,11 +10,11 @@ import pytest
 from psycopg2 import errors
 from psycopg2.extensions import parse_dsn
 
+from dataloader.app.acts.findings import Severity
 from dataloader.app.config import load_settings
 from dataloader.app.db.pool import Pool
 from dataloader.app.db.schema import migrate
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.features.doctor.findings import Severity
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
 from dataloader.app.queue.job import NewJob, Status
 from dataloader.app.queue.jobs import JobQueue

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from flask.testing import FlaskClient
@@ -21,13 +24,22 @@ from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.job import NewJob, Status
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.pipelines.contract import Pipelines
+from dataloader.pipelines.contract import Daily, Pipelines
 from dataloader.workers.pool import WorkerPool
 from dataloader.workers.pool_options import PoolOptions
 from tests.support import eventually
+from tests.support.databases import execute_sql
 
 _NO_PARTS = {"name", "navigation", "has_commands", "job_panels", "subjects"}
+_ADDRESS = re.compile(r' (?:href|action)="(/[^"?#]*)')
 _FOLDERS = Path(__file__).parents[3] / "app" / "features"
+
+
+def _dead_links(client: FlaskClient, page: str) -> set[str]:
+    """The addresses of links and forms that no route has."""
+    routes = client.application.url_map.bind("localhost")
+    links = {html.unescape(link) for link in _ADDRESS.findall(page)}
+    return {link for link in links if not any(routes.test(unquote(link), method) for method in ("GET", "POST"))}
 
 
 def make_client(queue: JobQueue, features: Sequence[Feature]) -> FlaskClient:
@@ -40,20 +52,6 @@ def get_json(response: TestResponse) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     result: dict[str, Any] = response.get_json()
     return result
-
-
-# Pages that have links to those of a feature that is left out; no more are to be added.
-LINKING_ANYWAY = {
-    "jobs": {"/", "/tasks", "/tasks/noop"},
-    "backfills": {"/tasks/noop"},
-    "tasks": {"/", "/jobs", "/runs", "/charts", "/jobs/ID"},
-    "schedules": {"/", "/runs", "/tasks/noop"},
-    "queues": {"/", "/jobs", "/workers", "/jobs/ID"},
-    "workers": {"/", "/queues"},
-    "limits": {"/queues"},
-    "statistics": {"/", "/tasks/noop"},
-    "webhooks": {"/alerts"},
-}
 
 
 def test_all_that_features_name_exists():
@@ -79,13 +77,56 @@ def test_pages_of_the_other_features_work(queue: JobQueue, left_out: Feature):
     pages += [f"/api/v1/{kind}/why" for kind in (f"jobs/{job_id}", "tasks/noop")] if left_out.name != "why" else []
     answers = {path: client.get(path) for path in pages}
     assert {path: answer.status_code for path, answer in answers.items() if answer.status_code != 200} == {}
-    paths = [link.path for link in left_out.navigation if link.path not in ("/", "/docs")]
-    linking = {path for path, answer in answers.items() if any(f'href="{left}' in answer.text for left in paths)}
-    assert {path.replace(str(job_id), "ID") for path in linking} == LINKING_ANYWAY.get(left_out.name, set())
+    dead = {(path, link) for path, answer in answers.items() for link in _dead_links(client, answer.text)}
+    assert dead == set()
     for link in left_out.navigation:
         if link.path != "/docs":
             assert client.get(link.path).status_code == 404
             assert f'<li><a href="{link.path}"' not in client.get(pages[0]).text
+
+
+def test_page_shows_links_to_a_feature_left_out_as_text(queue: JobQueue):
+    queue.enqueue(NewJob(queue="etl", task="noop", lock_key="noop"))
+    features = [feature for feature in FEATURES if feature.name not in ("tasks", "search")]
+
+    pages = [make_client(queue, made).get("/jobs").text for made in (FEATURES, features)]
+
+    assert ['<a href="/tasks/noop"' in page for page in pages] == [True, False]
+    assert ["<a>noop</a>" in page for page in pages] == [False, True]
+    assert ['<form role="search" hidden>' in page for page in pages] == [False, True]
+    assert ['href="/static/' in page for page in pages] == [True, True]
+
+
+def test_page_of_a_task_has_the_parts_of_its_features_alone(queue: JobQueue, dsn: str):
+    pipelines = Pipelines()
+    pipelines.register("sliced", partitions=Daily("2026-01-01"))(lambda args: None)
+    execute_sql(
+        dsn,
+        "INSERT INTO dl_checks (task, name, job_id, attempt, partition_key, value, outcome)"
+        " VALUES ('sliced', 'rows', gen_random_uuid(), 1, '', 7, 'passed')",
+    )
+
+    def headings(*left_out: str) -> list[str]:
+        features = [feature for feature in FEATURES if feature.name not in left_out]
+        client = create_app(queue, pipelines, WebOptions(version="1"), features=features).test_client()
+        return re.findall(r"<h2[^>]*>(Slices|Data checks|Schedule|Checks)<", client.get("/tasks/sliced").text)
+
+    assert headings() == ["Slices", "Data checks", "Schedule", "Checks"]
+    assert headings("backfills") == ["Data checks", "Schedule", "Checks"]
+    assert headings("quality", "schedules") == ["Slices"]
+
+
+def test_search_without_a_feature_finds_none_of_its_names(queue: JobQueue):
+    queue.enqueue(NewJob(queue="noop", task="noop", lock_key="noop"))
+
+    def paths(*left_out: str) -> set[str]:
+        features = [feature for feature in FEATURES if feature.name not in left_out]
+        page = make_client(queue, features).get("/search?q=noop").text
+        return set(re.findall(r'href="(/[a-z]+[/?](?:\w+=)?noop)"', page))
+
+    assert paths() == {"/tasks/noop", "/queues/noop", "/jobs?lock_key=noop", "/jobs?q=noop"}
+    assert paths("queues") == {"/tasks/noop", "/jobs?lock_key=noop", "/jobs?q=noop"}
+    assert paths("jobs") == {"/tasks/noop", "/queues/noop"}
 
 
 def test_service_without_features_triggers_cancels_and_retries(queue: JobQueue):

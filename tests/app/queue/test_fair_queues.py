@@ -8,10 +8,10 @@ from uuid import uuid4
 import psycopg2.errors
 import pytest
 
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.batch import enqueue_batch
 from dataloader.app.queue.claims import FIRST_TURN, ClaimMode, ClaimRequest
 from dataloader.app.queue.job import ClaimedJob, NewJob, new_run_ids
+from dataloader.app.state.queues import Queues
 
 
 class Claims:

@@ -15,11 +15,11 @@ from psycopg2.extensions import parse_dsn, quote_ident
 
 from dataloader.app.features.limits.breakers import Breakers
 from dataloader.app.features.limits.rows import Limits
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.batch import enqueue_batch
 from dataloader.app.queue.claims import FIRST_TURN, ClaimMode, ClaimRequest
 from dataloader.app.queue.job import ClaimedJob, NewJob, Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
+from dataloader.app.state.queues import Queues
 from tests.support import eventually
 from tests.support.databases import execute_sql
 

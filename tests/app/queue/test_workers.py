@@ -9,10 +9,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.webhooks.rows import Webhooks
 from dataloader.app.queue.job import ClaimedJob, ReapedJob, Status, new_run_ids
 from dataloader.app.queue.workers import HeartbeatResult, HostFacts, WorkerInfo, WorkerLiveness
+from dataloader.app.state.queues import Queues
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
 

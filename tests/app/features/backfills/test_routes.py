@@ -9,7 +9,7 @@ import pytest
 
 from dataloader.app.db.connection import Session
 from dataloader.app.features.backfills.duty import BackfillsDuty
-from dataloader.app.features.statistics.rows import Statistics
+from dataloader.app.features.statistics.rows import StatisticsWriter
 from dataloader.app.queue.job import SUCCEEDED
 from dataloader.pipelines.contract import Daily, Pipelines
 from tests.support.queue_fixture import QueueFixture
@@ -100,7 +100,7 @@ def test_a_plan_estimates_how_long_it_takes_and_names_the_limits_that_bind(clien
     for _ in range(3):
         queue.queue.settle([(queue.enqueue_and_claim(uuid4().hex, task="visits", queue="etl"), SUCCEEDED)])
     queue.sql("UPDATE dl_job_events SET ts = ts - interval '60 seconds' WHERE kind <> 'done'")
-    while Statistics(queue.session).aggregate() is not None:
+    while StatisticsWriter(queue.session).aggregate() is not None:
         pass
     queue.close()
     plan = client.post("/api/v1/backfills", json=request).json["plan"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dataloader.app.acts.findings import Severity
 from dataloader.app.features.doctor.engines import check_engines
-from dataloader.app.features.doctor.findings import Severity
 from dataloader.pipelines import executors
 from dataloader.pipelines.executors import Engines
 

@@ -12,12 +12,13 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
+from dataloader.app.acts.findings import Finding, Severity, worst
 from dataloader.app.db.pool import Pool
 from dataloader.app.db.schema import SCHEMA_VERSION
 from dataloader.app.features.doctor.__main__ import expected_schema_text
 from dataloader.app.features.doctor.examine import Connections, run_checks
 from dataloader.app.features.doctor.facts import DatabaseFacts, detect_pooler
-from dataloader.app.features.doctor.findings import Finding, Severity, worst
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.databases import another_role, execute_sql
 from tests.support.pgbouncer import running_pgbouncer
@@ -34,7 +35,7 @@ def examined(dsn: str) -> Iterator[Examined]:
 
     def look(way: str = dsn, **more: str | None) -> list[Finding]:
         pools.append(Pool(way, transactions_only=True, application_name="dataloader-doctor"))
-        return run_checks(DatabaseFacts(pools[-1]), Connections(way, more.get("workers"), 5.0, 16))
+        return run_checks(DatabaseFacts(pools[-1]), Connections(way, more.get("workers"), 5.0, 16), FEATURES)
 
     yield look
     for pool in pools:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from dataloader.app.acts.findings import Finding, Severity
 from dataloader.app.db.pool import Pool
 from dataloader.app.features.doctor.examine import Connections, run_checks
 from dataloader.app.features.doctor.facts import DatabaseFacts
-from dataloader.app.features.doctor.findings import Finding, Severity
+from dataloader.app.features.registry import FEATURES
 from tests.support.doctor_fixture import DEFECTS, PAGE, broken_database, defect_table
 from tests.support.queue_fixture import QueueFixture
 
@@ -21,7 +22,7 @@ OF_TESTS = {"fsync", "full_page_writes", "synchronous_commit", "autovacuum"}  # 
 def examined(way: str) -> list[Finding]:
     pool = Pool(way, transactions_only=True, application_name="dataloader-doctor")
     try:
-        return run_checks(DatabaseFacts(pool), Connections(way, None, 10.0, 16))
+        return run_checks(DatabaseFacts(pool), Connections(way, None, 10.0, 16), FEATURES)
     finally:
         pool.close()
 

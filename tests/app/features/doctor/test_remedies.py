@@ -20,6 +20,7 @@ import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from dataloader.app.db.connection import Session
+from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.schedules.duty import SchedulesDuty
 from dataloader.pipelines.contract import Pipelines
 from tests.support.api_server import serving
@@ -199,6 +200,24 @@ def run_commands(dsn: str, remedy: str) -> None:
 ADD_SCHEDULE = (
     "INSERT INTO dl_schedules (name, source, task, overrides, next_at) VALUES ('a b', 'people', 'noop', '{}', now())"
 )
+
+
+def test_doctor_without_a_feature_has_none_of_its_findings(dsn):
+    execute_sql(
+        dsn,
+        "INSERT INTO dl_webhooks (url, secret, disabled_at) VALUES ('https://hooks.example.org', 's', now())",
+        "INSERT INTO dl_schedules (name, source, task, overrides, error) VALUES ('nightly', 'people', 't', '{}', 'x')",
+    )
+    of_webhooks, of_schedules = {"webhooks_disabled"}, {"schedules_stopped"}
+
+    def checks(*left_out: str) -> set[str]:
+        features = [feature for feature in FEATURES if feature.name not in left_out]
+        return {finding.check for finding in find_problems(dsn, features=features)}
+
+    complete = checks()
+    assert complete >= of_webhooks | of_schedules
+    assert complete - checks("webhooks") == of_webhooks
+    assert complete - checks("webhooks", "schedules") == of_webhooks | of_schedules
 
 
 def test_remedy_of_a_taken_name_deletes_the_schedule_of_people(dsn):

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import psycopg2
 import pytest
 
+from dataloader.app.acts.findings import Finding
 from dataloader.app.cli.exit_codes import ExitCode
 from dataloader.app.db.schema import migrate
-from dataloader.app.features.doctor.findings import Finding
 from tests.support import Databases
 from tests.support.databases import execute_sql
 from tests.support.remedies import find_finding, find_problems, invoke, run_in_process, run_remedy

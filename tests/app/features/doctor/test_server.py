@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from dataloader.app.acts.findings import Severity
 from dataloader.app.features.doctor.facts import Pooler, TableStats, Transaction
-from dataloader.app.features.doctor.findings import Severity
 from dataloader.app.features.doctor.queue import check_tables, check_transactions
 from dataloader.app.features.doctor.server import ConnectionBudget, check_pooler, check_server
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataloader.app.features.failures.feature import FEATURE
-from dataloader.app.features.statistics.rows import PeriodStatistics, read_last_hour
+from dataloader.app.state.statistics import PeriodStatistics, read_last_hour
 from tests.support.problem_reads import read_problems
 
 

@@ -16,10 +16,10 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
+from dataloader.app.acts.findings import Finding, Severity
 from dataloader.app.db.pool import Pool
 from dataloader.app.features.doctor.examine import Connections, run_checks
 from dataloader.app.features.doctor.facts import DatabaseFacts, Transaction
-from dataloader.app.features.doctor.findings import Finding, Severity
 from dataloader.app.features.doctor.queue import check_transactions
 from dataloader.app.features.horizon import rows
 from dataloader.app.features.horizon.checks import check_horizon

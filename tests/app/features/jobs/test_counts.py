@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dataloader.app.features.statistics import rows as module
-from dataloader.app.features.statistics.rows import JobCounts
 from dataloader.app.queue.job import Status
+from dataloader.app.state import statistics as module
+from dataloader.app.state.statistics import JobCounts
 from tests.support.queue_fixture import QueueFixture
 
 

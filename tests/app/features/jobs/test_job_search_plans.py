@@ -17,12 +17,12 @@ from dataloader.app.features.jobs.job_detail import JobReader
 from dataloader.app.features.jobs.job_rows import JobRows
 from dataloader.app.features.jobs.job_search import Cursor, Filter, JobSearch
 from dataloader.app.features.jobs.log_search import JobLogSearch, LogFilter
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.registry import FEATURES
-from dataloader.app.features.statistics import rows as module
-from dataloader.app.features.statistics.rows import JobCounts, Statistics
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.job import Status
+from dataloader.app.state import statistics as module
+from dataloader.app.state.queues import Queues
+from dataloader.app.state.statistics import JobCounts, Statistics
 from tests.support.queue_fixture import QueueFixture
 
 ROWS = 10_000

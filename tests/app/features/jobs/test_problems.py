@@ -10,7 +10,7 @@ import pytest
 
 from dataloader.app.features.jobs.feature import FEATURE
 from dataloader.app.features.jobs.job_search import read_running_jobs, read_stalled_sec
-from dataloader.app.features.statistics.rows import RecentRun, read_recent_runs
+from dataloader.app.state.statistics import RecentRun, read_recent_runs
 from tests.support.problem_reads import JOB, NOW, read_problems, running_job
 
 BEFORE = NOW - timedelta(seconds=2000)

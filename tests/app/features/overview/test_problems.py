@@ -18,23 +18,26 @@ from dataloader.app.acts.shared_reads import SharedReads
 from dataloader.app.db.pool import Pool
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.alerts.rows import SUBJECT_KINDS, RuleKind, read_firing_alerts, read_rules
-from dataloader.app.features.doctor.findings import Severity
-from dataloader.app.features.doctor.problems import read_errors
+from dataloader.app.features.doctor.problems import read_findings
 from dataloader.app.features.doctor.queue import check_queue
 from dataloader.app.features.jobs.job_search import read_running_jobs
 from dataloader.app.features.limits.breakers import read_open_breakers
 from dataloader.app.features.overview.notes import NoteReader
 from dataloader.app.features.overview.problems import count_open
 from dataloader.app.features.overview.service_counts import ProblemCounter, ServiceCounter
-from dataloader.app.features.queues.rows import read_queue_statuses, read_worker_statuses
 from dataloader.app.features.registry import FEATURES
+from dataloader.app.features.schedules.checks import check_schedules
+from dataloader.app.features.schedules.checks import read_findings as read_schedule_findings
 from dataloader.app.features.schedules.rows import read_not_firing
-from dataloader.app.features.statistics.rows import PeriodStatistics, read_last_hour
 from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
+from dataloader.app.http.routing import ApiBlueprint
+from dataloader.app.http.site import Site
 from dataloader.app.queue.job import new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.state.queues import read_queue_statuses, read_worker_statuses
+from dataloader.app.state.statistics import PeriodStatistics, read_last_hour
 from dataloader.pipelines.contract import Pipelines
 from tests.support.databases import execute_sql
 from tests.support.problem_reads import (
@@ -73,7 +76,7 @@ def test_worst_problem_is_first():
 def test_problems_of_one_state_are_in_order_of_their_impact():
     found = read_problems({
         read_last_hour: {"sales": FAILING}, read_not_firing: [schedule()], read_open_breakers: [breaker()],
-        read_errors: _errors(reaping=0), read_queue_statuses: [queue_status(ready=1, workers=0)],
+        read_findings: _errors(reaping=0), read_queue_statuses: [queue_status(ready=1, workers=0)],
         read_worker_statuses: [],
     })  # fmt: skip
 
@@ -131,10 +134,17 @@ def test_error_of_doctor_is_a_problem_once():
         reaping=0, queues_without_worker=["elt"], tasks_without_worker=["lode"],
         labels_without_worker=[["etl", "train", {"gpu": True}]],
         expired=[["018f0000-0000-7000-8000-000000000001", "w", 300]],
-        shared_names=[["etl-0", ["a:1", "b:1"]]], schedules_late=["nightly"], schedules_taken=["hourly"],
+        shared_names=[["etl-0", ["a:1", "b:1"]]],
     )  # fmt: skip
+    of_schedules = list(check_schedules(SchedulesToCheck(taken=["hourly"], orphaned=["weekly"], late=["nightly"])))
 
-    found = read_problems({read_queue_statuses: [queue_status(queue="elt", ready=2, workers=0)], read_errors: errors})
+    found = read_problems(
+        {
+            read_queue_statuses: [queue_status(queue="elt", ready=2, workers=0)],
+            read_findings: errors,
+            read_schedule_findings: of_schedules,
+        }
+    )
 
     assert {problem.subject: problem.kind for problem in found} == {
         ("queue", "elt"): "no worker",
@@ -158,9 +168,9 @@ def test_error_of_doctor_is_a_problem_once():
 def test_error_of_doctor_about_several_subjects_is_left_out_if_all_have_it():
     errors, queues = _errors(queues_without_worker=["a", "b"]), [queue_status(queue="a", ready=1, workers=0)]
 
-    some = read_problems({read_queue_statuses: queues, read_errors: errors})
+    some = read_problems({read_queue_statuses: queues, read_findings: errors})
     queues.append(queue_status(queue="b", ready=1, workers=0))
-    each = read_problems({read_queue_statuses: queues, read_errors: errors})
+    each = read_problems({read_queue_statuses: queues, read_findings: errors})
 
     assert [problem.subject for problem in some] == [("queue", "a"), ("doctor", "queues_without_worker")]
     assert [problem.subject for problem in each] == [("queue", "a"), ("queue", "b")]
@@ -183,7 +193,7 @@ def test_service_without_a_feature_has_none_of_its_problems(left_out: str, subje
         read_worker_statuses: [worker(), worker(name="etl-02:8", alive=False)], read_open_breakers: [breaker()],
         read_queue_statuses: [queue_status(ready=1, workers=0)], read_not_firing: [schedule()],
         read_last_hour: {"sales": FAILING}, read_running_jobs: [running_job(cancel_requested=True)],
-        read_errors: _errors(reaping=0),
+        read_findings: _errors(reaping=0),
     }  # fmt: skip
 
     complete = [problem.subject for problem in read_problems(facts)]
@@ -200,11 +210,22 @@ def test_problem_of_a_new_feature_is_on_the_overview(queue: JobQueue, pipelines:
         )
         yield Problem(kind="shy", subject=("greeter", "ann"), before="", after=" greets no one", acts=(act,))
 
-    act = ProblemAct("Encourage", "/greeters", {"name": "ann"})
+    def create_page(site: Site) -> ApiBlueprint:
+        blueprint = ApiBlueprint("greetings", "")
+        blueprint.get("/greetings/<name>", response=str)(lambda name: name)
+        return blueprint
+
+    act = ProblemAct("Encourage", "/greetings/ann", {"name": "ann"})
     module = ModuleType("problems")
     monkeypatch.setattr(module, "find_problems", find_problems, raising=False)
+    monkeypatch.setattr(module, "create_page", create_page, raising=False)
     monkeypatch.setitem(sys.modules, "dataloader.app.features.greetings.problems", module)
-    greetings = Feature(name="greetings", problems="problems.find_problems", subjects={"greeting": "/greetings/{}"})
+    greetings = Feature(
+        name="greetings",
+        blueprints=("problems.create_page",),
+        problems="problems.find_problems",
+        subjects={"greeting": "/greetings/{}"},
+    )
 
     def overview(*features: Feature) -> str:
         options = WebOptions(version="1")
@@ -215,7 +236,7 @@ def test_problem_of_a_new_feature_is_on_the_overview(queue: JobQueue, pipelines:
     assert 'Greeting <a href="/greetings/good%2Fbye"><b>good/bye</b></a> is rude' in page
     assert '<a class="btn sm" href="/greetings/good%2Fbye">Greeting<' in page
     assert "<b>ann</b> greets no one" in page
-    assert 'action="/greeters"' in page
+    assert 'action="/greetings/ann"' in page
     assert '<h2 id="problems-title">3 problems</h2>' in page  # with that of no worker
     assert "good/bye" not in overview()
 
@@ -246,8 +267,8 @@ def test_overview_and_header_read_nothing_twice(pool: Pool, pipelines: Pipelines
     counts = ServiceCounter(FEATURES).count(reads)
 
     assert counts.problems == 2  # no worker; none for etl
-    assert len(set(of_page.executed)) == len(of_page.executed) == 18
-    assert len(set(of_header.executed)) == len(of_header.executed) == 14
+    assert len(set(of_page.executed)) == len(of_page.executed) == 19
+    assert len(set(of_header.executed)) == len(of_header.executed) == 15
     assert set(of_header.executed) < set(of_page.executed)
 
 
@@ -264,14 +285,26 @@ def test_shared_read_is_executed_once(pool: Pool):
 
 
 def _errors(**facts: Any) -> list[Any]:
-    """The errors that doctor finds in a queue with nothing wrong but for these facts."""
+    """What doctor finds in a queue with nothing wrong but for these facts."""
     calm: dict[str, Any] = {
         "live": 1, "reaping": 1, "queues_without_worker": [], "tasks_without_worker": [], "known_tasks": ["load"],
         "labels_without_worker": [], "labels": [["etl", {}]], "expired": [], "odd_leases": [], "unstopped": [],
-        "shared_names": [], "schedules_late": [], "schedules_stopped": [], "schedules_taken": [],
-        "schedules_orphaned": [], "webhooks_disabled": [], "alerts_firing": 0,
+        "shared_names": [],
     }  # fmt: skip
-    return [finding for finding in check_queue(calm | facts) if finding.severity is Severity.ERROR]
+    return list(check_queue(calm | facts))
+
+
+class SchedulesToCheck:
+    """Executes the one statement that finds these schedules."""
+
+    schema = "public"
+
+    def __init__(self, *, taken: list[str], orphaned: list[str], late: list[str]) -> None:
+        self._row = tuple(json.dumps(names) for names in (taken, orphaned, [], late))
+
+    def execute(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        assert name == "schedules_to_check"
+        return [self._row]
 
 
 def _without(name: str) -> list[Feature]:

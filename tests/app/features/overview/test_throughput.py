@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from dataloader.app.features.overview.throughput import BASE, TOP, Throughput
-from dataloader.app.features.statistics.rows import Chart, ChartPoint, PeriodStatistics
+from dataloader.app.state.statistics import Chart, ChartPoint, PeriodStatistics
 
 UNTIL = datetime(2026, 11, 22, 12, 10, tzinfo=UTC)
 

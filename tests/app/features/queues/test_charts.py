@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from dataloader.app.features.queues.charts import QueueChart
-from dataloader.app.features.statistics.rows import Chart, ChartPoint, PeriodStatistics, QueueDepth
+from dataloader.app.state.statistics import Chart, ChartPoint, PeriodStatistics, QueueDepth
 
 UNTIL = datetime(2030, 1, 31, 12, tzinfo=UTC)
 SINCE = UNTIL - timedelta(hours=24)

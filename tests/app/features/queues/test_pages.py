@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.queues import QueueState
+from dataloader.app.state.queues import Queues
 from tests.support.databases import execute_sql
 
 

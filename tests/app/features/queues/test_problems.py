@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dataloader.app.features.queues.feature import FEATURE
-from dataloader.app.features.queues.rows import read_queue_statuses
 from dataloader.app.queue.queues import QueueState
+from dataloader.app.state.queues import read_queue_statuses
 from tests.support.problem_reads import queue_status, read_problems
 
 PAUSED = {"state": QueueState.PAUSED, "changed_by": "ann", "note": "disk"}

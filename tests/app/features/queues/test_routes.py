@@ -4,7 +4,7 @@ from uuid import uuid4
 
 import pytest
 
-from dataloader.app.features.statistics.rows import Statistics
+from dataloader.app.features.statistics.rows import StatisticsWriter
 from dataloader.app.http.caches import QueueSettingsCache
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.databases import execute_sql
@@ -81,7 +81,7 @@ def test_a_draining_queue_takes_no_new_jobs(client, request_body, monkeypatch):
 
 def test_with_the_database_away_no_queue_is_known_to_drain(broken):
     from dataloader.app.errors import DatabaseUnavailable
-    from dataloader.app.features.queues.rows import Queues
+    from dataloader.app.state.queues import Queues
 
     QueueSettingsCache(Queues(broken(DatabaseUnavailable("away")))).reject_if_draining("etl")
 
@@ -109,7 +109,7 @@ def test_workers_are_listed_and_drained(client, queue):
 def test_charts_and_tasks_show_what_happened(client, trigger, pool, queue):
     trigger()
     trigger(task="elsewhere", lock_key="e")
-    while Statistics(pool).aggregate() is not None:
+    while StatisticsWriter(pool).aggregate() is not None:
         pass
 
     chart = client.get("/api/v1/charts", query_string={"period": "24h", "queue": "etl"}).json

@@ -6,9 +6,9 @@ import pytest
 
 from dataloader.app.db.statements import statements
 from dataloader.app.errors import WorkerNotFound
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.state.queues import Queues
 from tests.support.queue_fixture import BackgroundCall, QueueFixture
 
 

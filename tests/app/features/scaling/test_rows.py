@@ -6,11 +6,11 @@ from uuid import UUID, uuid4
 import pytest
 
 from dataloader.app.features.limits.rows import Limits
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.scaling.rows import QueueScaling, Scaling, ScalingSignals, summarize
-from dataloader.app.features.statistics.rows import Statistics
+from dataloader.app.features.statistics.rows import StatisticsWriter
 from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.state.queues import Queues
 from tests.support.queue_fixture import QueueFixture
 
 
@@ -39,7 +39,7 @@ def run_once(queue_db: QueueFixture, *, sec: float) -> None:
     run = queue_db.enqueue_and_claim("first")
     queue_db.settle(run)
     queue_db.sql("UPDATE dl_job_events SET ts = ts + make_interval(secs => %s) WHERE kind = 'done'", sec)
-    while Statistics(queue_db.session).aggregate() is not None:
+    while StatisticsWriter(queue_db.session).aggregate() is not None:
         pass
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dataloader.app.acts.findings import error, ok
 from dataloader.app.config import Settings
-from dataloader.app.features.doctor.findings import error, ok
 from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.job import Settlement, Status, new_run_ids

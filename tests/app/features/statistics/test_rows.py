@@ -5,18 +5,19 @@ from uuid import uuid4
 
 import pytest
 
-from dataloader.app.features.statistics import rows as statistics
-from dataloader.app.features.statistics.rows import DurationSummary, JobCounts, Statistics
+from dataloader.app.features.statistics.rows import StatisticsWriter
 from dataloader.app.queue.job import Status
+from dataloader.app.state import statistics
+from dataloader.app.state.statistics import DurationSummary, JobCounts
 from tests.support.queue_fixture import QueueFixture
 
 
 @pytest.fixture
-def rollups(own_queue_db: QueueFixture) -> Statistics:
-    return Statistics(own_queue_db.session)
+def rollups(own_queue_db: QueueFixture) -> StatisticsWriter:
+    return StatisticsWriter(own_queue_db.session)
 
 
-def fold(rollups: Statistics) -> None:
+def fold(rollups: StatisticsWriter) -> None:
     while rollups.aggregate() is not None:
         pass
 
@@ -100,7 +101,7 @@ def test_nothing_is_written_while_no_event_is_new(own_queue_db, rollups):
 
 
 @pytest.fixture
-def late(own_queue_db: QueueFixture, rollups: Statistics) -> QueueFixture:
+def late(own_queue_db: QueueFixture, rollups: StatisticsWriter) -> QueueFixture:
     """A job is inserted, not yet committed, and another one, with a later event, is there already."""
     fold(rollups)
     with own_queue_db.open_transaction() as step:

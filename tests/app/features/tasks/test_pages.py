@@ -11,7 +11,7 @@ import psycopg2
 import pytest
 from pydantic import BaseModel
 
-from dataloader.app.features.statistics.rows import RowSummary, Statistics
+from dataloader.app.state.statistics import RowSummary, Statistics
 from dataloader.pipelines.contract import Daily
 
 ERROR = re.compile(r'<small class="bad" id="submit_task_start-(\w+)-error">([^<]+)</small>')

@@ -6,8 +6,8 @@ import math
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
-from dataloader.app.features.statistics.rows import RecentRun
 from dataloader.app.features.tasks.run_chart import make_run_chart
+from dataloader.app.state.statistics import RecentRun
 
 BEGIN = datetime(2026, 11, 22, tzinfo=UTC)
 

@@ -6,6 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from html import unescape
+from uuid import uuid4
 
 import psycopg2
 import pytest
@@ -14,8 +15,9 @@ from dataloader.app.acts.audit_log import AuditLog
 from dataloader.app.features.alerts.rows import Alerts, RuleKind
 from dataloader.app.features.limits.breakers import Breakers
 from dataloader.app.features.limits.rows import Limits
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.schedules.rows import Schedules
+from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.state.queues import Queues
 from tests.support import eventually
 from tests.support.databases import execute_sql
 
@@ -162,6 +164,16 @@ def test_acknowledgement_and_mute_of_an_alert_are_undone(source, act, undo, trig
     assert not alerts.rule(rule.rule_id).is_muted
     undo(act(f"/alerts/rules/{rule.rule_id}", action="off"))
     assert alerts.rule(rule.rule_id).active
+
+
+def test_drain_of_a_worker_is_undone(source, act, undo):
+    info = WorkerInfo(uuid4(), "host:1", "1", ("etl",), ("noop",), 2)
+    WorkerLiveness(source).send_heartbeat(info, heartbeat_sec=60)
+
+    note = act(f"/workers/{info.id}", draining="yes")
+    assert Queues(source).worker(info.id).draining
+    undo(note)
+    assert not Queues(source).worker(info.id).draining
 
 
 def test_edit_of_a_waiting_job_is_undone_with_its_args(client, source, act, undo, trigger, queue):

@@ -200,7 +200,7 @@ def test_doctor_sorts_by_severity_and_exits_with_worst(doctor: Callable[..., Res
 
 @pytest.mark.parametrize(("severity", "code"), [("WARNING", 5), ("INFO", 0), ("OK", 0)])
 def test_how_bad_it_is_is_the_exit_code(doctor, monkeypatch, severity, code):
-    from dataloader.app.features.doctor.findings import Finding, Severity
+    from dataloader.app.acts.findings import Finding, Severity
     from dataloader.app.runtime import commands
 
     monkeypatch.setattr(commands, "run_doctor", lambda settings: [Finding("x", Severity[severity], "told", "")])

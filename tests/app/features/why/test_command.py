@@ -16,9 +16,9 @@ from dataloader.app.acts.reasons import ReasonCode
 from dataloader.app.cli.command import cli
 from dataloader.app.cli.text import format_message
 from dataloader.app.features.limits.rows import Limits
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.queues import QueueState
+from dataloader.app.state.queues import Queues
 from tests.support import Databases, eventually
 from tests.support.api_server import serving
 from tests.support.queue_fixture import QueueFixture

@@ -9,14 +9,14 @@ import pytest
 from dataloader.app.acts.reasons import JobExplanation
 from dataloader.app.errors import JobNotFound
 from dataloader.app.features.jobs.job_detail import JobReader
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.registry import FEATURES
-from dataloader.app.features.statistics.rows import Statistics
+from dataloader.app.features.statistics.rows import StatisticsWriter
 from dataloader.app.features.why import explain, wait_reasons
 from dataloader.app.features.why.explain import JobExplainer
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.state.queues import Queues
 from dataloader.app.wording import format_duration
 from tests.support.queue_fixture import QueueFixture
 
@@ -58,7 +58,7 @@ def test_unblocked_job_is_next_and_later_jobs_get_estimate(queue_db, why):
     worker(queue_db)
     first, second = queue_db.enqueue("a"), queue_db.enqueue("b")
     queue_db.settle(queue_db.enqueue_and_claim("done", queue="q", priority=0))
-    while Statistics(queue_db.session).aggregate() is not None:
+    while StatisticsWriter(queue_db.session).aggregate() is not None:
         pass
 
     next_, behind = why.explain(first), why.explain(second)
@@ -139,7 +139,7 @@ def test_busy_key_is_explained_with_holder_and_position(queue_db, why):
     assert why.explain(first).position == 1
     assert result.estimate is None
     queue_db.settle(queue_db.enqueue_and_claim("other"))
-    while Statistics(queue_db.session).aggregate() is not None:
+    while StatisticsWriter(queue_db.session).aggregate() is not None:
         pass
     assert why.explain(second).estimate is not None
 
@@ -184,7 +184,7 @@ def test_estimate_comes_from_runs_of_the_same_task(queue_db, why):
         queue_db.settle(queue_db.enqueue_and_claim(task, task=task))
         queue_db.sql("UPDATE dl_job_events SET ts = ts - make_interval(secs => %s) WHERE kind = 'picked' AND job_id ="
                  " (SELECT job_id FROM dl_jobs WHERE task = %s)", seconds, task)  # fmt: skip
-    while Statistics(queue_db.session).aggregate() is not None:
+    while StatisticsWriter(queue_db.session).aggregate() is not None:
         pass
     queue_db.enqueue_and_claim("r")
 
@@ -234,7 +234,7 @@ def test_running_job_is_explained_with_worker_stop_and_durations(queue_db, why):
     run = queue_db.enqueue_and_claim("k")
     assert codes(why.explain(run.id)) == ["running"]
     queue_db.settle(queue_db.enqueue_and_claim("other"))
-    while Statistics(queue_db.session).aggregate() is not None:
+    while StatisticsWriter(queue_db.session).aggregate() is not None:
         pass
     queue_db.queue.cancel(run.id)
     doing = f'[{{"run_id": "{run.run_id}", "stop_reason": "cancel", "stop_step": "interrupt"}}]'

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataloader.app.acts.reasons import ReasonCode
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.why.explain import JobExplainer
+from dataloader.app.state.queues import Queues
 
 
 def test_a_job_of_a_fair_queue_waits_for_its_turn(queue_db):

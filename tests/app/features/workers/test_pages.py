@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 import psycopg2
 import pytest
 
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.state.queues import Queues
 from tests.support.databases import execute_sql
 
 

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from dataloader.app.features.queues.rows import RunningJob, read_worker_statuses
 from dataloader.app.features.workers.feature import FEATURE
+from dataloader.app.state.queues import RunningJob, read_worker_statuses
 from tests.support.problem_reads import NOW, read_problems, worker
 
 RUN = RunningJob(job_id=UUID(int=9), queue="etl", task="load", attempt=1, started_at=NOW, heartbeat_at=NOW)

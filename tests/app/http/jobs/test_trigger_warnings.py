@@ -11,13 +11,13 @@ import pytest
 from flask.testing import FlaskClient
 
 from dataloader.app.db.pool import Pool
-from dataloader.app.features.queues.rows import Queues
 from dataloader.app.http.app import create_app
 from dataloader.app.http.caches import NO_WORKER_WARNING, run_warnings
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.queues import LiveWorker, QueueSettings, QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
+from dataloader.app.state.queues import Queues
 from dataloader.pipelines.contract import Pipelines
 from tests.support.queue_fixture import QueueFixture
 

@@ -1,13 +1,17 @@
-"""A finding: its severity, what was found, and the remedy."""
+"""A finding of doctor: its severity, what was found, and the remedy.
+
+`checks` of a Feature names a function that yields them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
 Subject = tuple[str, str]  # what it is, such as `task`, and its name
+_MAX_NAMES_SHOWN = 5
 UNREACHABLE = "database"  # the check whose error ends the examination
 
 
@@ -50,3 +54,8 @@ def error(check: str, message: str, remedy: str, *subjects: Subject, **facts: An
 
 def worst(findings: Iterable[Finding]) -> Severity:
     return max((finding.severity for finding in findings), default=Severity.OK)
+
+
+def join_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES_SHOWN} more" if len(names) > _MAX_NAMES_SHOWN else ""
+    return ", ".join(names[:_MAX_NAMES_SHOWN]) + more

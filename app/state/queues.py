@@ -13,8 +13,8 @@ from uuid import UUID
 from dataloader.app.db.encoding import array, from_row, validate_json, validate_texts
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import HostNotFound, WorkerNotFound
-from dataloader.app.features.statistics.rows import JobCounts, PeriodStatistics, Statistics
 from dataloader.app.queue.queues import MAX_QUEUES, QueueControl, QueueSettings, QueueState
+from dataloader.app.state.statistics import JobCounts, PeriodStatistics, Statistics
 
 FAIR_RULE = re.compile(r"partition_key|producer|args(\.[^.]+)+")
 MAX_EXACT_READY = 1_000  # beyond it the number of ready jobs of a queue is estimated

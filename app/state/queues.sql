@@ -138,3 +138,11 @@ SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, cardinality
                                  AS would_lose_sec) jobs
  ORDER BY alive DESC, w.started_at DESC
  LIMIT 1000;
+
+-- name: lock_queue
+-- For an undo.
+SELECT FROM dl_queues WHERE queue = %(subject_id)s::text FOR NO KEY UPDATE;
+
+-- name: lock_worker
+-- For an undo.
+SELECT FROM dl_workers WHERE worker_id = %(subject_id)s::uuid FOR NO KEY UPDATE;
