@@ -44,8 +44,7 @@ ROOMS: dict[str, frozenset[str]] = {
     f"{_APP}.postgres": _app("errors"),
     f"{_APP}.db": _app("errors", "wording") | {f"{_PIPELINES}.json_values", *_FIELDS},
     _CORE: _app("db", "errors", "wording") | {f"{_PIPELINES}.json_values", *_FIELDS},
-    f"{_APP}.state": _app("db", "queue", "errors", "wording", "log", "config")
-    | {f"{_PIPELINES}.{name}" for name in ("portable", "retry", "targets")},
+    f"{_APP}.state": _app("db", "queue", "errors", "wording"),
     f"{_APP}.acts": _app("db", "queue", "http", "ui", "errors", "wording") | {_PIPELINES},
     f"{_APP}.http": _SERVICE | _app("acts", "db", "queue", "ui") | {_PIPELINES, *_FIELDS},
     f"{_APP}.ui": _SERVICE | _app("acts", "http", "db", "queue") | {_PIPELINES},
@@ -86,6 +85,7 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
         "jobs.start_form",
         "limits.acts",
     },
+    "where": {"targets.options", "targets.servers"},
     "workers": {"queues.acts"},
 }
 
@@ -93,7 +93,7 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "psycopg2": (
         *(f"{_APP}.db", _CORE, _PIPELINES, f"{_WORKERS}.connections"),
-        *(f"{_FEATURES}.doctor.facts", f"{_APP}.state.target_servers"),
+        *(f"{_FEATURES}.{name}" for name in ("doctor.facts", "targets.servers")),
     ),
     "psycopg2_pool": (f"{_APP}.db",),
     "flask": (f"{_APP}.http", f"{_APP}.ui", f"{_APP}.acts.web", _FEATURES),

@@ -1,1 +1,1 @@
-"""What many features read: queues, worker processes, statistics of jobs, and the servers of targets."""
+"""Queues, worker processes and statistics of jobs, which many features read."""

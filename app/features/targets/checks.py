@@ -9,8 +9,8 @@ from dataloader.app.acts.findings import Finding, Severity, error, info, ok, war
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.targets.rows import MAX_KEPT_READ, KeptRows, TargetRows, read_states
 from dataloader.app.features.targets.server_rows import MAX_COUNTED_ROWS, IdleHolder, TableState
+from dataloader.app.features.targets.servers import TargetServers
 from dataloader.app.queue.attempt_sessions import attempt_application_name
-from dataloader.app.state.target_servers import TargetServers
 from dataloader.app.wording import format_count, format_duration
 
 _MAX_LISTED = 5  # tasks in one message

@@ -14,7 +14,7 @@ from uuid import UUID
 from dataloader.app import log
 from dataloader.app.features.targets.rows import ScannedRow, TargetRows
 from dataloader.app.features.targets.server_rows import delete_rows
-from dataloader.app.state.target_servers import Inquiry, TargetServers
+from dataloader.app.features.targets.servers import Inquiry, TargetServers
 from dataloader.pipelines.portable import clock
 from dataloader.workers.duties import HOURLY_SEC, PRUNE_BATCH, PRUNE_INTERVAL_SEC, Duty, DutyContext
 

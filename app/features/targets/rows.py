@@ -14,8 +14,8 @@ from uuid import UUID
 from dataloader.app.db.encoding import array, from_row, unquoted_array
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.targets.server_rows import JobInTarget, TableState, TargetSession, read_job, read_table
+from dataloader.app.features.targets.servers import FULL_WAIT_SEC, Answer, Question, TargetServers
 from dataloader.app.log import mask_secret_fields
-from dataloader.app.state.target_servers import FULL_WAIT_SEC, Answer, Question, TargetServers
 
 KEEP_SEC = 86_400.0  # rows in targets, after the success of their job
 MAX_KEPT_READ = 10_000  # of the oldest rows that are kept

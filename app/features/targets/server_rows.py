@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from dataloader.app.db.encoding import array, from_row
-from dataloader.app.state.target_servers import STATEMENT_TIMEOUT_SEC
+from dataloader.app.features.targets.servers import STATEMENT_TIMEOUT_SEC
 from dataloader.app.wording import format_duration
 from dataloader.pipelines.effects import EffectsTable
 from dataloader.pipelines.retry import Fail

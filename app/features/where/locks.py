@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from dataloader.app.db.statements import Executor
 from dataloader.app.features.targets.rows import TargetRows
+from dataloader.app.features.targets.servers import TargetServers
 from dataloader.app.features.where.sessions import QUEUE_SERVER, ServerSessions, SqlSession, read_servers
 from dataloader.app.queue.attempt_sessions import attempt_application_name
 from dataloader.app.queue.job import Job
-from dataloader.app.state.target_servers import TargetServers
 from dataloader.app.wording import format_duration
 
 

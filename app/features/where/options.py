@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataloader.app.config import Settings
+from dataloader.app.features.targets import options
 from dataloader.app.features.where.sampler_options import Prices, SamplerOptions, WhereOptions
-from dataloader.app.state.target_servers import TargetServers
 from dataloader.workers.reports.secrets import SecretStore
 
 
-def options_from(settings: Settings, _secret_store: SecretStore) -> WhereOptions:
+def options_from(settings: Settings, secret_store: SecretStore) -> WhereOptions:
     """The servers are apart from those of the feature `targets`: each is asked at its own times."""
     sampler = SamplerOptions(
         after_sec=settings.sampler_after_sec,
         interval_sec=settings.sampler_interval_sec,
         prices=None if settings.prices is None else Prices(**settings.prices),  # type: ignore[arg-type]  # checked
     )
-    return WhereOptions(TargetServers.from_settings(settings), sampler)
+    return WhereOptions(options.options_from(settings, secret_store), sampler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dataloader.app.state.target_servers import TargetServers
+from dataloader.app.features.targets.servers import TargetServers
 
 _WRITE_INTERVAL_SEC = 60.0  # of an account that grows
 

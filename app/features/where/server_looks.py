@@ -15,8 +15,8 @@ from typing import Any
 
 from dataloader.app.db.encoding import array
 from dataloader.app.db.statements import statements
+from dataloader.app.features.targets.servers import Inquiry, TargetServers
 from dataloader.app.features.where.sessions import BOUNDS, BlockedSession, read_blocked, show_statement
-from dataloader.app.state.target_servers import Inquiry, TargetServers
 from dataloader.pipelines.portable import clock
 from dataloader.workers.threads import Backoff
 

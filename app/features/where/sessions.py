@@ -14,7 +14,7 @@ from dataloader.app import log
 from dataloader.app.db.encoding import array, unquoted_array
 from dataloader.app.db.statements import Executor, statements
 from dataloader.app.errors import DatabaseUnavailable, RightsMissing
-from dataloader.app.state.target_servers import FULL_WAIT_SEC, STATEMENT_TIMEOUT_SEC, Question, TargetServers
+from dataloader.app.features.targets.servers import FULL_WAIT_SEC, STATEMENT_TIMEOUT_SEC, Question, TargetServers
 from dataloader.app.wording import format_duration
 
 QUEUE_SERVER = "queue server"  # its name here; the others are those of targets

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from dataloader.app.errors import JobNotFound
+from dataloader.app.features.targets.servers import TargetServers
 from dataloader.app.features.where.locks import describe_sql, find_blocked, read_sessions
 from dataloader.app.features.where.rows import AskedWorker, Run, WhereRows
 from dataloader.app.features.where.sessions import ServerSessions, read_servers
@@ -15,7 +16,6 @@ from dataloader.app.log.masking import mask_secret_fields
 from dataloader.app.queue.attempt_sessions import attempt_application_name
 from dataloader.app.queue.job import Job, Status
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.state.target_servers import TargetServers
 from dataloader.app.wording import format_duration
 
 WAIT_SEC = 3.0  # for the answer of a worker process

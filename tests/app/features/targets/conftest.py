@@ -9,10 +9,10 @@ from flask.testing import FlaskClient
 from psycopg2.extensions import make_dsn
 
 from dataloader.app.db.pool import Pool
+from dataloader.app.features.targets.servers import TargetServers
 from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.state.target_servers import TargetServers
 from tests.support import Databases
 from tests.support.databases import another_role
 from tests.support.queue_fixture import QueueFixture

@@ -18,8 +18,8 @@ from dataloader.app.features.targets import rows
 from dataloader.app.features.targets.checks import check_targets
 from dataloader.app.features.targets.feature import FEATURE
 from dataloader.app.features.targets.rows import TargetRows
+from dataloader.app.features.targets.servers import TargetServers
 from dataloader.app.queue.attempt_sessions import attempt_application_name
-from dataloader.app.state.target_servers import TargetServers
 from dataloader.pipelines import effects
 from tests.support import free_port
 from tests.support.databases import execute_sql

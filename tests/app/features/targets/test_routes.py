@@ -11,7 +11,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from dataloader.app.features.targets.rows import TargetRows
-from dataloader.app.state.target_servers import TargetServers
+from dataloader.app.features.targets.servers import TargetServers
 from dataloader.pipelines import effects
 from tests.app.features.targets.conftest import AppFactory
 from tests.support import free_port

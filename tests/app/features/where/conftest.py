@@ -13,12 +13,12 @@ import pytest
 from flask.testing import FlaskClient
 
 from dataloader.app.db.pool import Pool
+from dataloader.app.features.targets.servers import TargetServers
 from dataloader.app.features.where.sampler_options import WhereOptions
 from dataloader.app.http.app import create_app
 from dataloader.app.http.options import WebOptions
 from dataloader.app.queue.job import Status
 from dataloader.app.queue.jobs import JobQueue
-from dataloader.app.state.target_servers import TargetServers
 from dataloader.pipelines.contract import Pipelines, registry
 from tests.support import Databases, where_tasks
 from tests.support.databases import execute_sql

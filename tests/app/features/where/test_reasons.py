@@ -7,10 +7,10 @@ from uuid import UUID
 import pytest
 
 from dataloader.app.acts.reasons import ExplanationReason
+from dataloader.app.features.targets.servers import TargetServers
 from dataloader.app.features.where import reasons
 from dataloader.app.features.where.reasons import WhereReasons
 from dataloader.app.features.where.sampler_options import WhereOptions
-from dataloader.app.state.target_servers import TargetServers
 from tests.app.features.where.conftest import WhereFixture
 from tests.app.features.where.test_sessions import UPDATE, is_blocked, open_transaction
 

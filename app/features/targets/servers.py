@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg2
 
@@ -23,9 +23,6 @@ from dataloader.app.queue.attempt_sessions import start_thread
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Fail
 from dataloader.pipelines.targets import DEFAULT
-
-if TYPE_CHECKING:
-    from dataloader.app.config import Settings
 
 Question = Callable[[Any], Any]  # of a connection
 
@@ -104,12 +101,6 @@ class TargetServers:
         self._dsns, self._queue_dsn = dict(dsns), queue_dsn
         self._lock = threading.Lock()
         self._inquiries: dict[tuple[str, Hashable], Inquiry] = {}  # by target and subject; under the lock
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> TargetServers:
-        _, targets, _ = settings.pipeline_connections()
-        queue_dsn = settings.worker_dsn or settings.dsn  # as workers connect to it
-        return cls(targets, queue_dsn=None if queue_dsn is None else queue_dsn.get_secret_value())
 
     @property
     def names(self) -> list[str]:
