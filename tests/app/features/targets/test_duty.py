@@ -15,6 +15,7 @@ import pytest
 from dataloader.app.features.targets import duty as duty_module
 from dataloader.app.features.targets.duty import TargetRowsDuty, create_duties
 from dataloader.app.features.targets.rows import TargetRows
+from dataloader.app.features.targets.server_rows import delete_rows
 from dataloader.app.features.targets.servers import TargetServers
 from dataloader.app.queue.job import Status
 from dataloader.pipelines import effects
