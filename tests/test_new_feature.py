@@ -17,7 +17,7 @@ _FEATURE = {
     "__init__.py": '"""Greetings."""\n',
     "feature.py": (
         "from dataloader.app.acts.feature import Feature, NavLink\n\n"
-        'FEATURE = Feature(name="greetings", blueprints=("routes.create_greetings",),'
+        'FEATURE = Feature(name="greetings", blueprints=("routes.create_greetings", "pages.create_greetings_page"),'
         ' navigation=(NavLink("Work", "Greetings", "/greetings"),))\n'
     ),
     "acts.py": '''from dataclasses import dataclass
@@ -55,6 +55,21 @@ def create_greetings(site):
     add_routes(blueprint, [greet], site.runner)
     return blueprint
 """,
+    "pages.py": '''from dataloader.app.http.auth.api_keys import Scope
+from dataloader.app.ui.base import FormModel, PageRenderer
+
+
+def create_greetings_page(site):
+    pages = PageRenderer("greetings_page", site.options)
+
+    @pages.page("/greetings", query=FormModel, scope=Scope.READ)
+    def show_greetings(query):
+        """Show greetings."""
+        return pages.render("greetings.html")
+
+    return pages.blueprint
+''',
+    "templates/greetings.html": "{% extends base %}{% block live %}Nobody has been greeted.{% endblock %}",
 }
 _USE = """
 import json
@@ -77,7 +92,7 @@ wrong = client.put("/api/v1/greetings/ann", json={"text": 3})
 document = client.get("/openapi.json").json["paths"]["/api/v1/greetings/{name}"]["put"]
 print(json.dumps([
     answer.json, wrong.status_code, wrong.json["errors"][0]["field"], document["operationId"], document["summary"],
-    'href="/greetings"' in client.get("/docs").text, audited,
+    'href="/greetings"' in (page := client.get("/greetings").text), "Nobody has been greeted." in page, audited,
 ]))
 """
 
@@ -93,6 +108,7 @@ def test_new_feature_is_a_folder_and_a_line(copy: Path):
     registry = copy / "app" / "features" / "registry.py"
     folder = registry.parent / "greetings"
     folder.mkdir()
+    (folder / "templates").mkdir()
     for name, text in _FEATURE.items():
         (folder / name).write_text(text)
     lines = registry.read_text().splitlines()
@@ -103,5 +119,5 @@ def test_new_feature_is_a_folder_and_a_line(copy: Path):
 
     assert done.returncode == 0, done.stderr
     *answers, audited = json.loads(done.stdout)
-    assert answers == [{"name": "ann", "text": "hello"}, 400, "text", "greet", "Greet a person", True]
+    assert answers == [{"name": "ann", "text": "hello"}, 400, "text", "greet", "Greet a person", True, True]
     assert audited.count("person.greeted") == 1
