@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
+from flask.testing import FlaskClient
 from jinja2 import Environment, nodes
+
+from dataloader.app.features.registry import FEATURES
+from dataloader.app.http.links import SHAPES_KEY
 
 ROOT = Path(__file__).parents[3]
 TEMPLATES = sorted((ROOT / "app").rglob("templates/**/*.html"))
@@ -34,6 +39,19 @@ def test_attributes_in_template_exist_in_code(path: Path, names_in_code: set[str
     used = {node.attr for node in _parsed(path).find_all(nodes.Getattr)}
 
     assert used - names_in_code - macros - _OF_JINJA == set()
+
+
+def test_links_of_templates_and_navigation_are_to_pages_of_the_service(app_without_database: Callable[[], FlaskClient]):
+    """A link to another page is shown as text, so no one would see that it is misspelled."""
+    paths = [(feature.name, link.path[1:]) for feature in FEATURES for link in feature.navigation]
+    for template in TEMPLATES:
+        text = re.sub(r"{%.*?%}", "", re.sub(r"{{.*?}}", "x", template.read_text(encoding="utf-8"), flags=re.DOTALL))
+        links = re.findall(r' (?:href|action)="/(?!static/|api/)([^"?#]*)', text)
+        paths += [(template.name, path) for path in links]
+    shapes = app_without_database().application.config[SHAPES_KEY]
+
+    assert len(paths) > 200
+    assert [place for place in paths if (place[1].partition("/")[0], place[1].count("/")) not in shapes] == []
 
 
 @cache
