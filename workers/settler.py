@@ -80,27 +80,22 @@ class Settler:
         batch = self._take_batch()
         if not batch:
             return _IDLE_SEC
-        unwritten = batch
+        unwritten = [batch]
         try:
-            unwritten = self._drop_unsettleable(batch)
+            unwritten = [settleable := self._drop_unsettleable(batch)]
             # Unlock before settling: that unblocks the next job of the key, whose claim would find the key locked.
-            self._key_locks.unlock([pending.attempt for pending in unwritten])
-            releases = [pending for pending in unwritten if isinstance(pending.outcome, Released)]
-            settlements = [p for p in unwritten if not isinstance(p.outcome, Released)] if releases else unwritten
-            if settlements:
-                self._write_batch(settlements, self._settle)
-                unwritten = releases
-            waits = [pending for pending in releases if _waits(pending.outcome)]
-            others = [pending for pending in releases if not _waits(pending.outcome)] if waits else releases
-            if others:
-                self._write_batch(others, self._release)
-            unwritten = waits
-            while unwritten:  # each in a transaction of its own, because it locks the rows of other jobs
-                self._write_batch(unwritten[:1], self._release)
-                unwritten = unwritten[1:]
+            self._key_locks.unlock([pending.attempt for pending in settleable])
+            releases = [pending for pending in settleable if isinstance(pending.outcome, Released)]
+            settlements = [p for p in settleable if not isinstance(p.outcome, Released)] if releases else settleable
+            others = [pending for pending in releases if not _waits(pending.outcome)]
+            # Waits each in a transaction of its own, because it locks the rows of other jobs.
+            waits = [[pending] for pending in releases if _waits(pending.outcome)]
+            unwritten = [settlements, others, *waits]
+            for part in filter(None, unwritten):
+                self._write(part, self._settle if part is settlements else self._release)
             self._unblock(self._key_locks.without_holder([p.attempt for p in releases if _is_blocked(p.outcome)]))
         finally:
-            self._requeue(unwritten)
+            self._requeue([pending for part in unwritten for pending in part])
         return 0.0
 
     def _take_batch(self) -> list[PendingOutcome]:
@@ -148,22 +143,25 @@ class Settler:
             with suppress(DatabaseUnavailable):  # the maintenance leader repairs it
                 self._queue.unblock_keys([attempt.job for attempt in attempts])
 
-    def _write_batch(self, batch: Sequence[PendingOutcome], write: BatchWriter) -> None:
-        """Write all in one transaction; where PostgreSQL refuses a value, each in its own."""
+    def _write(self, batch: list[PendingOutcome], write: BatchWriter) -> None:
+        """Write all in one transaction; where PostgreSQL refuses a value, each in its own. Empty the list meanwhile."""
+        written = batch
         try:
             results = write(batch)
         except (InvalidJob, *_VALUE_ERRORS) as error:
             if len(batch) > 1:
-                for pending in batch:
-                    self._write_batch([pending], write)
+                while batch:
+                    self._write(batch[:1], write)
+                    del batch[0]
                 return
             is_refused = isinstance(error, WaitRefused)
             message = str(error) if is_refused else f"the attempt's outcome could not be written: {error}"
             settlement = Settlement(Status.FAILED, error=message, error_fingerprint=type(error).__name__)
-            batch = [batch[0]._replace(outcome=settlement)]
-            results = self._settle(batch)
-        self._running.remove(pending.attempt for pending in batch)
-        self._process_results(batch, results)
+            written = [batch[0]._replace(outcome=settlement)]
+            results = self._settle(written)
+        self._running.remove(pending.attempt for pending in written)
+        self._process_results(written, results)
+        batch.clear()
 
     def _settle(self, batch: Sequence[PendingOutcome]) -> list[SettleResult]:
         settlements = [(pending.attempt.job, pending.outcome) for pending in batch]

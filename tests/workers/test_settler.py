@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.job import Settlement, Status, new_run_ids
+from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import Context
 from dataloader.workers.settler import Settler
 from tests.support.recording import record_calls
@@ -93,6 +97,36 @@ def test_odd_value_of_one_job_harms_no_other(worker_pools: WorkerPoolFixture, od
     eventually(lambda: database.status(other) is Status.SUCCEEDED)
     eventually(lambda: worker_pools.crashes or database.job(odd_job).error is not None)
     assert worker_pools.crashes == []
+
+
+def test_outage_after_some_of_a_refused_batch_counts_none_twice(worker_pools: WorkerPoolFixture, monkeypatch, logged):
+    """Of three jobs in one batch, which is refused, two are settled before the connection is lost for a moment."""
+    settle, sizes, are_ended = JobQueue.settle, list[int](), threading.Event()
+
+    def settle_with_faults(queue: JobQueue, settlements: Sequence[Any], **options: Any) -> list[Any]:
+        are_ended.wait(10)
+        sizes.append(len(settlements))
+        if len(settlements) > 1:
+            raise ValueError("one of them is refused")
+        if len(sizes) == 5:  # the first job, the batch, two of it
+            raise DatabaseUnavailable("the connection is lost")
+        return settle(queue, settlements, **options)
+
+    monkeypatch.setattr(JobQueue, "settle", settle_with_faults)
+    submitted = record_calls(monkeypatch, Settler, "submit")
+    pool = worker_pools.listening_pool({"q": 4})
+    first = worker_pools.add_job("quick", "first")
+    eventually(lambda: len(submitted) == 1)
+    jobs = [worker_pools.add_job("quick", key) for key in "abc"]
+    eventually(lambda: len(submitted) == 4)
+    are_ended.set()
+    for job in (first, *jobs):
+        worker_pools.wait_for_status(job, Status.SUCCEEDED)
+    assert pool.stop(10) is True
+
+    assert sizes == [1, 3, 1, 1, 1, 1]
+    # Each end has a line in the log, in that of metrics and in that of the audit.
+    assert Counter(fields["job"] for fields in logged("job.ended")) == {str(job): 3 for job in (first, *jobs)}
 
 
 def test_jobs_are_settled_where_arrays_have_no_nulls(worker_pools: WorkerPoolFixture):
