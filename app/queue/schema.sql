@@ -700,7 +700,8 @@ CREATE OR REPLACE FUNCTION dl_fair_candidates(queue_name text, known_tasks text[
 #variable_conflict use_column
 DECLARE
     max_running int;          -- of one tenant while others wait
-    running     jsonb;        -- tenant -> running jobs
+    running     jsonb;        -- tenant -> running jobs, and those taken before this level
+    taken_of    text[] := '{}';  -- the tenants of the jobs taken at this level
     visits      int;          -- how many tenants are looked at
     no_tenant   uuid[] := ARRAY(SELECT front.job_id
                                   FROM (SELECT j.job_id, j.fair_key, j.task
@@ -738,6 +739,9 @@ BEGIN
     WHILE taken < wanted AND levels < 32 LOOP
         levels := levels + 1;
         is_first := taken = 0;
+        running := running || (SELECT coalesce(jsonb_object_agg(t.key, coalesce((running ->> t.key)::int, 0) + t.jobs), '{}')
+                                 FROM (SELECT u.key, count(*) AS jobs FROM unnest(taken_of) AS u (key) GROUP BY 1) t);
+        taken_of := '{}';
         IF NOT is_locked THEN
             level := (SELECT min(l.priority)
                         FROM (SELECT (SELECT j.priority FROM dl_jobs j
@@ -813,6 +817,7 @@ BEGIN
                 CONTINUE;
             END IF;
             taken := taken + 1;
+            taken_of := taken_of || picked.key;
             n := taken;
             job_id := picked.job_id;
             RETURN NEXT;

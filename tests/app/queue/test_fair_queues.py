@@ -149,6 +149,15 @@ def test_better_priority_is_before_any_turn(fair_db, claims):
     assert Counter(claims.tenants(6)) == {"a": 3, "b": 3}
 
 
+def test_share_counts_what_a_claim_has_taken_of_a_better_priority(fair_db, claims):
+    Queues(fair_db.session).change_settings("q", share=0.5)
+    for n in range(5):
+        fair_db.enqueue(f"urgent-{n}", priority=1, args={"tenant": "a"})
+    enqueue(fair_db, a=10, b=10)
+
+    assert Counter(claims.tenants(10)) == {"a": 5, "b": 5}
+
+
 def test_jobs_from_before_the_rule_and_of_plain_inserts_have_their_turn(fair_db, claims):
     old = fair_db.insert("old")
     fair_db.sql("UPDATE dl_jobs SET fair_key = NULL")
