@@ -10,12 +10,12 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from flask import Response, current_app, request
+from flask import Response, g, request
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from dataloader.app import log
 from dataloader.app.http.auth.guard import AUTHENTICATOR, IS_PAGE, IS_READ, REQUEST_ID, Authenticator, log_fields
-from dataloader.app.http.links import current_path, current_url, render_html
+from dataloader.app.http.links import current_url, render_html
 from dataloader.app.http.openapi import route_template
 from dataloader.app.http.problems import ProblemCode, problem_code, problem_response
 
@@ -145,20 +145,10 @@ def _is_unknown_page() -> bool:
 
 def _redirect_to_login() -> Response:
     """Redirect a browser to the login page, which leads back to the requested page or to the submitted form."""
-    page = current_url() if request.method in ("GET", "HEAD") else _form_page_path()
-    login_url = "/login?" + urlencode({"next": page})
+    login_url = "/login?" + urlencode({"next": g.get("page_path") or current_url()})
     if "HTTP_HX_REQUEST" in request.environ:  # for a fragment htmx redirects the whole page
         return Response(status=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": login_url})
     return Response(status=HTTPStatus.SEE_OTHER, headers={"Location": login_url})
-
-
-def _form_page_path() -> str:
-    """The page of a submitted form: it has the path of the action, or that path without its last segment."""
-    rule = request.url_rule
-    rules = current_app.url_map.iter_rules()
-    if rule is None or any(other.rule == rule.rule and "GET" in (other.methods or ()) for other in rules):
-        return current_path()
-    return current_path().rpartition("/")[0] or "/"
 
 
 def _problem_page(problem: Response) -> Response:

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, TypeVar, get_origin
 
-from flask import Blueprint, Response, current_app, request
+from flask import Blueprint, Response, current_app, g, request
 from pydantic import BaseModel, ValidationError
 from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import NotFound, RequestEntityTooLarge, UnsupportedMediaType
@@ -19,6 +19,7 @@ from dataloader.app.db.statements import acting_as
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import CSRF_FIELD, IS_READ, REQUEST_ID, authorize
 from dataloader.app.http.json_io import MAX_JSON_DEPTH, FieldError, dump_body, dump_json, parse
+from dataloader.app.http.links import page_path
 from dataloader.app.http.problems import InvalidRequest, ProblemCode, problem_code
 from dataloader.app.http.schemas import field_errors
 from dataloader.app.http.standby_reads import CHANGED_COOKIE, DATA_AGE_HEADER, MAX_LAG_KEY, allowing_standby
@@ -63,6 +64,7 @@ class Operation:
     standby: bool = False  # the answer may be as old as a standby's data
     max_body_bytes: int | None = None  # None: as set for the app
     refuse_form: Callable[[Mapping[str, Any], Exception], Any] | None = None  # None: an invalid form is a problem
+    page_url: str | None = None  # of the page that has the form
 
     @property
     def required_scopes(self) -> RequiredScopes:
@@ -165,6 +167,8 @@ def _check_scope(operation: Operation, view: Callable[..., Response]) -> Callabl
     def checked_view(**path: Any) -> Response:
         environ = request.environ
         environ[IS_READ] = operation.method == "GET" or operation.scope is Scope.READ
+        if operation.page_url is not None:
+            g.page_path = page_path(operation.page_url, path)
         actor = authorize(environ, required_scopes, is_page=is_page)
         if actor is None or operation.method == "GET":
             return view(**path)

@@ -20,7 +20,7 @@ from dataloader.app.errors import BulkNotFound, DatabaseUnavailable, DataloaderE
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.auth.guard import AUTHENTICATOR, CSRF_FIELD, REQUEST_ID, Authenticator, current_actor
 from dataloader.app.http.json_io import FieldError, InvalidJson, parse
-from dataloader.app.http.links import current_url, page_path, render_html
+from dataloader.app.http.links import current_url, render_html
 from dataloader.app.http.options import WebOptions
 from dataloader.app.http.problems import InvalidRequest
 from dataloader.app.http.routing import HTML, ApiBlueprint, Handler
@@ -166,10 +166,9 @@ class PageRenderer:
 
         def register(handler: Handler) -> Handler:
             def refuse(path_args: Mapping[str, Any], error: Exception) -> Response:
-                path = page_path(page_url, path_args)
                 if page is None or isinstance(error, UNAVAILABLE_ERRORS) or not _can_read():
-                    return self.render_failure(error, back_url=path)
-                return self._render_refusal(page, path_args, error, action=handler.__name__, path=path)
+                    return self.render_failure(error, back_url=g.page_path)
+                return self._render_refusal(page, path_args, error, action=handler.__name__)
 
             @wraps(handler)
             def act(*args: Any, **kwargs: Any) -> Response:
@@ -179,7 +178,7 @@ class PageRenderer:
                     raise
                 except (DataloaderError, InvalidForm) as error:
                     return refuse(kwargs, error)
-                return _remember_act(response or redirect_to(page_path(page_url, kwargs)))
+                return _remember_act(response or redirect_to(g.page_path))
 
             post = self.blueprint.post(
                 path,
@@ -188,6 +187,7 @@ class PageRenderer:
                 html_responses=ACTION_RESPONSES if page is None else REFUSED_FORM_RESPONSES,
                 scope=scope,
                 refuse_form=None if page is None else refuse,
+                page_url=page_url,
                 **options,
             )
             post(act)
@@ -197,14 +197,13 @@ class PageRenderer:
 
     @staticmethod
     def _render_refusal(
-        page: Callable[..., Response], path_args: Mapping[str, Any], error: Exception, *, action: str, path: str
+        page: Callable[..., Response], path_args: Mapping[str, Any], error: Exception, *, action: str
     ) -> Response:
         """Render the page of a form that was refused."""
         errors = getattr(error, "errors", ())
         values = {name: value for name, value in request.form.items() if name != CSRF_FIELD}
         ticked = dict(request.form.lists())
         g.refused_form = FormState(action, True, values, errors, "" if errors else str(error), ticked)
-        g.page_path = path
         response = page(**path_args)
         is_invalid = isinstance(error, InvalidForm | InvalidRequest)
         response.status_code = HTTPStatus.UNPROCESSABLE_ENTITY if is_invalid else HTTPStatus.CONFLICT

@@ -75,6 +75,10 @@ def test_expired_form_redirects_back_to_its_page(browser, token):
         ("/tasks/some.task", "/tasks/some.task"),
         ("/queues", "/queues"),
         (f"/workers/{job}", "/workers"),
+        ("/hosts/web-1/drain", "/workers"),
+        (f"/alerts/rules/{job}", "/alerts#rules"),
+        ("/breakers", "/limits#breakers"),
+        ("/undo", "/"),
     ):
         answer = browser.post(sent_to, data={"x": "1"})
         assert (answer.status_code, answer.headers.get("Location")) == (303, f"/login?next={quote(page, safe='')}")
