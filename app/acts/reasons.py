@@ -69,6 +69,20 @@ class ReasonCode(StrEnum):
     LOST = "lost"
 
 
+# They end without an operator: a job with no other reason has an estimate of its start.
+TRANSIENT_REASONS = frozenset({
+    ReasonCode.KEY_BUSY,
+    ReasonCode.JOBS_AHEAD,
+    ReasonCode.THREADS_BUSY,
+    ReasonCode.PER_WORKER_LIMIT,
+    ReasonCode.QUEUE_AT_LIMIT,
+    ReasonCode.LIMIT_FULL,
+    ReasonCode.RATE_LIMITED,
+})  # fmt: skip
+# A job with one of these cannot run until a person changes something: its page says so in red, and has no "Run now".
+ERROR_REASONS = frozenset({ReasonCode.NO_WORKER, ReasonCode.TASK_UNKNOWN, ReasonCode.LABELS_MISSING})
+
+
 @dataclass(frozen=True)
 class ExplanationReason:
     """One reason why a job waits, still runs, or ended."""

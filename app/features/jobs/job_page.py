@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from flask import Response
 from pydantic import Field
 
-from dataloader.app.acts.reasons import ExplanationReason, ReasonCode, load_explainer
+from dataloader.app.acts.reasons import ERROR_REASONS, ExplanationReason, ReasonCode, load_explainer
 from dataloader.app.acts.web import ActForms, Choice
 from dataloader.app.features.graphs.rows import Graphs
 from dataloader.app.features.jobs.acts import JobEditRequest, clone_job, delete_job, edit_job
@@ -51,8 +51,6 @@ _PAGE_URL = "/jobs/{job_id}"
 _QUIET_REASONS = frozenset(
     {ReasonCode.RUNNING, ReasonCode.SUCCEEDED, ReasonCode.FAILED, ReasonCode.CANCELED, ReasonCode.LOST}
 )
-# Why a job cannot run until a person changes something.
-_ERROR_REASONS = frozenset({ReasonCode.NO_WORKER, ReasonCode.TASK_UNKNOWN, ReasonCode.LABELS_MISSING})
 _LOG_SEARCH_BUDGET_SEC = 0.02
 _TARGET_WAIT_SEC = 1.0  # a target that answers later is shown by the next refresh
 _NOT_FOUND = (ProblemCode.JOB_NOT_FOUND,)
@@ -98,7 +96,7 @@ def create_job_page(site: Site) -> ApiBlueprint:
             job=job,
             state=_state_of(job),
             notes=_notes(job, reasons),
-            error_reasons=_ERROR_REASONS,
+            error_reasons=ERROR_REASONS,
             can_start=_can_start(job, reasons),
             explanation=explanation,
             waiting_since=_waiting_since(job),
@@ -230,7 +228,7 @@ def _notes(job: JobDetail, reasons: list[ExplanationReason]) -> list[Explanation
 
 def _can_start(job: JobDetail, reasons: list[ExplanationReason]) -> bool:
     """Whether a scheduled job would start if its time were now."""
-    is_served = _ERROR_REASONS.isdisjoint(reason.code for reason in reasons)
+    is_served = ERROR_REASONS.isdisjoint(reason.code for reason in reasons)
     return is_served and _state_of(job) == "scheduled"
 
 

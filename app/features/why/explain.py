@@ -11,6 +11,7 @@ from uuid import UUID
 from dataloader.app.acts.feature import Feature
 from dataloader.app.acts.reasons import (
     MAX_LISTED,
+    TRANSIENT_REASONS,
     ExplanationReason,
     JobExplanation,
     ReasonCode,
@@ -24,7 +25,6 @@ from dataloader.app.features.why.queue_reasons import no_worker_reason, settings
 from dataloader.app.features.why.run_reasons import RunningFacts, ended_reason, running_reasons
 from dataloader.app.features.why.wait_reasons import (
     MAX_COUNTED_AHEAD,
-    TRANSIENT,
     TurnFacts,
     WaitingFacts,
     labels_reason,
@@ -186,7 +186,7 @@ class JobExplainer:
 
 def _in_order(reasons: Iterable[ExplanationReason], order: Sequence[Collection[ReasonCode]]) -> list[ExplanationReason]:
     ranks = {code: rank for rank, codes in enumerate(order) for code in codes}
-    return sorted(reasons, key=lambda reason: ranks[reason.code])
+    return sorted(reasons, key=lambda reason: ranks.get(reason.code, len(order)))
 
 
 def _explain_waiting(
@@ -201,7 +201,7 @@ def _explain_waiting(
     ahead = ahead_by_state.get(waiting.wait_state, waiting.ready_ahead)
     is_in_line = turn is None and waiting.wait_state in ("ready", "blocked", "limited")
     position = min(ahead, MAX_COUNTED_AHEAD) + 1 if is_in_line else None
-    can_estimate = is_in_line and all(reason.code in TRANSIENT for reason in reasons)
+    can_estimate = is_in_line and all(reason.code in TRANSIENT_REASONS for reason in reasons)
     estimate = start_estimate(waiting, typical) if can_estimate else None
     if not reasons:
         message = "Nothing blocks the job; it is about to be claimed."

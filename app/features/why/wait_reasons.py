@@ -74,17 +74,6 @@ class TurnFacts:
     tenants: int  # that wait
 
 
-TRANSIENT = (  # reasons that end without an operator
-    ReasonCode.KEY_BUSY,
-    ReasonCode.JOBS_AHEAD,
-    ReasonCode.THREADS_BUSY,
-    ReasonCode.PER_WORKER_LIMIT,
-    ReasonCode.QUEUE_AT_LIMIT,
-    ReasonCode.LIMIT_FULL,
-    ReasonCode.RATE_LIMITED,
-)
-
-
 def waiting_reasons(job: Job, waiting: WaitingFacts, turn: TurnFacts | None) -> Iterator[ExplanationReason]:
     due = format_utc(waiting.available_at)
     yield from _queue_reasons(waiting)

@@ -7,8 +7,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dataloader.app.acts.act import acts_of
-from dataloader.app.features.alerts import acts
 from tests.support.api_server import serving
 from tests.support.every_way import Case, check_every_way
 
@@ -138,7 +136,3 @@ def url(shared_dsn: str) -> Iterator[str]:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_way_does_the_same(case: Case, url: str, shared_dsn: str, captured: pytest.LogCaptureFixture):
     check_every_way(case, url, shared_dsn, captured)
-
-
-def test_every_act_has_a_case():
-    assert {act.name for act in acts_of(acts)} == {case.act for case in CASES.values()}

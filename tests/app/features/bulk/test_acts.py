@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from dataloader.app.acts.act import acts_of
-from dataloader.app.features.bulk import acts
 from tests.support.api_server import serving
 from tests.support.every_way import Case, check_every_way
 
@@ -74,7 +72,3 @@ def url(shared_dsn: str) -> Iterator[str]:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_way_does_the_same(case: Case, url: str, shared_dsn: str, captured: pytest.LogCaptureFixture):
     check_every_way(case, url, shared_dsn, captured)
-
-
-def test_every_act_has_a_case():
-    assert {act.name for act in acts_of(acts)} == {case.act for case in CASES.values()}

@@ -6,14 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from dataloader.app.acts.act import acts_of
-from dataloader.app.features.graphs import acts as graph_acts
-from dataloader.app.features.jobs import acts as job_acts
-from dataloader.app.http.jobs import acts as core_acts
 from tests.support.api_server import serving
 from tests.support.every_way import Case, check_every_way
 
-ACTS = (core_acts, graph_acts, job_acts)
 JOB, GRAPH = (f"01900000-0000-7000-8000-00000000000{n}" for n in (1, 2))
 QUEUED = f"INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES ('{JOB}', 'etl', 'load', 'k');"
 FAILED = QUEUED.replace("lock_key)", "lock_key, status, finished_at)").replace("'k')", "'k', 'failed', now())")
@@ -98,7 +93,3 @@ def url(shared_dsn: str) -> Iterator[str]:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_way_does_the_same(case: Case, url: str, shared_dsn: str, captured: pytest.LogCaptureFixture):
     check_every_way(case, url, shared_dsn, captured)
-
-
-def test_every_act_has_a_case():
-    assert {act.name for module in ACTS for act in acts_of(module)} == {case.act for case in CASES.values()}

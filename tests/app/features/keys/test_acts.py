@@ -10,10 +10,8 @@ import pytest
 import requests
 from click.testing import CliRunner
 
-from dataloader.app.acts.act import acts_of
 from dataloader.app.cli.command import cli
 from dataloader.app.errors import InvalidApiKey
-from dataloader.app.features.keys import acts
 from dataloader.app.http.auth.api_keys import ApiKeys, NewApiKey, Scope
 from tests.support.api_server import serving
 from tests.support.databases import execute_sql
@@ -87,10 +85,6 @@ def url(shared_dsn: str) -> Iterator[str]:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_way_does_the_same(case: Case, url: str, shared_dsn: str, captured: pytest.LogCaptureFixture):
     check_every_way(case, url, shared_dsn, captured)
-
-
-def test_every_act_has_a_case():
-    assert {act.name for act in acts_of(acts)} == {case.act for case in CASES.values()}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
