@@ -68,7 +68,8 @@ class Feature:
     follower_duties: str | None = None  # likewise: what each worker process does while another one leads
     checks: str | None = None  # a function of an executor and of the feature's options: findings of doctor
     problems: str | None = None  # a function of SharedReads: Problems of the overview (app/acts/service_problems.py)
-    subjects: dict[str, str] = field(default_factory=dict)  # of problems: by kind the path of a page, `{}` for the name
+    # Of problems and of the audit: by kind the path of a page, `{}` for the name.
+    subjects: dict[str, str] = field(default_factory=dict)
     search: str | None = (
         None  # a function of a Site and a text: Matches of the page header's search (app/acts/matches.py)
     )

@@ -14,6 +14,8 @@ from urllib.parse import quote, urlencode
 from flask import current_app, render_template, request
 from werkzeug.routing import Map, PathConverter, Rule
 
+from dataloader.app.acts.feature import Feature
+
 SHAPES_KEY = "dataloader.shapes"  # of the paths that the service has, in the app's config
 _PLACEHOLDER = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
 _ADDRESS = re.compile(r' (href|action)="/(?!static/)([^"?#]*)[^"]*"')
@@ -78,6 +80,12 @@ def quote_in_template(value: Any) -> str:
     if isinstance(value, str) or not isinstance(value, Iterable):
         return quote_name(value)
     return urlencode(value if isinstance(value, Mapping) else list(value))
+
+
+def page_of(features: Iterable[Feature], kind: str, name: str) -> str | None:
+    """The path of the page of a subject. None: no feature of the service has one."""
+    paths = (feature.subjects[kind] for feature in features if kind in feature.subjects)
+    return next((path.format(quote_name(name)) for path in paths), None)
 
 
 def page_path(path: str, names: Mapping[str, Any]) -> str:

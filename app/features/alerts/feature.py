@@ -10,6 +10,7 @@ FEATURE = Feature(
     navigation=(
         NavLink("Watch", "Alerts", "/alerts", NavCount(read="problems.count_firing", noun="firing alert", is_bad=True)),
     ),
+    subjects={"alert_rule": "/alerts?edit={0}#rule-{0}"},
     duties="duty.create_duties",
     checks="checks.check_alerts",
     problems="problems.alert_problems",

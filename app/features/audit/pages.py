@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -17,7 +18,7 @@ from pydantic import Field
 from dataloader.app.acts.audit_log import AuditEntry, AuditLog, Triggers
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.json_io import FieldError
-from dataloader.app.http.links import quote_name
+from dataloader.app.http.links import page_of
 from dataloader.app.http.problems import InvalidRequest
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.site import Site
@@ -75,7 +76,7 @@ def create_audit_page(site: Site) -> ApiBlueprint:
             is_full=is_full,
             error=error,
             export_query=_address(query, before=None),
-            entry_url=entry_url,
+            page_of=partial(page_of, site.features),
             unfolded_url=unfolded_url,
             differences=differences,
         )
@@ -128,27 +129,6 @@ def unfolded_url(entry: AuditEntry) -> str:
         "triggers": Triggers.ALL.value,
     }
     return f"/audit?{urlencode(fields)}"
-
-
-def entry_url(entry: AuditEntry) -> str | None:
-    """The page of what was changed, where there is one."""
-    if entry.subject_id is None:
-        return None
-    name = quote_name(entry.subject_id)
-    pages = {
-        "job": f"/jobs/{name}",
-        "queue": f"/queues/{name}",
-        "limit": f"/limits?edit={name}#limit-{name}",
-        "breaker": f"/tasks/{name}",
-        "schedule": f"/schedules/{name}",
-        "webhook": f"/webhooks/{name}",
-        "delivery": f"/deliveries/{name}",
-        "alert_rule": f"/alerts?edit={name}#rule-{name}",
-        "worker": "/workers",
-        "key": f"/keys#key-{name}",
-        "bulk": f"/bulk/{name}",
-    }
-    return pages.get(entry.subject)
 
 
 def differences(entry: AuditEntry) -> list[tuple[str, Any, Any]]:

@@ -4,5 +4,6 @@ FEATURE = Feature(
     name="keys",
     has_commands=True,
     blueprints=("routes.create_keys_blueprint", "pages.create_keys_page"),
+    subjects={"key": "/keys#key-{}"},
     navigation=(NavLink("Settings", "API keys", "/keys"),),
 )

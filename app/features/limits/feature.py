@@ -17,6 +17,6 @@ FEATURE = Feature(
     reasons="reasons.LimitReasons",
     metrics="metrics.limit_metrics",
     problems="problems.breaker_problems",
-    subjects={"limit": "/limits"},
+    subjects={"limit": "/limits#limit-{}", "breaker": "/tasks/{}"},
     search="pages.find_limits",
 )

@@ -10,7 +10,7 @@ from dataloader.app.acts.feature import Feature, load_all
 from dataloader.app.acts.findings import Subject
 from dataloader.app.acts.service_problems import Problem, ProblemAct
 from dataloader.app.acts.shared_reads import SharedReads
-from dataloader.app.http.links import quote_name
+from dataloader.app.http.links import page_of
 
 
 class ProblemReader:
@@ -18,7 +18,7 @@ class ProblemReader:
 
     def __init__(self, features: Sequence[Feature]) -> None:
         self._finders = tuple(load_all(features, "problems"))
-        self._pages = {kind: path for feature in features for kind, path in feature.subjects.items()}
+        self._features = features
 
     def read(self, reads: SharedReads) -> list[Problem]:
         """Return one problem for each subject, the worst first; those that are taken care of last."""
@@ -46,9 +46,8 @@ class ProblemReader:
 
     def _with_page(self, problem: Problem) -> Problem:
         kind, name = problem.subject
-        if kind not in self._pages:
+        if (path := page_of(self._features, kind, name)) is None:
             return problem
-        path = self._pages[kind].format(quote_name(name))
         return replace(problem, link=path, acts=problem.acts or (ProblemAct(kind.capitalize(), path),))
 
 

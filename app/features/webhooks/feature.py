@@ -8,6 +8,7 @@ FEATURE = Feature(
         "pages.create_webhooks_page",
     ),
     navigation=(NavLink("Settings", "Webhooks", "/webhooks"),),
+    subjects={"webhook": "/webhooks/{}", "delivery": "/deliveries/{}"},
     duties="duty.create_duties",
     threads="sender.create_sender",
     options="options.options_from",
