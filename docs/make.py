@@ -192,7 +192,7 @@ only jobs that it may take.
 | `scheduled` | its `available_at`, or to be promoted, as after a plain INSERT | when it is due and any worker claims |
 | `ready` | a thread of its queue | with a claim, by `priority`, then age |
 | `blocked` | its `lock_key`, which another job holds | when the key is freed: one job per key, the first by order |
-| `waiting` | other jobs, or the end of an offload | when the last ends, or with `need: any` the first that ends as asked |
+| `waiting` | other jobs, or an offload | when the last ends, or with `need: any` the first that ends as asked |
 | `limited` | a limit or rate, `waits_on` | when a run in it ends, it is raised, or the next start comes: by order |
 
 A job whose task no live worker of its queue knows is deferred: `scheduled`, with `unknown_task` set and an `error` that
