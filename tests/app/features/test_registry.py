@@ -97,6 +97,22 @@ def test_page_shows_links_to_a_feature_left_out_as_text(queue: JobQueue):
     assert ['href="/static/' in page for page in pages] == [True, True]
 
 
+def test_page_without_jobs_does_not_link_to_their_logs(queue: JobQueue, dsn: str):
+    job_id = queue.enqueue(NewJob(queue="etl", task="noop", lock_key="noop")).job_id
+    execute_sql(
+        dsn,
+        "INSERT INTO dl_job_logs (job_id, attempt, ts, level, stream, line)"
+        f" VALUES ('{job_id}', 1, now(), 'INFO', 'log', 'reading')",
+    )
+    clients = {name: make_client(queue, [f for f in FEATURES if f.name != name]) for name in ("", "jobs")}
+
+    pages = {name: client.get("/logs?text=reading").text for name, client in clients.items()}
+
+    assert [f'href="/jobs/{job_id}/log?' in page for page in pages.values()] == [True, False]
+    assert "reading" in pages["jobs"]
+    assert _dead_links(clients["jobs"], pages["jobs"]) == set()  # `where` has other pages of a job
+
+
 def test_page_of_a_task_has_the_parts_of_its_features_alone(queue: JobQueue, dsn: str):
     pipelines = Pipelines()
     pipelines.register("sliced", partitions=Daily("2026-01-01"))(lambda args: None)
