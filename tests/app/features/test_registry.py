@@ -135,14 +135,15 @@ def test_page_of_a_task_has_the_parts_of_its_features_alone(queue: JobQueue, dsn
 def test_search_without_a_feature_finds_none_of_its_names(queue: JobQueue):
     queue.enqueue(NewJob(queue="noop", task="noop", lock_key="noop"))
 
-    def paths(*left_out: str) -> set[str]:
+    def found(*left_out: str) -> set[tuple[str, str]]:
+        """The path and the kind of each; without a path those whose page the service does not have."""
         features = [feature for feature in FEATURES if feature.name not in left_out]
         page = make_client(queue, features).get("/search?q=noop").text
-        return set(re.findall(r'href="(/[a-z]+[/?](?:\w+=)?noop)"', page))
+        return set(re.findall(r'<tr><th [^>]*><a(?: href="([^"]*)")?>noop</a></th><td data-l="Kind">([^<]*)<', page))
 
-    assert paths() == {"/tasks/noop", "/queues/noop", "/jobs?lock_key=noop", "/jobs?q=noop"}
-    assert paths("queues") == {"/tasks/noop", "/jobs?lock_key=noop", "/jobs?q=noop"}
-    assert paths("jobs") == {"/tasks/noop", "/queues/noop"}
+    assert found() == {("/tasks/noop", "task"), ("/queues/noop", "queue"), ("/jobs?lock_key=noop", "lock key")}
+    assert found("queues") == {("/tasks/noop", "task"), ("/jobs?lock_key=noop", "lock key")}
+    assert found("jobs") == {("/tasks/noop", "task"), ("/queues/noop", "queue")}
 
 
 def test_service_without_features_triggers_cancels_and_retries(queue: JobQueue):
