@@ -95,6 +95,7 @@ def test_page_shows_links_to_a_feature_left_out_as_text(queue: JobQueue):
     assert ["<a>noop</a>" in page for page in pages] == [False, True]
     assert ['<form role="search" hidden>' in page for page in pages] == [False, True]
     assert ['href="/static/' in page for page in pages] == [True, True]
+    assert 'href="/static/vendor/uplot.min.css"' in make_client(queue, features).get("/charts").text
 
 
 def test_page_without_jobs_does_not_link_to_their_logs(queue: JobQueue, dsn: str):
