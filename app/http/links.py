@@ -54,20 +54,27 @@ def _build_with_unknown(rule: LazyRule, /, **values: Any) -> tuple[str, str]:
     return rule._build_unknown(**values)
 
 
-def _shape_of(path: str) -> tuple[str, int]:
-    """The first segment of a path and the number of segments, by which features' pages differ: names are quoted."""
-    return path.partition("/")[0], path.count("/")
+def _shape_of(path: str) -> tuple[str, int, str]:
+    """The first segment of a path, how many follow it, and the last one: names are quoted, so each is one segment."""
+    first, last = path.partition("/")[0], path.rpartition("/")[2]
+    return first, path.count("/"), last
 
 
-def shapes_of(routes: Map) -> frozenset[tuple[str, int]]:
-    return frozenset(_shape_of(rule.rule[1:]) for rule in routes.iter_rules())
+def shapes_of(routes: Map) -> frozenset[tuple[str, int, str]]:
+    """The shapes by which the pages of features differ. The last segment is "" where it is a name."""
+    return frozenset(_shape_of(_PLACEHOLDER.sub("", rule.rule[1:])) for rule in routes.iter_rules())
 
 
 def render_html(template: str, **values: Any) -> str:
     """Render a template, without links and forms to pages that this service does not have."""
-    shapes: frozenset[tuple[str, int]] = current_app.config[SHAPES_KEY]
-    text = render_template(template, **values)
-    return _ADDRESS.sub(lambda found: found[0] if _shape_of(found[2]) in shapes else _WITHOUT_PAGE[found[1]], text)
+    shapes: frozenset[tuple[str, int, str]] = current_app.config[SHAPES_KEY]
+
+    def without_dead(found: re.Match[str]) -> str:
+        first, following, last = _shape_of(found[2])
+        has_page = (first, following, last) in shapes or (first, following, "") in shapes
+        return found[0] if has_page else _WITHOUT_PAGE[found[1]]
+
+    return _ADDRESS.sub(without_dead, render_template(template, **values))
 
 
 def quote_name(name: Any) -> str:

@@ -11,10 +11,11 @@ from dataloader.app.db.connection import Row, Session
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.job import Status
 from dataloader.pipelines.contract import StopReason
+from dataloader.workers.claimer import Claimer
 from tests.support.private_server import PrivateServer
 from tests.support.proxy import SilentProxy
 from tests.support.queue_fixture import BackgroundCall
-from tests.support.recording import record_attempts
+from tests.support.recording import record_attempts, record_calls
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import CONNECTION_ROLES, WorkerPoolFixture
 
@@ -76,6 +77,8 @@ def test_pool_without_listener_polls(worker_pools: WorkerPoolFixture, monkeypatc
 
     monkeypatch.setattr(Session, "execute_raw", refuse_to_listen)
     worker_pools.terminate_connection("listen")
+    claims = record_calls(monkeypatch, Claimer, "claim")
+    eventually(lambda: len(claims) > 3, SOON)  # the first ones look again for unknown tasks
 
     worker_pools.wait_for_status(worker_pools.add_job(), Status.SUCCEEDED, SOON)
 

@@ -95,6 +95,23 @@ def test_page_shows_links_to_a_feature_left_out_as_text(queue: JobQueue):
     assert ["<a>noop</a>" in page for page in pages] == [False, True]
     assert ['<form role="search" hidden>' in page for page in pages] == [False, True]
     assert ['href="/static/' in page for page in pages] == [True, True]
+    assert 'href="/static/vendor/uplot.min.css"' in make_client(queue, features).get("/charts").text
+
+
+def test_page_without_jobs_does_not_link_to_their_logs(queue: JobQueue, dsn: str):
+    job_id = queue.enqueue(NewJob(queue="etl", task="noop", lock_key="noop")).job_id
+    execute_sql(
+        dsn,
+        "INSERT INTO dl_job_logs (job_id, attempt, ts, level, stream, line)"
+        f" VALUES ('{job_id}', 1, now(), 'INFO', 'log', 'reading')",
+    )
+    clients = {name: make_client(queue, [f for f in FEATURES if f.name != name]) for name in ("", "jobs")}
+
+    pages = {name: client.get("/logs?text=reading").text for name, client in clients.items()}
+
+    assert [f'href="/jobs/{job_id}/log?' in page for page in pages.values()] == [True, False]
+    assert "reading" in pages["jobs"]
+    assert _dead_links(clients["jobs"], pages["jobs"]) == set()  # `where` has other pages of a job
 
 
 def test_page_of_a_task_has_the_parts_of_its_features_alone(queue: JobQueue, dsn: str):
@@ -119,14 +136,15 @@ def test_page_of_a_task_has_the_parts_of_its_features_alone(queue: JobQueue, dsn
 def test_search_without_a_feature_finds_none_of_its_names(queue: JobQueue):
     queue.enqueue(NewJob(queue="noop", task="noop", lock_key="noop"))
 
-    def paths(*left_out: str) -> set[str]:
+    def found(*left_out: str) -> set[tuple[str, str]]:
+        """The path and the kind of each; without a path those whose page the service does not have."""
         features = [feature for feature in FEATURES if feature.name not in left_out]
         page = make_client(queue, features).get("/search?q=noop").text
-        return set(re.findall(r'href="(/[a-z]+[/?](?:\w+=)?noop)"', page))
+        return set(re.findall(r'<tr><th [^>]*><a(?: href="([^"]*)")?>noop</a></th><td data-l="Kind">([^<]*)<', page))
 
-    assert paths() == {"/tasks/noop", "/queues/noop", "/jobs?lock_key=noop", "/jobs?q=noop"}
-    assert paths("queues") == {"/tasks/noop", "/jobs?lock_key=noop", "/jobs?q=noop"}
-    assert paths("jobs") == {"/tasks/noop", "/queues/noop"}
+    assert found() == {("/tasks/noop", "task"), ("/queues/noop", "queue"), ("/jobs?lock_key=noop", "lock key")}
+    assert found("queues") == {("/tasks/noop", "task"), ("/jobs?lock_key=noop", "lock key")}
+    assert found("jobs") == {("/tasks/noop", "task"), ("/queues/noop", "queue")}
 
 
 def test_service_without_features_triggers_cancels_and_retries(queue: JobQueue):

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from dataloader.app.queue.claims import ClaimMode, ClaimRequest, start_at_jobs
+from dataloader.app.queue.claims import FIRST_TURN, FRONT, ClaimMode, ClaimRequest, start_at_jobs
 from dataloader.app.queue.job import SUCCEEDED, Status, new_run_ids
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 
@@ -45,6 +45,22 @@ def test_a_claim_of_certain_jobs_takes_those_that_are_ready_and_no_others(queue_
     assert [run.id for run in taken] == wanted, "in the order in which they were asked for"
     assert hint.next_start is None, "the next claim begins where it would have without this one"
     assert {name for name, job in left.items() if queue_db.status(job) is not Status.QUEUED} == set()
+
+
+@pytest.mark.parametrize("mode", ClaimMode)
+def test_process_whose_name_another_has_taken_claims_nothing(queue_db, mode: ClaimMode):
+    job_id, info = queue_db.enqueue("a"), WorkerInfo(uuid4(), "host:1", "1", ("q",), ("t",), 1)
+    WorkerLiveness(queue_db.session).send_heartbeat(info, heartbeat_sec=60)
+    queue_db.sql("UPDATE dl_workers SET superseded_by = %s WHERE worker_id = %s", str(uuid4()), str(info.id))
+    start = {ClaimMode.IN_TURN: FIRST_TURN, ClaimMode.LISTED: start_at_jobs([str(job_id)])}.get(mode, FRONT)
+
+    def claim(worker_id: UUID | None) -> list[UUID]:
+        request = ClaimRequest(mode, start)
+        claimed, _ = queue_db.queue.claim("q", ["t"], new_run_ids(1), "me", request, worker_id=worker_id)
+        return [run.id for run in claimed]
+
+    assert claim(info.id) == []
+    assert claim(None) == [job_id]
 
 
 def test_a_claim_of_certain_jobs_takes_no_more_than_it_may(queue_db):

@@ -1,0 +1,173 @@
+"""The claim of a queue: what it asks for, and what it leaves to the next one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dataloader.app.errors import DatabaseUnavailable
+from dataloader.app.queue.claims import FIRST_TURN, FRONT, ClaimHint, ClaimMode, ClaimRequest, start_at_jobs
+from dataloader.pipelines.portable import clock
+from dataloader.pipelines.retry import Fixed
+from dataloader.workers.attempt import Attempt
+from dataloader.workers.claim_timers import PollTimer
+from dataloader.workers.queue_buffer import QueueBuffer, QueueLimits
+from dataloader.workers.queue_claims import QueueClaims
+
+NOTHING = ClaimHint(0, None)
+
+
+class AnsweringClaimer:
+    """Records what is asked for. It claims no job, and answers with `hint`, or raises `error`."""
+
+    def __init__(self) -> None:
+        self.requests: list[ClaimRequest] = []
+        self.hint = NOTHING
+        self.error: Exception | None = None
+        self.recovered: tuple[str, list[Attempt]] | None = None  # of the claim before
+
+    def recover(self) -> tuple[str, list[Attempt]] | None:
+        return self.recovered
+
+    def defer_unknown_tasks(self, queue: str) -> None: ...
+
+    def claim(self, queue: str, count: int, request: ClaimRequest) -> tuple[list[Attempt], int, ClaimHint]:
+        self.requests.append(request)
+        if self.error is not None:
+            raise self.error
+        return [], 0, self.hint
+
+
+@pytest.fixture
+def claimer() -> AnsweringClaimer:
+    return AnsweringClaimer()
+
+
+@pytest.fixture
+def lock() -> threading.Lock:
+    return threading.Lock()
+
+
+@pytest.fixture
+def buffer(lock: threading.Lock) -> QueueBuffer:
+    return QueueBuffer("q", 2, threading.Condition(lock), PollTimer(Fixed(60.0)), idle_count=2)
+
+
+@pytest.fixture
+def retries() -> list[float | None]:
+    """When to claim again, each time that it may be earlier."""
+    return []
+
+
+@pytest.fixture
+def claims(
+    claimer: AnsweringClaimer, buffer: QueueBuffer, lock: threading.Lock, retries: list[float | None]
+) -> QueueClaims:
+    def on_retry() -> None:
+        retries.append(buffer.retry_at)
+
+    make: Any = QueueClaims
+    notify_state = SimpleNamespace(update_after_claim=lambda queue_name, **_: None)
+    made: QueueClaims = make(
+        {"q": buffer}, lock, claimer=claimer, notify_state=notify_state, release=None, on_retry=on_retry
+    )
+    return made
+
+
+@pytest.fixture
+def run(claims: QueueClaims, buffer: QueueBuffer, lock: threading.Lock) -> Callable[[], None]:
+    def run_once() -> None:
+        with lock:
+            claims.run(buffer, kept_count=1)
+
+    return run_once
+
+
+def make_front_slow(buffer: QueueBuffer) -> None:
+    for _ in range(3):
+        buffer.cursor.front_pace.record(1.0)
+
+
+def test_claim_that_fails_leaves_the_promotion_to_the_next(claims, claimer, buffer, run):
+    claimer.error = DatabaseUnavailable("no server")
+    run()
+    assert not claims.may_run
+    assert buffer.may_have_work
+
+    claimer.error = None
+    run()
+    run()
+    assert [request.promote_due for request in claimer.requests] == [True, True, False]
+    assert claims.may_run
+
+
+def test_jobs_of_a_claim_whose_answer_was_lost_are_handed_out_by_the_next(claims, claimer, buffer, run):
+    make_front_slow(buffer)  # also if it then has to wait
+    claimer.recovered = "q", [Attempt.__new__(Attempt)]
+    run()
+
+    assert ([attempt for attempt, _ in buffer.attempts], claimer.requests) == (claimer.recovered[1], [])
+
+
+def test_claim_that_waits_for_a_look_leaves_the_promotion_to_the_next(claims, claimer, buffer, run):
+    make_front_slow(buffer)
+    run()
+    assert (claimer.requests, buffer.may_have_work) == ([], False)
+
+    buffer.cursor.found.append(FRONT)
+    run()
+    assert claimer.requests == [ClaimRequest(start=FRONT, promote_due=True)]
+
+
+def test_claim_of_offered_jobs_leaves_the_promotion_to_the_next_which_follows_at_once(claims, claimer, buffer, run):
+    make_front_slow(buffer)
+    buffer.cursor.offer(["a"])
+    buffer.cursor.found.append(FRONT)
+    run()
+    assert buffer.may_have_work
+    run()
+
+    offered, next_request = claimer.requests
+    assert offered == ClaimRequest(ClaimMode.LISTED, start_at_jobs(["a"]), promote_due=False)
+    assert (next_request.start, next_request.promote_due) == (FRONT, True)
+
+
+def test_claims_of_a_fair_queue_promote_and_go_on_behind_the_last_turn(claims, claimer, buffer, run):
+    buffer.limits = QueueLimits(is_fair=True)
+    claimer.hint = ClaimHint(0, None, ("acme", "2"))
+    run()
+    claimer.hint = NOTHING
+    claims.due.promote_due = True  # a job has fallen due
+    run()
+    run()
+
+    assert claimer.requests == [
+        ClaimRequest(ClaimMode.IN_TURN, FIRST_TURN, promote_due=True),
+        ClaimRequest(ClaimMode.IN_TURN, ("acme", "2"), promote_due=True),
+        ClaimRequest(ClaimMode.IN_TURN, ("acme", "2"), promote_due=False),
+    ]
+
+
+def test_claim_scans_further_where_busy_keys_are_in_front(claims, claimer, buffer, run):
+    claimer.hint = ClaimHint(4, None)
+    run()
+    run()
+
+    assert [request.scan for request in claimer.requests] == [0, 16]
+
+
+@pytest.mark.parametrize(("has_limit", "skipped", "pause_sec"), [(True, 0, 0.25), (True, 1, 0.25), (False, 1, 0.005)])
+def test_claim_is_repeated_where_nothing_tells_of_a_change(
+    claims, claimer, buffer, run, retries, has_limit: bool, skipped: int, pause_sec: float
+):
+    buffer.limits = QueueLimits(has_global_limit=has_limit)
+    claimer.hint = ClaimHint(skipped, None)
+    before = clock()
+    run()
+
+    assert before + pause_sec <= buffer.retry_at <= clock() + pause_sec
+    assert retries == [buffer.retry_at], "the leader may listen for longer"
