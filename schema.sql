@@ -1185,15 +1185,17 @@ BEGIN
 
     -- Lock the first ready jobs, and try their keys.
     IF in_turn OR listed_ids <> '{}' THEN
-        WITH chosen AS MATERIALIZED (
+        WITH listed AS (
             SELECT c.n, c.job_id FROM dl_fair_candidates(queue_name, known_tasks, scan_limit, after[1], after[2]::int) c WHERE in_turn
             UNION ALL
             SELECT l.n, l.job_id FROM unnest(listed_ids) WITH ORDINALITY AS l (job_id, n)
+        ), chosen AS MATERIALIZED (
+            SELECT * FROM listed
+             WHERE NOT EXISTS (SELECT FROM dl_workers w WHERE w.worker_id = own_id AND w.superseded_by IS NOT NULL)
         ), candidates AS (
             SELECT j.job_id, j.lock_key, chosen.n
               FROM chosen JOIN dl_jobs j ON j.job_id = ANY (ARRAY[chosen.job_id]) AND j.status::text = 'queued' AND j.wait_state::text = 'ready'
              WHERE j.queue = queue_name AND j.task = ANY (known_tasks) AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
-               AND NOT EXISTS (SELECT FROM dl_workers w WHERE w.worker_id = own_id AND w.superseded_by IS NOT NULL)
                FOR NO KEY UPDATE OF j SKIP LOCKED
         ), tried AS (
             SELECT c.*, pg_try_advisory_xact_lock(1684828526, hashtext(c.lock_key)) AS is_locked FROM candidates c

@@ -175,5 +175,5 @@ def act(
 
 
 def undone_by(undo: type[Undo]) -> Callable[[Act], Act]:
-    """Let the page after an act offer to undo it."""
+    """Name what undoes an act. The page after an act offers it for each change of the undo's subject."""
     return lambda act: replace(act, undo=undo)

@@ -18,7 +18,7 @@ from dataloader.app.acts.feature import Feature
 
 SHAPES_KEY = "dataloader.shapes"  # of the paths that the service has, in the app's config
 _PLACEHOLDER = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
-_ADDRESS = re.compile(r' (href|action)="/(?!static/)([^"?#]*)[^"]*"')
+_ADDRESS = re.compile(r' (href|action)="/(?!(?:[^"?#]*/)?static/)([^"?#]*)[^"]*"')
 _WITHOUT_PAGE = {"href": "", "action": " hidden"}  # the link is shown as text, the form not at all
 
 
@@ -65,16 +65,17 @@ def shapes_of(routes: Map) -> frozenset[tuple[str, int, str]]:
     return frozenset(_shape_of(_PLACEHOLDER.sub("", rule.rule[1:])) for rule in routes.iter_rules())
 
 
+def has_page(path: str, shapes: frozenset[tuple[str, int, str]]) -> bool:
+    first, following, last = _shape_of(path)
+    return (first, following, last) in shapes or (first, following, "") in shapes
+
+
 def render_html(template: str, **values: Any) -> str:
     """Render a template, without links and forms to pages that this service does not have."""
     shapes: frozenset[tuple[str, int, str]] = current_app.config[SHAPES_KEY]
 
-    def without_dead(found: re.Match[str]) -> str:
-        first, following, last = _shape_of(found[2])
-        has_page = (first, following, last) in shapes or (first, following, "") in shapes
-        return found[0] if has_page else _WITHOUT_PAGE[found[1]]
-
-    return _ADDRESS.sub(without_dead, render_template(template, **values))
+    text = render_template(template, **values)
+    return _ADDRESS.sub(lambda found: found[0] if has_page(found[2], shapes) else _WITHOUT_PAGE[found[1]], text)
 
 
 def quote_name(name: Any) -> str:

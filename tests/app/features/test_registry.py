@@ -96,6 +96,8 @@ def test_page_shows_links_to_a_feature_left_out_as_text(queue: JobQueue):
     assert ['<form role="search" hidden>' in page for page in pages] == [False, True]
     assert ['href="/static/' in page for page in pages] == [True, True]
     assert 'href="/static/vendor/uplot.min.css"' in make_client(queue, features).get("/charts").text
+    below_path = make_client(queue, features).get("/jobs", base_url="http://localhost/etl").text
+    assert 'href="/etl/static/' in below_path
 
 
 def test_page_without_jobs_does_not_link_to_their_logs(queue: JobQueue, dsn: str):

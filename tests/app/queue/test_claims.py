@@ -54,13 +54,13 @@ def test_process_whose_name_another_has_taken_claims_nothing(queue_db, mode: Cla
     queue_db.sql("UPDATE dl_workers SET superseded_by = %s WHERE worker_id = %s", str(uuid4()), str(info.id))
     start = {ClaimMode.IN_TURN: FIRST_TURN, ClaimMode.LISTED: start_at_jobs([str(job_id)])}.get(mode, FRONT)
 
-    def claim(worker_id: UUID | None) -> list[UUID]:
+    def claim(worker_id: UUID | None) -> tuple[list[UUID], int]:
         request = ClaimRequest(mode, start)
-        claimed, _ = queue_db.queue.claim("q", ["t"], new_run_ids(1), "me", request, worker_id=worker_id)
-        return [run.id for run in claimed]
+        claimed, hint = queue_db.queue.claim("q", ["t"], new_run_ids(1), "me", request, worker_id=worker_id)
+        return [run.id for run in claimed], hint.skipped
 
-    assert claim(info.id) == []
-    assert claim(None) == [job_id]
+    assert claim(info.id) == ([], 0), "and it does not claim again at once"
+    assert claim(None) == ([job_id], 0)
 
 
 def test_a_claim_of_certain_jobs_takes_no_more_than_it_may(queue_db):
