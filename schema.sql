@@ -1122,8 +1122,8 @@ BEGIN
     RETURN first;
 END $$;
 
--- queued -> running: claims up to `wanted` ready jobs of the queue, the best priority and the oldest first. What is unusual is
--- behind an IF: a claim of a queue that uses no feature is two statements.
+-- queued -> running: claims up to `wanted` ready jobs of the queue, the best priority and the oldest first. What only some claims
+-- need is behind an IF: a claim of a queue that uses no feature is two statements.
 --   scan_limit          how many ready jobs to look at: more than `wanted` where many keys are busy
 --   after               where the claim starts (ClaimStart in app/queue/claims.py), one of
 --                       - a position, (priority, created_at, job_id): at the ready jobs behind it. The front is the one before all.
@@ -1201,7 +1201,7 @@ BEGIN
         SELECT array_agg(t.job_id ORDER BY t.n) FILTER (WHERE t.is_locked) AS ids,
                array_agg(t.lock_key ORDER BY t.n) FILTER (WHERE t.is_locked) AS keys, NULL::int[] AS priorities, NULL::timestamptz[] AS created,
                true AS has_live_key, count(*) FILTER (WHERE NOT t.is_locked) + coalesce(nullif(current_setting('dl.fair_more', true), ''), '0')::int AS skipped,
-               true AS is_unusual
+               true AS needs_checks
           INTO found FROM tried t;
     ELSE
         WITH candidates AS (
@@ -1222,16 +1222,16 @@ BEGIN
                array_agg(t.priority) FILTER (WHERE t.is_locked) AS priorities, array_agg(t.created_at) FILTER (WHERE t.is_locked) AS created,
                bool_or(t.has_live_key) AS has_live_key, count(*) FILTER (WHERE NOT t.is_locked) AS skipped,
                scan_limit > wanted OR dl_uses_limits()
-               OR EXISTS (SELECT FROM dl_queues q WHERE q.queue = queue_name AND (q.state <> 'open' OR q.concurrency IS NOT NULL)) AS is_unusual
+               OR EXISTS (SELECT FROM dl_queues q WHERE q.queue = queue_name AND (q.state <> 'open' OR q.concurrency IS NOT NULL)) AS needs_checks
           INTO found FROM tried t;
     END IF;
     ids := found.ids;
     keys := found.keys;
     skipped := found.skipped;
 
-    -- Leave out what may not start, where something is unusual: keys that are busy, a queue or limits that are full.
+    -- Leave out what may not start, if that has to be checked: keys that are busy, a queue or limits that are full.
     IF ids IS NOT NULL
-       AND (found.is_unusual OR cardinality(keys) > 1 AND (SELECT count(DISTINCT k) FROM unnest(keys) AS k) < cardinality(keys)) THEN
+       AND (found.needs_checks OR cardinality(keys) > 1 AND (SELECT count(DISTINCT k) FROM unnest(keys) AS k) < cardinality(keys)) THEN
         SELECT array_agg(c.job_id ORDER BY c.n) FILTER (WHERE NOT c.is_busy), coalesce(array_agg(c.job_id) FILTER (WHERE c.is_busy), '{}')
           INTO ids, busy
           FROM (SELECT f.job_id, f.n, row_number() OVER (PARTITION BY f.lock_key ORDER BY f.n) > 1
@@ -1570,10 +1570,10 @@ BEGIN
            bool_or(limits IS NOT NULL OR live_key IS NOT NULL
                    OR status = 'queued' AND (cancel_requested OR max_attempts < 1 OR wait_state IN ('waiting', 'limited'))
                    OR wait_state <> 'blocked' AND (wait_state = 'ready') <> (status = 'queued' AND available_at <= clock_timestamp()))
-           OR EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL) AS is_unusual
+           OR EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL) AS needs_checks
       INTO new
       FROM inserted;
-    IF new.is_unusual THEN
+    IF new.needs_checks THEN
         SELECT bool_or(q.fair IS NOT NULL AND i.has_queued) AS fair,
                bool_or(i.has_ending) AS ending, bool_or(i.has_wrong_state) AS wrong_state, bool_or(i.has_limits) AS limits,
                bool_or(i.has_live_key) AS live_key
