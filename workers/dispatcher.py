@@ -25,7 +25,7 @@ from dataloader.workers.claimer import Claimer
 from dataloader.workers.listener import ListenerLike, Notifications
 from dataloader.workers.notify_state import NotifyState, UnwantedNotifications
 from dataloader.workers.outcome import Released
-from dataloader.workers.queue_buffer import PREFETCH_BELOW_SEC, QueueBuffer, QueueLimits
+from dataloader.workers.queue_buffer import PREFETCH_BELOW_SEC, BufferSettings, QueueBuffer
 from dataloader.workers.queue_claims import QueueClaims
 from dataloader.workers.threads import WakeupPipe
 
@@ -109,7 +109,7 @@ class Dispatcher:
     def _wait_for_attempt(self, buffer: QueueBuffer) -> Attempt | None:
         with self._lock:
             self._become_idle(buffer)
-            if buffer.limits.has_global_limit or buffer.limits.max_in_process is not None:
+            if buffer.settings.has_concurrency or buffer.settings.max_in_process is not None:
                 buffer.may_have_work = True  # the attempt that has ended made room
             if self.claims.memory_high:
                 self._wake_next()  # the next job may be of another queue
@@ -279,13 +279,13 @@ class Dispatcher:
         with self._lock:
             return not any(buffer.idle_count for buffer in self.queues.values())
 
-    def apply_limits(self, limits: Mapping[str, QueueLimits]) -> None:
-        """Apply what operators have set for the queues; a queue without settings has no limits."""
+    def apply_settings(self, settings: Mapping[str, BufferSettings]) -> None:
+        """Apply what operators have set for the queues; the others get the defaults."""
         with self._lock:
             for name, buffer in self.queues.items():
-                queue_limits = limits.get(name, QueueLimits())
-                if queue_limits != buffer.limits:
-                    buffer.limits, buffer.may_have_work = queue_limits, True
+                new = settings.get(name, BufferSettings())
+                if new != buffer.settings:
+                    buffer.settings, buffer.may_have_work = new, True
         self._wakeup.set()
 
     def set_memory_high(self, is_high: bool) -> None:

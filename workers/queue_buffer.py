@@ -22,13 +22,13 @@ _LONGEST_RUN_DECAY = 0.9  # with each run: after one of a second, 38 short ones 
 
 
 @dataclass(frozen=True)
-class QueueLimits:
+class BufferSettings:
     """What operators have set for a queue, as far as it concerns this process."""
 
     paused: bool = False  # nothing is claimed
     max_in_process: int | None = None  # running jobs of this process
     is_fair: bool = False  # its tenants are served in turn
-    has_global_limit: bool = False  # on running jobs of all processes: a claim may return less than there is
+    has_concurrency: bool = False  # running jobs of all processes are limited: a claim may return less than is ready
 
 
 @dataclass
@@ -51,15 +51,15 @@ class QueueBuffer:
     cursor: ClaimCursor = field(default_factory=ClaimCursor)
     turn: ClaimStart = FIRST_TURN  # of a fair queue: where its next claim starts
     longest_run_sec: float = 0.1  # of the recent runs; an update that is lost between threads does no harm
-    limits: QueueLimits = field(default_factory=QueueLimits)
+    settings: BufferSettings = field(default_factory=BufferSettings)
 
     @property
     def prefetch(self) -> int:
         """How many jobs to claim beyond the idle threads: a crash delays them, and no other process can start them."""
         if not self.was_full:
             return 0
-        is_limited = self.limits.has_global_limit or self.limits.max_in_process is not None
-        if is_limited or self.limits.is_fair or self.longest_run_sec >= PREFETCH_BELOW_SEC:
+        is_limited = self.settings.has_concurrency or self.settings.max_in_process is not None
+        if is_limited or self.settings.is_fair or self.longest_run_sec >= PREFETCH_BELOW_SEC:
             return 0
         return min(_MAX_PREFETCH, _PREFETCH_PER_THREAD * self.threads)
 
@@ -67,16 +67,16 @@ class QueueBuffer:
     def claim_size(self) -> int:
         """How many jobs to claim now."""
         buffered = len(self.attempts)
-        if self.limits.paused:
+        if self.settings.paused:
             return 0
-        if self.limits.max_in_process is not None:
+        if self.settings.max_in_process is not None:
             busy_count = self.threads - self.idle_count
-            return min(self.idle_count, self.limits.max_in_process - busy_count) - buffered
+            return min(self.idle_count, self.settings.max_in_process - busy_count) - buffered
         return self.idle_count + self.prefetch - buffered
 
     def claim_request(self, count: int, now: float, *, promote_due: bool) -> ClaimRequest | None:
         """Return what a claim of so many jobs asks for. None: it has to wait until a look at the front has ended."""
-        if self.limits.is_fair:
+        if self.settings.is_fair:
             return ClaimRequest(ClaimMode.IN_TURN, self.turn, promote_due=promote_due)
         if job_ids := self.cursor.take_offered(count):
             return ClaimRequest(ClaimMode.LISTED, start_at_jobs(job_ids), promote_due=False)

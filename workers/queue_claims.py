@@ -103,8 +103,8 @@ class QueueClaims:
             self.due.record_claim(hint, now, may_have_more=may_have_more, promoted=promoted)
             if may_have_more or self.due.promote_due:
                 buffer.may_have_work = True
-            if not may_have_more and (buffer.limits.has_global_limit or hint.skipped):
-                buffer.retry_at = now + (_LIMIT_POLL_SEC if buffer.limits.has_global_limit else CONFLICT_RETRY_SEC)
+            if not may_have_more and (buffer.settings.has_concurrency or hint.skipped):
+                buffer.retry_at = now + (_LIMIT_POLL_SEC if buffer.settings.has_concurrency else CONFLICT_RETRY_SEC)
             self.database_down = False
             self._on_retry()
         if request.is_from_front and not is_full:

@@ -12,7 +12,7 @@ from dataloader.pipelines.retry import Fixed
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_cursor import ClaimCursor
 from dataloader.workers.claim_timers import PollTimer
-from dataloader.workers.queue_buffer import QueueBuffer, QueueLimits
+from dataloader.workers.queue_buffer import BufferSettings, QueueBuffer
 
 POSITION = ("5", "2026-01-01 00:00:00+00", "00000000-0000-0000-0000-000000000001")
 HINT = ClaimHint(0, None, POSITION)
@@ -167,12 +167,12 @@ def test_scan_grows_while_busy_keys_stand_in_front():
     assert cursor.scan == 0
 
 
-def buffer_of(threads: int = 10, longest_run_sec: float = 0.1, **limits: object) -> QueueBuffer:
+def buffer_of(threads: int = 10, longest_run_sec: float = 0.1, **settings: object) -> QueueBuffer:
     buffer = QueueBuffer(
         "q", threads, threading.Condition(), PollTimer(Fixed(15)), idle_count=threads, longest_run_sec=longest_run_sec
     )
     buffer.was_full = True
-    buffer.limits = QueueLimits(**limits)  # type: ignore[arg-type]
+    buffer.settings = BufferSettings(**settings)  # type: ignore[arg-type]
     return buffer
 
 
@@ -217,7 +217,7 @@ def test_nothing_is_prefetched_until_a_claim_came_back_full():
 
 
 def test_limited_queue_prefetches_nothing():
-    assert buffer_of(longest_run_sec=0.001, has_global_limit=True).prefetch == 0
+    assert buffer_of(longest_run_sec=0.001, has_concurrency=True).prefetch == 0
     assert buffer_of(longest_run_sec=0.001, max_in_process=3).claim_size == 3
 
 
