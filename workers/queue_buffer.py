@@ -39,7 +39,7 @@ class QueueBuffer:
     threads: int
     available: threading.Condition
     poll: PollTimer
-    idle_count: int = 0  # threads without an attempt: those that wait, lead or claim
+    idle_count: int = 0  # threads without an attempt: those that wait, listen or claim
     last_busy_at: float = field(default_factory=clock)  # when one last became busy; read by any thread
     waiting_count: int = 0  # of these, those that wait for `available`
     # Claimed and not started, each with its time. Added under the lock; a thread takes one without it.

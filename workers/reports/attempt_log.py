@@ -87,7 +87,7 @@ def _format_time(timestamp: datetime | None) -> str | None:
 
 
 class BlockedKeysLog:
-    """Logs keys that block jobs, each once a minute. Used by the dispatcher's leader alone."""
+    """Logs keys that block jobs, each once a minute. Used by the claiming thread alone."""
 
     def __init__(self) -> None:
         self._reported_at: dict[str, float] = {}
