@@ -75,7 +75,7 @@ class QueueBuffer:
         return self.idle_count + self.prefetch - buffered
 
     def claim_request(self, count: int, now: float, *, promote_due: bool) -> ClaimRequest | None:
-        """Return what a claim of so many jobs asks for. None: it has to wait until a look at the front has ended."""
+        """Return what a claim of so many jobs asks for. None: it has to wait until a scan from the front has ended."""
         if self.settings.is_fair:
             return ClaimRequest(ClaimMode.IN_TURN, self.turn, promote_due=promote_due)
         if job_ids := self.cursor.take_offered(count):
@@ -83,12 +83,12 @@ class QueueBuffer:
         if (start := self.cursor.start(now, promoted=promote_due)) is None:
             return None
         mode = ClaimMode.PREFETCH if self.prefetch else ClaimMode.PLAIN
-        return ClaimRequest(mode, start, self.cursor.scan, promote_due)
+        return ClaimRequest(mode, start, self.cursor.scan_limit, promote_due)
 
     def record_claim(self, request: ClaimRequest, hint: ClaimHint, *, is_full: bool, began: float, now: float) -> bool:
         """Record a claim's answer; return whether more jobs may be ready, so that the next claim follows at once.
 
-        They may if it came back full, or if ready jobs may be in front of where it started and no look finds them.
+        They may if it came back full, or if ready jobs may be in front of where it started and no scan finds them.
         """
         sees_all = request.mode is not ClaimMode.LISTED and (request.is_from_front or self.cursor.is_front_slow)
         if request.mode is ClaimMode.IN_TURN:
@@ -110,7 +110,7 @@ class QueueBuffer:
 
     @property
     def awaits_jobs(self) -> bool:
-        """Whether a thread waits for a job and none is known. Not of a queue with a slow front: that is looked at."""
+        """Whether a thread waits for a job and none is known. Not of a queue with a slow front: that is scanned."""
         is_waiting = self.idle_count > 0 and self.claim_size > 0 and not self.may_have_work
         return is_waiting and not self.cursor.is_front_slow
 

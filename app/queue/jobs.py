@@ -147,7 +147,7 @@ class JobQueue(JobRecords, Upkeep):
                 "queue": queue,
                 "tasks": array(tasks),
                 "wanted": len(run_ids),
-                "scan_limit": max(request.scan, len(run_ids)),
+                "scan_limit": max(request.scan_limit, len(run_ids)),
                 "after": array(request.start),
                 "in_turn": request.mode is ClaimMode.IN_TURN,
                 "promotes": request.promote_due,

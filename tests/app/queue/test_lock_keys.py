@@ -359,7 +359,7 @@ def test_claim_with_larger_scan_passes_jobs_of_one_busy_key(queue_db):
     queue_db.enqueue("cool")
 
     nearby, outlook = queue_db.queue.claim("q", ["t"], new_run_ids(1), "w")
-    further, _ = queue_db.queue.claim("q", ["t"], new_run_ids(1), "w", ClaimRequest(scan=40))
+    further, _ = queue_db.queue.claim("q", ["t"], new_run_ids(1), "w", ClaimRequest(scan_limit=40))
 
     assert (nearby, outlook.skipped) == ([], 1)
     assert [job.lock_key for job in further] == ["cool"]
