@@ -70,7 +70,7 @@ class Lease:
     def __init__(self, ttl_sec: float, renewed_at: float) -> None:
         self.ttl_sec = ttl_sec
         self.claimed_at = renewed_at
-        # Replaced by the heartbeat, read by any thread. The row was renewed when the job was claimed, and is so seldom.
+        # Replaced by the heartbeat, read by any thread. The claim has renewed the row; heartbeats do so seldom.
         self.renewed_at = renewed_at
         self.row_ends_at = renewed_at + ttl_sec
         self._margin_sec = min(2.0, ttl_sec / 5)

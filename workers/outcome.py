@@ -38,11 +38,11 @@ class Released:
 
     reason: ReleaseReason
     progress: Mapping[str, Any] | None = None  # None: as the last heartbeat saved it
-    checkpoint: Any = None  # None: likewise
+    checkpoint: Any = None  # None: as the last heartbeat saved it
     event_fields: Mapping[str, Any] | None = None
     awaited: Sequence[UUID] = ()  # with the reason WAITS
     reports: Reports | None = None
-    offloads: Sequence[str] = ()  # likewise
+    offloads: Sequence[str] = ()  # with the reason WAITS
 
     def request_for(self, job: ClaimedJob) -> ReleaseRequest:
         return ReleaseRequest(job, **vars(self))

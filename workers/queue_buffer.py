@@ -41,7 +41,7 @@ class QueueBuffer:
     poll: PollTimer
     idle_count: int = 0  # threads without an attempt: those that wait, listen or claim
     last_busy_at: float = field(default_factory=clock)  # when one last became busy; read by any thread
-    waiting_count: int = 0  # of these, those that wait for `available`
+    waiting_count: int = 0  # idle threads that wait for `available`
     # Claimed and not started, each with its time. Added under the lock; a thread takes one without it.
     attempts: deque[tuple[Attempt, float]] = field(default_factory=deque)
     was_full: bool = False  # the last claim brought as many jobs as it asked for: more may be ready

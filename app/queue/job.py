@@ -234,7 +234,7 @@ class Settlement:
     traceback: str | None = None
     result: Any = None
     progress: Mapping[str, Any] | None = None  # None: as the last heartbeat left it
-    checkpoint: Any = None  # None: likewise
+    checkpoint: Any = None  # None: as the last heartbeat left it
     retry_in_sec: float = 0.0
     refund_attempt: bool = False  # the attempt does not count
     crashed: bool = False  # its child process died
@@ -274,7 +274,7 @@ class ReleaseRequest(NamedTuple):
     event_fields: Mapping[str, Any] | None = None
     awaited: Sequence[UUID] = ()  # with the reason WAITS: jobs that must end before the next attempt
     reports: Reports | None = None
-    offloads: Sequence[str] = ()  # likewise: names on other engines
+    offloads: Sequence[str] = ()  # with the reason WAITS: names on other engines, whose work must end before it
 
 
 class RunRef(NamedTuple):
