@@ -15,7 +15,7 @@ from uuid import UUID
 
 from dataloader.app import log
 from dataloader.app.queue.attempt_sessions import QUEUE_DATABASE, SessionsEnded
-from dataloader.app.queue.job import SUCCEEDED, ClaimedJob, ReleaseReason, Settlement, Status
+from dataloader.app.queue.job import SUCCEEDED, ClaimedJob, Released, ReleaseReason, Settlement, Status
 from dataloader.pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions, Wait
 from dataloader.pipelines.failures import caused_by_stop, describe_error
 from dataloader.pipelines.job_args import RESULT_KEY, SECRET_KEY, resolve_results, substitute
@@ -36,7 +36,6 @@ from dataloader.workers.offloads.stopping import OffloadStopper
 from dataloader.workers.outcome import (
     LeaseLost,
     Outcome,
-    Released,
     SettledByTask,
     add_event_fields,
     crashed,

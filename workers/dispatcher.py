@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from dataloader.app.queue.job import ReleaseReason
+from dataloader.app.queue.job import Released, ReleaseReason
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Policy
@@ -24,7 +24,6 @@ from dataloader.workers.claim_timers import PollTimer
 from dataloader.workers.claimer import Claimer
 from dataloader.workers.listener import ListenerLike, Notifications
 from dataloader.workers.notify_state import NotifyState, UnwantedNotifications
-from dataloader.workers.outcome import Released
 from dataloader.workers.queue_buffer import PREFETCH_BELOW_SEC, BufferSettings, QueueBuffer
 from dataloader.workers.queue_claims import QueueClaims
 from dataloader.workers.threads import WakeupPipe

@@ -9,13 +9,12 @@ from contextlib import suppress
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.queue.job import ReleaseReason
+from dataloader.app.queue.job import Released, ReleaseReason
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import CONFLICT_RETRY_SEC, DueTimer
 from dataloader.workers.claimer import Claimer
 from dataloader.workers.notify_state import NotifyState, UnwantedNotifications
-from dataloader.workers.outcome import Released
 from dataloader.workers.queue_buffer import QueueBuffer
 
 _log = log.get(__name__)

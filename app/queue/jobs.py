@@ -22,8 +22,8 @@ from dataloader.app.queue.job import (
     Job,
     NewJob,
     ReapedJob,
+    Released,
     ReleaseReason,
-    ReleaseRequest,
     RenewalRequest,
     RunRef,
     Settlement,
@@ -256,14 +256,15 @@ class JobQueue(JobRecords, Upkeep):
         }
         return self._settle_results([job for job, _ in settlements], statuses)
 
-    def release(self, requests: Sequence[ReleaseRequest]) -> list[SettleResult]:
+    def release(self, releases: Sequence[tuple[ClaimedJob, Released]]) -> list[SettleResult]:
         """Release runs, in one transaction; they do not count as attempts. One that waits for jobs is released alone.
         Raises WaitRefused if it cannot wait for these."""
-        parameters = release_parameters(requests, max_result_bytes=self._limits.max_result_bytes)
-        if len(requests) == 1 and requests[0].offloads:
-            rows = self._execute("release_for_offloads", parameters | {"offloads": array(requests[0].offloads)})
-        elif len(requests) == 1 and requests[0].reason is ReleaseReason.WAITS:
-            parameters["awaited"] = array(requests[0].awaited)
+        parameters = release_parameters(releases, max_result_bytes=self._limits.max_result_bytes)
+        only = releases[0][1] if len(releases) == 1 else None
+        if only is not None and only.offloads:
+            rows = self._execute("release_for_offloads", parameters | {"offloads": array(only.offloads)})
+        elif only is not None and only.reason is ReleaseReason.WAITS:
+            parameters["awaited"] = array(only.awaited)
             try:
                 rows = self._execute("release_waiting", parameters)
             except InvalidJob as error:
@@ -271,7 +272,7 @@ class JobQueue(JobRecords, Upkeep):
         else:
             rows = self._execute("release", parameters)
         statuses = {str(row[0]): row[1] for row in rows}
-        return self._settle_results([run.job for run in requests], statuses)
+        return self._settle_results([job for job, _ in releases], statuses)
 
     def _settle_results(self, jobs: Sequence[ClaimedJob], applied: Mapping[str, str]) -> list[SettleResult]:
         """Results by run id; those not applied may have been applied before, by a statement whose response was lost."""

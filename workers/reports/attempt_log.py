@@ -8,11 +8,11 @@ from typing import Any
 
 from dataloader.app import log
 from dataloader.app.log import Alert
-from dataloader.app.queue.job import ReapedJob, ReleaseReason, Settlement, Status
+from dataloader.app.queue.job import ReapedJob, Released, ReleaseReason, Settlement, Status
 from dataloader.app.queue.parameters import bounded_delay
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
-from dataloader.workers.outcome import Outcome, Released
+from dataloader.workers.outcome import Outcome
 from dataloader.workers.reports.sentry import report_failure
 
 _log = log.get(__name__)
