@@ -1565,23 +1565,31 @@ BEGIN
                 ELSE jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task, 'producer', producer) END
       FROM inserted
      WHERE status = 'queued';
-    -- One look at all rows for whether any of them needs more than an event and a notification.
+    -- One scan of all rows for whether any of them needs more than an event and a notification. A wait state is right if it follows
+    -- from the status and the time, or is `blocked`.
     SELECT min(queue) FILTER (WHERE status = 'queued') AS first_queue, max(queue) FILTER (WHERE status = 'queued') AS last_queue,
-           bool_or(limits IS NOT NULL OR live_key IS NOT NULL
-                   OR status = 'queued' AND (cancel_requested OR max_attempts < 1 OR wait_state IN ('waiting', 'limited'))
-                   OR wait_state <> 'blocked' AND (wait_state = 'ready') <> (status = 'queued' AND available_at <= clock_timestamp()))
+           bool_or(wait_state NOT IN ('blocked', CASE WHEN status = 'queued' AND available_at <= clock_timestamp()
+                                                      THEN 'ready' ELSE 'scheduled' END::dl_wait_state)) AS has_wrong_state,
+           bool_or(limits IS NOT NULL OR live_key IS NOT NULL OR status = 'queued' AND (cancel_requested OR max_attempts < 1))
            OR EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL) AS needs_checks
       INTO new
       FROM inserted;
+    IF new.has_wrong_state THEN
+        unused := set_config('dl.own_update', 'on', true);
+        UPDATE dl_jobs j
+           SET wait_state = i.right_state
+          FROM (SELECT job_id, wait_state, CASE WHEN status = 'queued' AND available_at <= clock_timestamp()
+                                                THEN 'ready' ELSE 'scheduled' END::dl_wait_state AS right_state
+                  FROM inserted) i
+         WHERE j.job_id = i.job_id AND i.wait_state NOT IN ('blocked', i.right_state);
+        unused := set_config('dl.own_update', '', true);
+    END IF;
     IF new.needs_checks THEN
         SELECT bool_or(q.fair IS NOT NULL AND i.has_queued) AS fair,
-               bool_or(i.has_ending) AS ending, bool_or(i.has_wrong_state) AS wrong_state, bool_or(i.has_limits) AS limits,
-               bool_or(i.has_live_key) AS live_key
+               bool_or(i.has_ending) AS ending, bool_or(i.has_limits) AS limits, bool_or(i.has_live_key) AS live_key
           INTO has
           FROM (SELECT queue, bool_or(status = 'queued') AS has_queued, bool_or(limits IS NOT NULL) AS has_limits, bool_or(live_key IS NOT NULL) AS has_live_key,
-                       bool_or(status = 'queued' AND (cancel_requested OR max_attempts < 1)) AS has_ending,
-                       bool_or(wait_state <> 'blocked' AND (wait_state = 'ready') <> (status = 'queued' AND available_at <= clock_timestamp())
-                               OR status = 'queued' AND wait_state IN ('waiting', 'limited')) AS has_wrong_state
+                       bool_or(status = 'queued' AND (cancel_requested OR max_attempts < 1)) AS has_ending
                   FROM inserted GROUP BY queue) i
                LEFT JOIN dl_queues q ON q.queue = i.queue;
         IF has.limits THEN
@@ -1593,16 +1601,6 @@ BEGIN
         END IF;
         IF has.live_key THEN
             PERFORM dl_jobs_created((SELECT array_agg(job_id) FROM inserted WHERE live_key IS NOT NULL));
-        END IF;
-        IF has.wrong_state THEN
-            unused := set_config('dl.own_update', 'on', true);
-            UPDATE dl_jobs j
-               SET wait_state = CASE WHEN j.status = 'queued' AND j.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END::dl_wait_state
-              FROM inserted i
-             WHERE j.job_id = i.job_id
-               AND (i.wait_state <> 'blocked' AND (i.wait_state = 'ready') <> (i.status = 'queued' AND i.available_at <= clock_timestamp())
-                    OR i.status = 'queued' AND i.wait_state IN ('waiting', 'limited'));
-            unused := set_config('dl.own_update', '', true);
         END IF;
         IF has.fair THEN
             UPDATE dl_jobs j SET fair_key = dl_fair_key(f.queue, f.partition_key, f.producer, f.args)
