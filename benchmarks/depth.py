@@ -270,7 +270,7 @@ def block_hot_key(claim_database: ClaimDatabase) -> str:
     began, claims = time.monotonic(), 0
     while True:
         taken, outlook = claim_database.queue.claim(
-            "bench", ["noop"], new_run_ids(1), "bench", ClaimRequest(scan=MAX_SCANNED)
+            "bench", ["noop"], new_run_ids(1), "bench", ClaimRequest(scan_limit=MAX_SCANNED)
         )
         claims += 1
         if taken:

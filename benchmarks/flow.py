@@ -36,7 +36,7 @@ from benchmarks.place import benchmark_server, describe_environment, fresh_datab
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, run_rounds
 from dataloader.app.db.connection import Session
 from dataloader.app.queue.claims import FIRST_TURN, ClaimMode, ClaimRequest
-from dataloader.app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
+from dataloader.app.queue.job import Released, ReleaseReason, Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import Pipelines
 from dataloader.workers.pool import WorkerPool
@@ -243,7 +243,7 @@ class TurnTimer:
         milliseconds = 1000 * (time.perf_counter() - began)
         self._turn = hint.next_start or self._turn
         assert len(claimed) == self._group
-        queue.release([ReleaseRequest(job, ReleaseReason.NOT_STARTED) for job in claimed])
+        queue.release([(job, Released(ReleaseReason.NOT_STARTED)) for job in claimed])
         return milliseconds
 
 

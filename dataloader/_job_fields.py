@@ -23,8 +23,8 @@ class Kind(StrEnum):
     LOCK_KEY = "lock_key"
     KEY = "key"  # unique among jobs
     TEXT = "text"
-    PART = "part"  # a text, empty by default
-    TENANT = "tenant"
+    PART = "part"  # the part of the work that the job loads: a text, empty by default
+    TENANT = "tenant"  # of a fair queue
     TAGS = "tags"
     PRIORITY = "priority"
     COUNT = "count"
@@ -58,7 +58,7 @@ class JobField:
     """A field of a new job. Without a text it is set by the service alone."""
 
     kind: Kind
-    text: str = ""  # what it is for
+    text: str = ""  # what it is for, in a line: the beginning of `description`
     unset: str = ""  # what holds if it is not given
     note: str = ""  # further, for requests as JSON
     default: Any = None

@@ -63,9 +63,9 @@ class TaskOptions:
     isolation: Isolation = "thread"
     interrupt: bool = False  # a stop may raise in the thread at any bytecode
     queue: str | None = None  # for jobs enqueued without one
-    lock_key: str | None = None  # likewise; a template such as "customer:{id}"
-    limits: Mapping[str, int] = field(default_factory=dict)  # likewise; names are templates. Checked with the task
-    start_within: int | None = None  # likewise; seconds after its time
+    lock_key: str | None = None  # for jobs enqueued without one; a template such as "customer:{id}"
+    limits: Mapping[str, int] = field(default_factory=dict)  # for jobs enqueued without some; names are templates
+    start_within: int | None = None  # for jobs enqueued without one; seconds after its time
     unique_by: tuple[str, ...] = ()  # args: one live job of the task has the same values of them
     on_failed: str | None = None  # the task of the job that is enqueued when one has failed for good
     breaker: Breaker | None = None

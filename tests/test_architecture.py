@@ -33,10 +33,10 @@ _SERVICE = _app("errors", "log", "net", "tracing", "wording")
 _PIPELINES, _WORKERS = f"{_D}.pipelines", f"{_D}.workers"
 _FIELDS = tuple(f"{_D}.{name}" for name in ("_job_fields", "_job_filter"))  # each field, declared once
 
-# room → what it may import of ours, next to itself. The longest name that fits a module is its room.
-ROOMS: dict[str, frozenset[str]] = {
+# folder, or module → what it may import of ours, next to itself. The longest name that fits a module is its folder.
+FOLDERS: dict[str, frozenset[str]] = {
     _APP: frozenset({f"{_D}._old_names"}),
-    **{room: frozenset() for room in _app("errors", "wording")},
+    **{folder: frozenset() for folder in _app("errors", "wording")},
     f"{_APP}.config": _app("errors") | {f"{_PIPELINES}.zone_clock"},
     f"{_APP}.net": frozenset({f"{_PIPELINES}.toolkit.networks"}),
     f"{_APP}.tracing": _app("errors"),
@@ -61,7 +61,7 @@ ROOMS: dict[str, frozenset[str]] = {
     f"{_D}._distribution": frozenset(),
 }
 ANYWHERE = (f"{_D}._distribution",)  # what may be imported anywhere, and imports nothing of ours
-# These wire the rooms together, and may import them all.
+# These wire the folders together, and may import them all.
 WIRING = (
     *(f"{_APP}.{name}" for name in ("__main__", "cli", "runtime", "http.__main__")),
     f"{_FEATURES}.demo", f"{_FEATURES}.doctor.__main__", f"{_D}.wsgi", f"{_D}.gunicorn_conf",
@@ -89,7 +89,7 @@ FEATURE_IMPORTS: dict[str, set[str]] = {
     "workers": {"queues.acts"},
 }
 
-# library → the rooms that may import it, next to those that wire
+# library → the folders that may import it, next to those that wire
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "psycopg2": (
         *(f"{_APP}.db", _CORE, _PIPELINES, f"{_WORKERS}.connections"),
@@ -155,12 +155,12 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(SOURCES[module].read_text(encoding="utf-8"))
 
 
-def within(module: str, rooms: tuple[str, ...] | frozenset[str]) -> bool:
-    return any(module == room or module.startswith(room + ".") for room in rooms)
+def within(module: str, folders: tuple[str, ...] | frozenset[str]) -> bool:
+    return any(module == folder or module.startswith(folder + ".") for folder in folders)
 
 
-def room_of(module: str) -> str:
-    return max((room for room in ROOMS if within(module, (room,))), key=len)
+def folder_of(module: str) -> str:
+    return max((folder for folder in FOLDERS if within(module, (folder,))), key=len)
 
 
 @cache
@@ -216,16 +216,16 @@ def test_there_is_something_to_look_at():
     assert {f"{_D}.{name}" for name in expected} <= set(SOURCES)
 
 
-def test_a_room_imports_only_what_the_table_allows():
+def test_a_folder_imports_only_what_the_table_allows():
     wrong = [
-        f"{module}:{line} imports {imported}; {room} may import {sorted(ROOMS[room]) or 'nothing of ours'}"
+        f"{module}:{line} imports {imported}; {folder} may import {sorted(FOLDERS[folder]) or 'nothing of ours'}"
         for module in SOURCES
         if not within(module, WIRING)
-        for room in [room_of(module)]
+        for folder in [folder_of(module)]
         for imported, line in imports_of(module)
         if within(imported, (_D,))
-        and not (imported in SOURCES and room_of(imported) == room)
-        and not within(imported, (*ROOMS[room], *ANYWHERE))
+        and not (imported in SOURCES and folder_of(imported) == folder)
+        and not within(imported, (*FOLDERS[folder], *ANYWHERE))
         and not (within(module, USES_THE_REGISTRY) and imported == f"{_FEATURES}.registry")
     ]
 
@@ -323,7 +323,7 @@ def test_modules_import_each_other_in_no_circle():
         pytest.fail(" → ".join(reversed(error.args[1])))
 
 
-def test_the_environment_is_read_in_one_room():
+def test_the_environment_is_read_in_one_folder():
     """Settings come from app/config. A process of a job's own inherits what its parent has."""
     reads = [
         f"{module}:{node.lineno}"

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from dataloader.app import log
 from dataloader.app.queue.attempt_sessions import QUEUE_DATABASE, SessionsEnded
-from dataloader.app.queue.job import SUCCEEDED, ClaimedJob, ReleaseReason, Settlement, Status
+from dataloader.app.queue.job import SUCCEEDED, ClaimedJob, Released, ReleaseReason, Settlement, Status
 from dataloader.pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions, Wait
 from dataloader.pipelines.failures import caused_by_stop, describe_error
 from dataloader.pipelines.job_args import RESULT_KEY, SECRET_KEY, resolve_results, substitute
@@ -36,7 +36,6 @@ from dataloader.workers.offloads.stopping import OffloadStopper
 from dataloader.workers.outcome import (
     LeaseLost,
     Outcome,
-    Released,
     SettledByTask,
     add_event_fields,
     crashed,
@@ -70,7 +69,7 @@ class Lease:
     def __init__(self, ttl_sec: float, renewed_at: float) -> None:
         self.ttl_sec = ttl_sec
         self.claimed_at = renewed_at
-        # Replaced by the heartbeat, read by any thread. The row was renewed when the job was claimed, and is so seldom.
+        # Replaced by the heartbeat, read by any thread. The claim has renewed the row; heartbeats do so seldom.
         self.renewed_at = renewed_at
         self.row_ends_at = renewed_at + ttl_sec
         self._margin_sec = min(2.0, ttl_sec / 5)

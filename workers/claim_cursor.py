@@ -10,7 +10,7 @@ from dataloader.app.queue.claims import FRONT, NO_JOB, ClaimHint, ClaimStart, ea
 from dataloader.workers.pace import Pace
 
 _SCAN_GROWTH = 4
-_MAX_SCAN = 500  # ready jobs that one claim looks at
+_MAX_SCAN = 500  # ready jobs that one claim scans
 _FRONT_INTERVAL_SEC = 0.05  # a claim starts at the front at least so often
 _MAX_FRONT_INTERVAL_SEC = 5.0
 _FRONT_TIME_RATIO = 10  # unless such claims would take more than one part in ten of the time
@@ -26,18 +26,18 @@ class ClaimCursor:
     job, and only now and then at the front.
 
     A long transaction elsewhere keeps the entries of claimed jobs in the index, and each claim from the front walks
-    over these dead entries. Where such claims take long, none starts there. Instead the heartbeat's thread looks for
-    the first ready job from the front (`FrontLooks`), and one claim starts where a look has found it. The others start
+    over these dead entries. Where such claims take long, none starts there. Instead the heartbeat's thread scans for
+    the first ready job from the front (`FrontScans`), and one claim starts where a scan has found it. The others start
     where the last claim ended. A job that has waited for the key or a limit of a run of this process is claimed by its
     id.
     """
 
     position: ClaimStart | None = None  # of the last claimed job
     continues: bool = False  # the last claim came back full
-    scan: int = 0  # rows to scan, if more than are claimed
-    next_front_at: float = 0.0  # when to start, or to look, at the front again: urgent jobs may have come
+    scan_limit: int = 0  # how many ready jobs a claim scans, if more than it claims
+    next_front_at: float = 0.0  # when to start, or to scan, at the front again: urgent jobs may have come
     front_pace: Pace = field(default_factory=lambda: Pace(_MAX_FRONT_INTERVAL_SEC))
-    found: deque[ClaimStart] = field(default_factory=lambda: deque(maxlen=1))  # by the last look; of any thread
+    found: deque[ClaimStart] = field(default_factory=lambda: deque(maxlen=1))  # by the last scan; of any thread
     offered: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_SCAN))  # ids of ready jobs; of any thread
 
     @property
@@ -46,7 +46,7 @@ class ClaimCursor:
         return self.front_pace.is_slow
 
     def start(self, now: float, *, promoted: bool) -> ClaimStart | None:
-        """Return where to start. None: nothing is known but the slow front, so no claim starts until a look has ended.
+        """Return where to start. None: nothing is known but the slow front, so no claim starts until a scan has ended.
 
         `promoted`: the claim makes due jobs ready, which may be in front; behind a position it finds them by itself.
         """
@@ -74,19 +74,19 @@ class ClaimCursor:
             self.position = hint.next_start
         self.continues = is_full
         if hint.skipped and (from_front or self.is_front_slow) and not is_full:
-            self.scan = min(_MAX_SCAN, max(self.scan, _SCAN_GROWTH) * _SCAN_GROWTH)
+            self.scan_limit = min(_MAX_SCAN, max(self.scan_limit, _SCAN_GROWTH) * _SCAN_GROWTH)
         else:
-            self.scan = 0
+            self.scan_limit = 0
         if from_front:
             interval_sec = max(_FRONT_INTERVAL_SEC, (now - began) * _FRONT_TIME_RATIO, self.front_pace.interval_sec)
             self.next_front_at = now + interval_sec
 
-    # ── called by the thread that looks ─────────────────────────────────────────────────────────────────────────
+    # ── called by the thread that scans ─────────────────────────────────────────────────────────────────────────
 
-    def is_look_due(self, now: float) -> bool:
+    def is_scan_due(self, now: float) -> bool:
         return self.is_front_slow and now >= self.next_front_at
 
-    def record_look(self, first_ready: ClaimStart | None, took_sec: float, now: float) -> None:
+    def record_scan(self, first_ready: ClaimStart | None, took_sec: float, now: float) -> None:
         """Have the next claim start at this position. If no job is there, none is ready before it either."""
         self.front_pace.record(took_sec)
         self.next_front_at = now + self.front_pace.interval_sec
@@ -95,8 +95,8 @@ class ClaimCursor:
                 self.position = first_ready
             self.found.append(earlier(first_ready, _NEXT_SEC))
 
-    def record_failed_look(self, now: float) -> None:
-        """Have a claim start at the front where no position is known: its session may have more time than the look."""
+    def record_failed_scan(self, now: float) -> None:
+        """Have a claim start at the front where no position is known: its session may have more time than the scan."""
         self.next_front_at = now + _MAX_FRONT_INTERVAL_SEC
         if self.position is None:
             self.found.append(FRONT)

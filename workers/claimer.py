@@ -8,13 +8,12 @@ from dataclasses import replace
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.claims import ClaimHint, ClaimRequest
-from dataloader.app.queue.job import ClaimedJob, ReleaseReason, new_run_ids
+from dataloader.app.queue.job import ClaimedJob, Released, ReleaseReason, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.workers import WorkerInfo
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings
 from dataloader.workers.key_locks import KeyLocks
-from dataloader.workers.outcome import Released
 from dataloader.workers.reports.attempt_log import BlockedKeysLog
 from dataloader.workers.running_attempts import RunningAttempts
 

@@ -1,9 +1,9 @@
-"""Dispatches claimed jobs to worker threads. One idle thread leads: it waits for notifications and claims for all.
+"""Dispatches claimed jobs to worker threads. One idle thread listens: it waits for notifications and claims for all.
 
-The leader blocks in `poll()` on the process's one LISTEN connection. When a queue is notified, a scheduled job falls
-due or the poll interval is over, it claims as many jobs as threads of that queue are idle, hands them out, passes the
-lead on, and runs a job of its own. While every thread is busy the heartbeat thread listens, so that cancels arrive and
-the server need not keep notifications for this process.
+The listening thread blocks in `poll()` on the process's one LISTEN connection. When a queue is notified, a scheduled
+job falls due or the poll interval is over, it claims as many jobs as threads of that queue are idle, hands them out,
+and runs one of them; another idle thread listens then. While every thread is busy the heartbeat thread listens, so that
+cancels arrive and the server need not keep notifications for this process.
 
 Short jobs are prefetched: they wait in the queue's buffer, from which any thread takes the next one without a lock. A
 thread that finds the buffer low claims more while the others go on. One claim at a time is in progress.
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from dataloader.app.queue.job import ReleaseReason
+from dataloader.app.queue.job import Released, ReleaseReason
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Policy
@@ -24,8 +24,7 @@ from dataloader.workers.claim_timers import PollTimer
 from dataloader.workers.claimer import Claimer
 from dataloader.workers.listener import ListenerLike, Notifications
 from dataloader.workers.notify_state import NotifyState, UnwantedNotifications
-from dataloader.workers.outcome import Released
-from dataloader.workers.queue_buffer import PREFETCH_BELOW_SEC, QueueBuffer, QueueLimits
+from dataloader.workers.queue_buffer import PREFETCH_BELOW_SEC, BufferSettings, QueueBuffer
 from dataloader.workers.queue_claims import QueueClaims
 from dataloader.workers.threads import WakeupPipe
 
@@ -58,12 +57,12 @@ class Dispatcher:
             claimer=claimer,
             notify_state=notify_state,
             release=release,
-            on_retry=self._wake_leader_if_due,
+            on_retry=self._wake_listening_thread_if_due,
         )
         self._wakeup = WakeupPipe()
-        self._has_leader = self._heartbeat_listening = False  # the heartbeat as leader only listens
+        self._has_listening_thread = self._heartbeat_listening = False  # the heartbeat only listens, and claims nothing
         self.jobs_left: int | None = None  # that may start; None: any number; under the lock
-        self._listening_until = 0.0  # written by the leader
+        self._listening_until = 0.0  # written by the listening thread
 
     # ── called by worker threads ────────────────────────────────────────────────────────────────────────────────
 
@@ -109,7 +108,7 @@ class Dispatcher:
     def _wait_for_attempt(self, buffer: QueueBuffer) -> Attempt | None:
         with self._lock:
             self._become_idle(buffer)
-            if buffer.limits.has_global_limit or buffer.limits.max_in_process is not None:
+            if buffer.settings.has_concurrency or buffer.settings.max_in_process is not None:
                 buffer.may_have_work = True  # the attempt that has ended made room
             if self.claims.memory_high:
                 self._wake_next()  # the next job may be of another queue
@@ -120,16 +119,16 @@ class Dispatcher:
                             return buffer.attempts.popleft()[0]
                     elif self.claims.is_needed(buffer):
                         self._claim(buffer)
-                    elif not self._has_leader:
-                        self._lead(buffer)
+                    elif not self._has_listening_thread:
+                        self._listen(buffer)
                     else:
-                        self._wait_for_leader(buffer)
+                        self._wait_until_woken(buffer)
                 return None
             finally:
                 buffer.become_busy()
                 self._wake_next()
 
-    def _wait_for_leader(self, buffer: QueueBuffer) -> None:
+    def _wait_until_woken(self, buffer: QueueBuffer) -> None:
         if self._heartbeat_listening:
             self._wakeup.set()
         buffer.waiting_count += 1
@@ -138,18 +137,18 @@ class Dispatcher:
         finally:
             buffer.waiting_count -= 1
 
-    def _lead(self, buffer: QueueBuffer) -> None:
-        """Wait and claim until there is an attempt for a thread of this queue, then leave the lead to another."""
-        self._has_leader = True
+    def _listen(self, buffer: QueueBuffer) -> None:
+        """Listen and claim until there is an attempt for a thread of this queue. Then another thread may listen."""
+        self._has_listening_thread = True
         try:
             while not self.claims.is_stopping and not buffer.attempts:
                 self._lock.release()
                 try:
-                    self._lead_once(buffer)
+                    self._claim_or_listen(buffer)
                 finally:
                     self._lock.acquire()
         finally:
-            self._has_leader = False
+            self._has_listening_thread = False
 
     def _wake_next(self, kept_count: int = 0, own_buffer: QueueBuffer | None = None) -> None:
         """Wake one thread for each queue with work: it wakes the next one. The caller keeps `kept_count` attempts.
@@ -161,9 +160,9 @@ class Dispatcher:
             if buffer.idle_count and (has_attempts or self.claims.is_needed(buffer)):
                 if buffer.waiting_count:
                     buffer.available.notify()
-                elif self._has_leader:
-                    self._wakeup.set()  # the leader may be the only idle thread
-        if not self._has_leader:
+                elif self._has_listening_thread:
+                    self._wakeup.set()  # the listening thread may be the only idle one
+        if not self._has_listening_thread:
             for buffer in self.queues.values():
                 if buffer.waiting_count:
                     buffer.available.notify()
@@ -175,10 +174,10 @@ class Dispatcher:
         finally:
             self._wake_next(kept_count, buffer)
 
-    # ── the leader, without the lock ────────────────────────────────────────────────────────────────────────────
+    # ── the listening thread, without the lock ──────────────────────────────────────────────────────────────────
 
-    def _lead_once(self, own_buffer: QueueBuffer) -> None:
-        """Claim for the queues that may have work; if there is none, wait."""
+    def _claim_or_listen(self, own_buffer: QueueBuffer) -> None:
+        """Claim for the queues that may have work; if there is none, listen."""
         has_claimed = False
         now = clock()
         with self._lock:
@@ -224,9 +223,9 @@ class Dispatcher:
         for command in notifications.commands:
             self._on_control(command)
 
-    def _wake_leader_if_due(self) -> None:
-        """Wake the leader if it listens for longer than it should now."""
-        if self._has_leader and self._listen_deadline() < self._listening_until:
+    def _wake_listening_thread_if_due(self) -> None:
+        """Wake the listening thread if it listens for longer than it should now."""
+        if self._has_listening_thread and self._listen_deadline() < self._listening_until:
             self._wakeup.set()
 
     # ── called by background threads ────────────────────────────────────────────────────────────────────────────
@@ -242,16 +241,17 @@ class Dispatcher:
             self._wake_next()
 
     def listen_while_busy(self, timeout: float) -> bool:
-        """Listen in place of a leader; return False if a worker thread leads, or waits to."""
+        """Listen in place of a worker thread; return False if one listens, or waits to."""
         with self._lock:
-            if self._has_leader or self.claims.is_stopping or any(b.waiting_count for b in self.queues.values()):
+            worker_listens = self._has_listening_thread or any(b.waiting_count for b in self.queues.values())
+            if worker_listens or self.claims.is_stopping:
                 return False
-            self._has_leader = self._heartbeat_listening = True
+            self._has_listening_thread = self._heartbeat_listening = True
         try:
             self._apply_notifications(self._listener.listen(timeout, self._wakeup))
         finally:
             with self._lock:
-                self._has_leader = self._heartbeat_listening = False
+                self._has_listening_thread = self._heartbeat_listening = False
                 self._wake_next()
         return True
 
@@ -270,7 +270,7 @@ class Dispatcher:
 
     @property
     def poll_interval_sec(self) -> float:
-        """How long an idle leader waits for a notification at most, before it claims."""
+        """How long the listening thread waits for a notification at most, before it claims."""
         return min((buffer.poll.interval_sec for buffer in self.queues.values()), default=0.0)
 
     @property
@@ -279,13 +279,13 @@ class Dispatcher:
         with self._lock:
             return not any(buffer.idle_count for buffer in self.queues.values())
 
-    def apply_limits(self, limits: Mapping[str, QueueLimits]) -> None:
-        """Apply what operators have set for the queues; a queue without settings has no limits."""
+    def apply_settings(self, settings: Mapping[str, BufferSettings]) -> None:
+        """Apply what operators have set for the queues; the others get the defaults."""
         with self._lock:
             for name, buffer in self.queues.items():
-                queue_limits = limits.get(name, QueueLimits())
-                if queue_limits != buffer.limits:
-                    buffer.limits, buffer.may_have_work = queue_limits, True
+                new = settings.get(name, BufferSettings())
+                if new != buffer.settings:
+                    buffer.settings, buffer.may_have_work = new, True
         self._wakeup.set()
 
     def set_memory_high(self, is_high: bool) -> None:

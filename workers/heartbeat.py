@@ -38,7 +38,7 @@ class Heartbeat:
         info: WorkerInfo,
         register: Callable[[], object],
         declare: Callable[[], object],
-        look: Callable[[], object],
+        scan_fronts: Callable[[], object],
         listen: Callable[[float], bool],
         on_crash: Callable[[str], None],
         counters: PoolCounters,
@@ -46,7 +46,7 @@ class Heartbeat:
         self._queue, self._running, self._counters = queue, running, counters
         self.records = RunRecords(queue)
         self._interval_sec, self._info, self._register, self._listen = interval_sec, info, register, listen
-        self._declare, self._look = declare, look
+        self._declare, self._scan_fronts = declare, scan_fronts
         self._is_requested = threading.Event()
         self._last_step_at = clock()
         self._next_check_at = self._next_heartbeat_at = 0.0
@@ -98,7 +98,7 @@ class Heartbeat:
             self._next_heartbeat_at = now + self._interval_sec
         for attempt in lost:
             self._confirm_lost(attempt)
-        self._look()  # last: it may take long
+        self._scan_fronts()  # last: it may take long
 
     def _disown(self, lost: Sequence[Attempt]) -> None:
         """End the leases of attempts that are lost here: their threads may go on for long, and the heartbeats that

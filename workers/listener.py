@@ -78,7 +78,7 @@ class NoListener:
 
 
 class Listener:
-    """Used by the leader alone. Never raises for a database that is unavailable."""
+    """Used by the listening thread alone. Never raises for a database that is unavailable."""
 
     def __init__(
         self, session: Session, *, heartbeat_sec: float, on_state_change: Callable[[], None] = lambda: None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
-from uuid import UUID
 
-from dataloader.app.queue.job import SUCCEEDED, ClaimedJob, ReleaseReason, ReleaseRequest, Reports, Settlement, Status
+from dataloader.app.queue.job import SUCCEEDED, ClaimedJob, Released, ReleaseReason, Settlement, Status
 from dataloader.app.wording import format_duration
 from dataloader.pipelines.contract import StopReason, TaskOptions
 from dataloader.pipelines.failures import describe_error, format_traceback, usage_hint
@@ -30,22 +29,6 @@ class LeaseLost:
 @dataclass(frozen=True)
 class SettledByTask:
     """The pipeline's own final transaction has settled the job."""
-
-
-@dataclass(frozen=True)
-class Released:
-    """The attempt ends and does not count."""
-
-    reason: ReleaseReason
-    progress: Mapping[str, Any] | None = None  # None: as the last heartbeat saved it
-    checkpoint: Any = None  # None: likewise
-    event_fields: Mapping[str, Any] | None = None
-    awaited: Sequence[UUID] = ()  # with the reason WAITS
-    reports: Reports | None = None
-    offloads: Sequence[str] = ()  # likewise
-
-    def request_for(self, job: ClaimedJob) -> ReleaseRequest:
-        return ReleaseRequest(job, **vars(self))
 
 
 Outcome = Settlement | Released | LeaseLost | SettledByTask

@@ -28,7 +28,7 @@ from dataloader.workers.claimer import Claimer
 from dataloader.workers.declarations import describe_worker
 from dataloader.workers.dispatcher import Dispatcher
 from dataloader.workers.duties import Declaration, DutyContext, ThreadContext, create_threads, declare_all
-from dataloader.workers.front_looks import FrontLooks
+from dataloader.workers.front_scans import FrontScans
 from dataloader.workers.heartbeat import Heartbeat
 from dataloader.workers.isolation.run import run_isolated
 from dataloader.workers.key_locks import KeyLocks
@@ -183,7 +183,7 @@ class WorkerPool:
             info=info,
             register=self._send_heartbeat,
             declare=partial(declare_all, self._features, declaration),
-            look=FrontLooks(queue["renew"], info.tasks, self._dispatcher).run_once,
+            scan_fronts=FrontScans(queue["renew"], info.tasks, self._dispatcher).run_once,
             listen=self._dispatcher.listen_while_busy,
             on_crash=self._on_crash,
             counters=self.counters,

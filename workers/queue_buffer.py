@@ -22,13 +22,13 @@ _LONGEST_RUN_DECAY = 0.9  # with each run: after one of a second, 38 short ones 
 
 
 @dataclass(frozen=True)
-class QueueLimits:
+class BufferSettings:
     """What operators have set for a queue, as far as it concerns this process."""
 
     paused: bool = False  # nothing is claimed
     max_in_process: int | None = None  # running jobs of this process
     is_fair: bool = False  # its tenants are served in turn
-    has_global_limit: bool = False  # on running jobs of all processes: a claim may return less than there is
+    has_concurrency: bool = False  # running jobs of all processes are limited: a claim may return less than is ready
 
 
 @dataclass
@@ -39,9 +39,9 @@ class QueueBuffer:
     threads: int
     available: threading.Condition
     poll: PollTimer
-    idle_count: int = 0  # threads without an attempt: those that wait, lead or claim
+    idle_count: int = 0  # threads without an attempt: those that wait, listen or claim
     last_busy_at: float = field(default_factory=clock)  # when one last became busy; read by any thread
-    waiting_count: int = 0  # of these, those that wait for `available`
+    waiting_count: int = 0  # idle threads that wait for `available`
     # Claimed and not started, each with its time. Added under the lock; a thread takes one without it.
     attempts: deque[tuple[Attempt, float]] = field(default_factory=deque)
     was_full: bool = False  # the last claim brought as many jobs as it asked for: more may be ready
@@ -51,15 +51,15 @@ class QueueBuffer:
     cursor: ClaimCursor = field(default_factory=ClaimCursor)
     turn: ClaimStart = FIRST_TURN  # of a fair queue: where its next claim starts
     longest_run_sec: float = 0.1  # of the recent runs; an update that is lost between threads does no harm
-    limits: QueueLimits = field(default_factory=QueueLimits)
+    settings: BufferSettings = field(default_factory=BufferSettings)
 
     @property
     def prefetch(self) -> int:
         """How many jobs to claim beyond the idle threads: a crash delays them, and no other process can start them."""
         if not self.was_full:
             return 0
-        is_limited = self.limits.has_global_limit or self.limits.max_in_process is not None
-        if is_limited or self.limits.is_fair or self.longest_run_sec >= PREFETCH_BELOW_SEC:
+        is_limited = self.settings.has_concurrency or self.settings.max_in_process is not None
+        if is_limited or self.settings.is_fair or self.longest_run_sec >= PREFETCH_BELOW_SEC:
             return 0
         return min(_MAX_PREFETCH, _PREFETCH_PER_THREAD * self.threads)
 
@@ -67,28 +67,28 @@ class QueueBuffer:
     def claim_size(self) -> int:
         """How many jobs to claim now."""
         buffered = len(self.attempts)
-        if self.limits.paused:
+        if self.settings.paused:
             return 0
-        if self.limits.max_in_process is not None:
+        if self.settings.max_in_process is not None:
             busy_count = self.threads - self.idle_count
-            return min(self.idle_count, self.limits.max_in_process - busy_count) - buffered
+            return min(self.idle_count, self.settings.max_in_process - busy_count) - buffered
         return self.idle_count + self.prefetch - buffered
 
     def claim_request(self, count: int, now: float, *, promote_due: bool) -> ClaimRequest | None:
-        """Return what a claim of so many jobs asks for. None: it has to wait until a look at the front has ended."""
-        if self.limits.is_fair:
+        """Return what a claim of so many jobs asks for. None: it has to wait until a scan from the front has ended."""
+        if self.settings.is_fair:
             return ClaimRequest(ClaimMode.IN_TURN, self.turn, promote_due=promote_due)
         if job_ids := self.cursor.take_offered(count):
             return ClaimRequest(ClaimMode.LISTED, start_at_jobs(job_ids), promote_due=False)
         if (start := self.cursor.start(now, promoted=promote_due)) is None:
             return None
         mode = ClaimMode.PREFETCH if self.prefetch else ClaimMode.PLAIN
-        return ClaimRequest(mode, start, self.cursor.scan, promote_due)
+        return ClaimRequest(mode, start, self.cursor.scan_limit, promote_due)
 
     def record_claim(self, request: ClaimRequest, hint: ClaimHint, *, is_full: bool, began: float, now: float) -> bool:
         """Record a claim's answer; return whether more jobs may be ready, so that the next claim follows at once.
 
-        They may if it came back full, or if ready jobs may be in front of where it started and no look finds them.
+        They may if it came back full, or if ready jobs may be in front of where it started and no scan finds them.
         """
         sees_all = request.mode is not ClaimMode.LISTED and (request.is_from_front or self.cursor.is_front_slow)
         if request.mode is ClaimMode.IN_TURN:
@@ -110,7 +110,7 @@ class QueueBuffer:
 
     @property
     def awaits_jobs(self) -> bool:
-        """Whether a thread waits for a job and none is known. Not of a queue with a slow front: that is looked at."""
+        """Whether a thread waits for a job and none is known. Not of a queue with a slow front: that is scanned."""
         is_waiting = self.idle_count > 0 and self.claim_size > 0 and not self.may_have_work
         return is_waiting and not self.cursor.is_front_slow
 

@@ -9,13 +9,12 @@ from contextlib import suppress
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.queue.job import ReleaseReason
+from dataloader.app.queue.job import Released, ReleaseReason
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import CONFLICT_RETRY_SEC, DueTimer
 from dataloader.workers.claimer import Claimer
 from dataloader.workers.notify_state import NotifyState, UnwantedNotifications
-from dataloader.workers.outcome import Released
 from dataloader.workers.queue_buffer import QueueBuffer
 
 _log = log.get(__name__)
@@ -103,8 +102,8 @@ class QueueClaims:
             self.due.record_claim(hint, now, may_have_more=may_have_more, promoted=promoted)
             if may_have_more or self.due.promote_due:
                 buffer.may_have_work = True
-            if not may_have_more and (buffer.limits.has_global_limit or hint.skipped):
-                buffer.retry_at = now + (_LIMIT_POLL_SEC if buffer.limits.has_global_limit else CONFLICT_RETRY_SEC)
+            if not may_have_more and (buffer.settings.has_concurrency or hint.skipped):
+                buffer.retry_at = now + (_LIMIT_POLL_SEC if buffer.settings.has_concurrency else CONFLICT_RETRY_SEC)
             self.database_down = False
             self._on_retry()
         if request.is_from_front and not is_full:

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable, InvalidJob, WaitRefused
-from dataloader.app.queue.job import SUCCEEDED, ReleaseReason, Settlement, SettleResult, Status
+from dataloader.app.queue.job import SUCCEEDED, Released, ReleaseReason, Settlement, SettleResult, Status
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.key_locks import KeyLocks
 from dataloader.workers.metrics import PoolCounters
-from dataloader.workers.outcome import LeaseLost, Outcome, Released, SettledByTask
+from dataloader.workers.outcome import LeaseLost, Outcome, SettledByTask
 from dataloader.workers.reports.attempt_log import log_abandoned, log_settled
 from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.threads import BackgroundThread
@@ -168,8 +168,8 @@ class Settler:
         return self._queue.settle(settlements, on_ready=self.on_ready)  # type: ignore[arg-type]  # only settlements
 
     def _release(self, batch: Sequence[PendingOutcome]) -> list[SettleResult]:
-        requests = [outcome.request_for(attempt.job) for attempt, outcome in batch if isinstance(outcome, Released)]
-        return self._queue.release(requests)
+        releases = [(attempt.job, outcome) for attempt, outcome in batch if isinstance(outcome, Released)]
+        return self._queue.release(releases)
 
     def _log_lost(self, pending: PendingOutcome) -> None:
         log_abandoned(pending.attempt, "lease_lost" if isinstance(pending.outcome, LeaseLost) else "database_away")

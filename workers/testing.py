@@ -10,14 +10,13 @@ from dataloader.app.db.connection import Session
 from dataloader.app.errors import WaitRefused
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
-from dataloader.app.queue.job import ClaimedJob, Job, ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
+from dataloader.app.queue.job import ClaimedJob, Job, Released, ReleaseReason, Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.portable import clock as monotonic
 from dataloader.pipelines.toolkit.deprecation import renamed_keywords
 from dataloader.workers.attempt import Attempt, AttemptSettings
 from dataloader.workers.isolation.run import run_isolated
-from dataloader.workers.outcome import Released
 
 _MAX_JOBS = 1_000
 
@@ -59,7 +58,7 @@ def drain(
         while True:
             while (claimed := _claim(queue, pipelines, queues)) is not None:
                 if len(jobs) >= max_jobs:
-                    queue.release([ReleaseRequest(claimed, ReleaseReason.NOT_STARTED)])
+                    queue.release([(claimed, Released(ReleaseReason.NOT_STARTED))])
                     raise AssertionError(f"{max_jobs} jobs were run, and there are still more")
                 _run(queue, claimed, pipelines, settings)
                 job = queue.get(claimed.id)
@@ -84,7 +83,7 @@ def _claim(queue: JobQueue, pipelines: Pipelines, queues: Sequence[str]) -> Clai
 def _run(queue: JobQueue, job: ClaimedJob, pipelines: Pipelines, settings: AttemptSettings) -> None:
     ((is_locked, is_owned),) = queue.lock_keys([job])
     if not (is_locked and is_owned):
-        queue.release([ReleaseRequest(job, ReleaseReason.LOCK_BUSY)])
+        queue.release([(job, Released(ReleaseReason.LOCK_BUSY))])
         return
     outcome = Attempt(job, claimed_at=monotonic(), settings=settings).run(pipelines.get(job.task))
     queue.unlock_keys([job.key_hash])
@@ -92,6 +91,6 @@ def _run(queue: JobQueue, job: ClaimedJob, pipelines: Pipelines, settings: Attem
         queue.settle([(job, outcome)])
     elif isinstance(outcome, Released):
         try:
-            queue.release([outcome.request_for(job)])
+            queue.release([(job, outcome)])
         except WaitRefused as error:
             queue.settle([(job, Settlement(Status.FAILED, error=str(error)))])

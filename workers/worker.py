@@ -8,7 +8,7 @@ from typing import Any
 
 from dataloader.app import log
 from dataloader.app.queue.attempt_sessions import END_SESSIONS_TIMEOUT_SEC
-from dataloader.app.queue.job import ReleaseReason, Settlement
+from dataloader.app.queue.job import Released, ReleaseReason, Settlement
 from dataloader.app.tracing import SpanAttributes, Tracer
 from dataloader.pipelines.contract import Pipelines, StopReason
 from dataloader.pipelines.portable import clock
@@ -16,7 +16,7 @@ from dataloader.workers.attempt import Attempt
 from dataloader.workers.dispatcher import Dispatcher
 from dataloader.workers.key_locks import KeyLocks
 from dataloader.workers.logs.writer import JobLogWriter
-from dataloader.workers.outcome import Outcome, Released
+from dataloader.workers.outcome import Outcome
 from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.settler import Settler
 

@@ -16,7 +16,7 @@ from dataloader.workers.attempt import Attempt
 from dataloader.workers.dispatcher import Dispatcher
 from dataloader.workers.listener import ListenState
 from dataloader.workers.memory import MemoryMonitor
-from dataloader.workers.queue_buffer import QueueLimits
+from dataloader.workers.queue_buffer import BufferSettings
 from dataloader.workers.running_attempts import RunningAttempts
 from dataloader.workers.threads import BackgroundThread
 
@@ -138,8 +138,8 @@ class WorkerControl:
         for name, queue_settings in settings.items():
             if queue_settings.per_worker is not None:
                 self._add_threads(name, queue_settings.per_worker)
-        self._dispatcher.apply_limits(
-            {name: _limits_of(settings.get(name), is_draining) for name in self._dispatcher.queues}
+        self._dispatcher.apply_settings(
+            {name: _buffer_settings(settings.get(name), is_draining) for name in self._dispatcher.queues}
         )
 
 
@@ -154,12 +154,12 @@ def _summary_of(attempt: Attempt, now: float, is_memory_high: bool) -> Mapping[s
     }
 
 
-def _limits_of(settings: QueueSettings | None, is_draining: bool) -> QueueLimits:
+def _buffer_settings(settings: QueueSettings | None, is_draining: bool) -> BufferSettings:
     if settings is None:
-        return QueueLimits(paused=is_draining)
-    return QueueLimits(
+        return BufferSettings(paused=is_draining)
+    return BufferSettings(
         paused=is_draining or settings.state is not QueueState.OPEN,
         is_fair=settings.fair is not None,
         max_in_process=settings.per_worker,
-        has_global_limit=settings.concurrency is not None,
+        has_concurrency=settings.concurrency is not None,
     )

@@ -65,7 +65,7 @@ class Feature:
     declare: str | None = None  # a function of a Declaration: what a worker process writes of its tasks when it starts
     # A function of the settings and their secrets: the options of its duties, threads, checks, reasons and routes.
     options: str | None = None
-    follower_duties: str | None = None  # likewise: what each worker process does while another one leads
+    follower_duties: str | None = None  # as `duties`, of each other worker process meanwhile
     checks: str | None = None  # a function of an executor and of the feature's options: findings of doctor
     problems: str | None = None  # a function of SharedReads: Problems of the overview (app/acts/service_problems.py)
     # Of problems and of the audit: by kind the path of a page, `{}` for the name.

@@ -14,7 +14,7 @@ from enum import StrEnum
 ClaimStart = Sequence[str]
 
 NO_JOB = "00000000-0000-0000-0000-000000000000"  # in a position between jobs
-FRONT: ClaimStart = ("-1", "-infinity", NO_JOB)  # before every job
+FRONT: ClaimStart = ("-1", "-infinity", NO_JOB)  # before every job: the beginning of the index of ready jobs
 _NO_POSITION = ("0", "-infinity", NO_JOB)
 # Behind the tenant '', as if that one had started more jobs than any share allows.
 FIRST_TURN: ClaimStart = ("", "1000000")
@@ -33,7 +33,7 @@ class ClaimRequest:
 
     mode: ClaimMode = ClaimMode.PLAIN
     start: ClaimStart = FRONT
-    scan: int = 0  # how many ready jobs to look at, if more than are claimed: many may have busy keys
+    scan_limit: int = 0  # how many ready jobs to scan, if more than are claimed: many may have busy keys
     promote_due: bool = True  # scheduled jobs that are due become ready first
 
     @property

@@ -234,7 +234,7 @@ class Settlement:
     traceback: str | None = None
     result: Any = None
     progress: Mapping[str, Any] | None = None  # None: as the last heartbeat left it
-    checkpoint: Any = None  # None: likewise
+    checkpoint: Any = None  # None: as the last heartbeat left it
     retry_in_sec: float = 0.0
     refund_attempt: bool = False  # the attempt does not count
     crashed: bool = False  # its child process died
@@ -255,6 +255,19 @@ class ReleaseReason(StrEnum):
     WAITS = "waits"  # for other jobs or engines, as its task asked
 
 
+@dataclass(frozen=True)
+class Released:
+    """The attempt ends and does not count: its job is queued again, or waits."""
+
+    reason: ReleaseReason
+    progress: Mapping[str, Any] | None = None  # None: as the last heartbeat left it
+    checkpoint: Any = None  # None: as the last heartbeat left it
+    event_fields: Mapping[str, Any] | None = None
+    awaited: Sequence[UUID] = ()  # with the reason WAITS: jobs that must end before the next attempt
+    reports: Reports | None = None
+    offloads: Sequence[str] = ()  # with the reason WAITS: names on other engines, whose work must end before it
+
+
 class BeatAnswer(NamedTuple):
     """What a heartbeat has found of one run."""
 
@@ -262,19 +275,6 @@ class BeatAnswer(NamedTuple):
     is_owned: bool
     cancel_requested: bool
     is_lease_short: bool  # an UPDATE has changed it
-
-
-class ReleaseRequest(NamedTuple):
-    """A run to release, and what it leaves for the next attempt. None: as the last heartbeat left it."""
-
-    job: ClaimedJob
-    reason: ReleaseReason
-    progress: Mapping[str, Any] | None = None
-    checkpoint: Any = None
-    event_fields: Mapping[str, Any] | None = None
-    awaited: Sequence[UUID] = ()  # with the reason WAITS: jobs that must end before the next attempt
-    reports: Reports | None = None
-    offloads: Sequence[str] = ()  # likewise: names on other engines
 
 
 class RunRef(NamedTuple):

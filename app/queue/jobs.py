@@ -11,7 +11,7 @@ from uuid import UUID
 from dataloader.app.db.encoding import array, as_uuid, from_row, unquoted_array
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, WaitRefused
-from dataloader.app.queue.batch import Outcome, encode_job, enqueue_batch
+from dataloader.app.queue.batch import EnqueueOutcome, encode_job, enqueue_batch
 from dataloader.app.queue.claims import ClaimHint, ClaimMode, ClaimRequest
 from dataloader.app.queue.job import (
     SUCCEEDED,
@@ -22,8 +22,8 @@ from dataloader.app.queue.job import (
     Job,
     NewJob,
     ReapedJob,
+    Released,
     ReleaseReason,
-    ReleaseRequest,
     RenewalRequest,
     RunRef,
     Settlement,
@@ -85,14 +85,14 @@ class JobQueue(JobRecords, Upkeep):
     def _enqueue_by_batch(self, job: NewJob) -> Enqueued:
         """Create a job that waits for others, or that may change a queued one."""
         (outcome,) = enqueue_batch(self.executor, [job])
-        if outcome.outcome is Outcome.INVALID:
+        if outcome.outcome is EnqueueOutcome.INVALID:
             raise InvalidJob.at_field(outcome.field, outcome.detail)
         if outcome.job_id is None or outcome.status is None:
             raise ValueError(f"the database answered {outcome.outcome} without a job")
-        if outcome.outcome is Outcome.CONFLICT:
+        if outcome.outcome is EnqueueOutcome.CONFLICT:
             raise IdempotencyConflict(job.unique_key, outcome.job_id)
-        is_debounced = outcome.outcome is Outcome.DEBOUNCED
-        return Enqueued(outcome.job_id, outcome.status, outcome.outcome is Outcome.CREATED, is_debounced)
+        is_debounced = outcome.outcome is EnqueueOutcome.DEBOUNCED
+        return Enqueued(outcome.job_id, outcome.status, outcome.outcome is EnqueueOutcome.CREATED, is_debounced)
 
     def get(self, job_id: UUID) -> Job | None:
         rows = self._execute("get_job", {"job_id": str(job_id)})
@@ -147,7 +147,7 @@ class JobQueue(JobRecords, Upkeep):
                 "queue": queue,
                 "tasks": array(tasks),
                 "wanted": len(run_ids),
-                "scan_limit": max(request.scan, len(run_ids)),
+                "scan_limit": max(request.scan_limit, len(run_ids)),
                 "after": array(request.start),
                 "in_turn": request.mode is ClaimMode.IN_TURN,
                 "promotes": request.promote_due,
@@ -256,14 +256,15 @@ class JobQueue(JobRecords, Upkeep):
         }
         return self._settle_results([job for job, _ in settlements], statuses)
 
-    def release(self, requests: Sequence[ReleaseRequest]) -> list[SettleResult]:
+    def release(self, releases: Sequence[tuple[ClaimedJob, Released]]) -> list[SettleResult]:
         """Release runs, in one transaction; they do not count as attempts. One that waits for jobs is released alone.
         Raises WaitRefused if it cannot wait for these."""
-        parameters = release_parameters(requests, max_result_bytes=self._limits.max_result_bytes)
-        if len(requests) == 1 and requests[0].offloads:
-            rows = self._execute("release_for_offloads", parameters | {"offloads": array(requests[0].offloads)})
-        elif len(requests) == 1 and requests[0].reason is ReleaseReason.WAITS:
-            parameters["awaited"] = array(requests[0].awaited)
+        parameters = release_parameters(releases, max_result_bytes=self._limits.max_result_bytes)
+        only = releases[0][1] if len(releases) == 1 else None
+        if only is not None and only.offloads:
+            rows = self._execute("release_for_offloads", parameters | {"offloads": array(only.offloads)})
+        elif only is not None and only.reason is ReleaseReason.WAITS:
+            parameters["awaited"] = array(only.awaited)
             try:
                 rows = self._execute("release_waiting", parameters)
             except InvalidJob as error:
@@ -271,7 +272,7 @@ class JobQueue(JobRecords, Upkeep):
         else:
             rows = self._execute("release", parameters)
         statuses = {str(row[0]): row[1] for row in rows}
-        return self._settle_results([run.job for run in requests], statuses)
+        return self._settle_results([job for job, _ in releases], statuses)
 
     def _settle_results(self, jobs: Sequence[ClaimedJob], applied: Mapping[str, str]) -> list[SettleResult]:
         """Results by run id; those not applied may have been applied before, by a statement whose response was lost."""

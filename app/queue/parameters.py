@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from dataloader.app.db.encoding import array, unquoted_array, validate_json
-from dataloader.app.queue.job import SUCCEEDED, ReleaseRequest, RenewalRequest, Reports, RunRef, Settlement
+from dataloader.app.queue.job import SUCCEEDED, ClaimedJob, Released, RenewalRequest, Reports, RunRef, Settlement
 from dataloader.pipelines.json_values import sanitize_json, sanitize_text
 
 _MAX_ERROR_LENGTH = 8_000
@@ -39,16 +39,17 @@ def progress_parameters(values: Sequence[tuple[RunRef, Mapping[str, Any]]]) -> d
     return run_parameters([run for run, _ in values]) | {"progress": progress}
 
 
-def release_parameters(requests: Sequence[ReleaseRequest], *, max_result_bytes: int) -> dict[str, Any]:
+def release_parameters(releases: Sequence[tuple[ClaimedJob, Released]], *, max_result_bytes: int) -> dict[str, Any]:
+    jobs, ends = [job for job, _ in releases], [released for _, released in releases]
     return {
-        "lock_keys": array(run.job.lock_key for run in requests),
-        "job_ids": unquoted_array(run.job.id_text for run in requests),
-        "run_ids": unquoted_array(run.job.run_text for run in requests),
-        "reasons": array(run.reason.value for run in requests),
-        "progress": array(_limited_json(run.progress, _MAX_PROGRESS_BYTES) for run in requests),
-        "checkpoints": array(_limited_json(run.checkpoint, max_result_bytes) for run in requests),
-        "event_fields": array(_limited_json(run.event_fields, max_result_bytes) for run in requests),
-        "reports": _reports_json((run.job.run_text, run.reports) for run in requests),
+        "lock_keys": array(job.lock_key for job in jobs),
+        "job_ids": unquoted_array(job.id_text for job in jobs),
+        "run_ids": unquoted_array(job.run_text for job in jobs),
+        "reasons": array(end.reason.value for end in ends),
+        "progress": array(_limited_json(end.progress, _MAX_PROGRESS_BYTES) for end in ends),
+        "checkpoints": array(_limited_json(end.checkpoint, max_result_bytes) for end in ends),
+        "event_fields": array(_limited_json(end.event_fields, max_result_bytes) for end in ends),
+        "reports": _reports_json((job.run_text, end.reports) for job, end in releases),
     }
 
 

@@ -1083,8 +1083,8 @@ BEGIN
     RETURN first;
 END $$;
 
--- queued -> running: claims up to `wanted` ready jobs of the queue, the best priority and the oldest first. What is unusual is
--- behind an IF: a claim of a queue that uses no feature is two statements.
+-- queued -> running: claims up to `wanted` ready jobs of the queue, the best priority and the oldest first. What only some claims
+-- need is behind an IF: a claim of a queue that uses no feature is two statements.
 --   scan_limit          how many ready jobs to look at: more than `wanted` where many keys are busy
 --   after               where the claim starts (ClaimStart in app/queue/claims.py), one of
 --                       - a position, (priority, created_at, job_id): at the ready jobs behind it. The front is the one before all.
@@ -1164,7 +1164,7 @@ BEGIN
         SELECT array_agg(t.job_id ORDER BY t.n) FILTER (WHERE t.is_locked) AS ids,
                array_agg(t.lock_key ORDER BY t.n) FILTER (WHERE t.is_locked) AS keys, NULL::int[] AS priorities, NULL::timestamptz[] AS created,
                true AS has_live_key, count(*) FILTER (WHERE NOT t.is_locked) + coalesce(nullif(current_setting('dl.fair_more', true), ''), '0')::int AS skipped,
-               true AS is_unusual
+               true AS needs_checks
           INTO found FROM tried t;
     ELSE
         WITH candidates AS (
@@ -1185,16 +1185,16 @@ BEGIN
                array_agg(t.priority) FILTER (WHERE t.is_locked) AS priorities, array_agg(t.created_at) FILTER (WHERE t.is_locked) AS created,
                bool_or(t.has_live_key) AS has_live_key, count(*) FILTER (WHERE NOT t.is_locked) AS skipped,
                scan_limit > wanted OR dl_uses_limits()
-               OR EXISTS (SELECT FROM dl_queues q WHERE q.queue = queue_name AND (q.state <> 'open' OR q.concurrency IS NOT NULL)) AS is_unusual
+               OR EXISTS (SELECT FROM dl_queues q WHERE q.queue = queue_name AND (q.state <> 'open' OR q.concurrency IS NOT NULL)) AS needs_checks
           INTO found FROM tried t;
     END IF;
     ids := found.ids;
     keys := found.keys;
     skipped := found.skipped;
 
-    -- Leave out what may not start, where something is unusual: keys that are busy, a queue or limits that are full.
+    -- Leave out what may not start, if that has to be checked: keys that are busy, a queue or limits that are full.
     IF ids IS NOT NULL
-       AND (found.is_unusual OR cardinality(keys) > 1 AND (SELECT count(DISTINCT k) FROM unnest(keys) AS k) < cardinality(keys)) THEN
+       AND (found.needs_checks OR cardinality(keys) > 1 AND (SELECT count(DISTINCT k) FROM unnest(keys) AS k) < cardinality(keys)) THEN
         SELECT array_agg(c.job_id ORDER BY c.n) FILTER (WHERE NOT c.is_busy), coalesce(array_agg(c.job_id) FILTER (WHERE c.is_busy), '{}')
           INTO ids, busy
           FROM (SELECT f.job_id, f.n, row_number() OVER (PARTITION BY f.lock_key ORDER BY f.n) > 1
@@ -1528,23 +1528,31 @@ BEGIN
                 ELSE jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task, 'producer', producer) END
       FROM inserted
      WHERE status = 'queued';
-    -- One look at all rows for whether any of them needs more than an event and a notification.
+    -- One scan of all rows for whether any of them needs more than an event and a notification. A wait state is right if it follows
+    -- from the status and the time, or is `blocked`.
     SELECT min(queue) FILTER (WHERE status = 'queued') AS first_queue, max(queue) FILTER (WHERE status = 'queued') AS last_queue,
-           bool_or(limits IS NOT NULL OR live_key IS NOT NULL
-                   OR status = 'queued' AND (cancel_requested OR max_attempts < 1 OR wait_state IN ('waiting', 'limited'))
-                   OR wait_state <> 'blocked' AND (wait_state = 'ready') <> (status = 'queued' AND available_at <= clock_timestamp()))
-           OR EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL) AS is_unusual
+           bool_or(wait_state NOT IN ('blocked', CASE WHEN status = 'queued' AND available_at <= clock_timestamp()
+                                                      THEN 'ready' ELSE 'scheduled' END::dl_wait_state)) AS has_wrong_state,
+           bool_or(limits IS NOT NULL OR live_key IS NOT NULL OR status = 'queued' AND (cancel_requested OR max_attempts < 1))
+           OR EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL) AS needs_checks
       INTO new
       FROM inserted;
-    IF new.is_unusual THEN
+    IF new.has_wrong_state THEN
+        unused := set_config('dl.own_update', 'on', true);
+        UPDATE dl_jobs j
+           SET wait_state = i.right_state
+          FROM (SELECT job_id, wait_state, CASE WHEN status = 'queued' AND available_at <= clock_timestamp()
+                                                THEN 'ready' ELSE 'scheduled' END::dl_wait_state AS right_state
+                  FROM inserted) i
+         WHERE j.job_id = i.job_id AND i.wait_state NOT IN ('blocked', i.right_state);
+        unused := set_config('dl.own_update', '', true);
+    END IF;
+    IF new.needs_checks THEN
         SELECT bool_or(q.fair IS NOT NULL AND i.has_queued) AS fair,
-               bool_or(i.has_ending) AS ending, bool_or(i.has_wrong_state) AS wrong_state, bool_or(i.has_limits) AS limits,
-               bool_or(i.has_live_key) AS live_key
+               bool_or(i.has_ending) AS ending, bool_or(i.has_limits) AS limits, bool_or(i.has_live_key) AS live_key
           INTO has
           FROM (SELECT queue, bool_or(status = 'queued') AS has_queued, bool_or(limits IS NOT NULL) AS has_limits, bool_or(live_key IS NOT NULL) AS has_live_key,
-                       bool_or(status = 'queued' AND (cancel_requested OR max_attempts < 1)) AS has_ending,
-                       bool_or(wait_state <> 'blocked' AND (wait_state = 'ready') <> (status = 'queued' AND available_at <= clock_timestamp())
-                               OR status = 'queued' AND wait_state IN ('waiting', 'limited')) AS has_wrong_state
+                       bool_or(status = 'queued' AND (cancel_requested OR max_attempts < 1)) AS has_ending
                   FROM inserted GROUP BY queue) i
                LEFT JOIN dl_queues q ON q.queue = i.queue;
         IF has.limits THEN
@@ -1556,16 +1564,6 @@ BEGIN
         END IF;
         IF has.live_key THEN
             PERFORM dl_jobs_created((SELECT array_agg(job_id) FROM inserted WHERE live_key IS NOT NULL));
-        END IF;
-        IF has.wrong_state THEN
-            unused := set_config('dl.own_update', 'on', true);
-            UPDATE dl_jobs j
-               SET wait_state = CASE WHEN j.status = 'queued' AND j.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END::dl_wait_state
-              FROM inserted i
-             WHERE j.job_id = i.job_id
-               AND (i.wait_state <> 'blocked' AND (i.wait_state = 'ready') <> (i.status = 'queued' AND i.available_at <= clock_timestamp())
-                    OR i.status = 'queued' AND i.wait_state IN ('waiting', 'limited'));
-            unused := set_config('dl.own_update', '', true);
         END IF;
         IF has.fair THEN
             UPDATE dl_jobs j SET fair_key = dl_fair_key(f.queue, f.partition_key, f.producer, f.args)

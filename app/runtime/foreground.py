@@ -20,7 +20,7 @@ from dataloader.app.db.encoding import validate_json
 from dataloader.app.errors import DatabaseUnavailable, DataloaderError
 from dataloader.app.log.setup import ConsoleHandler
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
-from dataloader.app.queue.job import ClaimedJob, NewJob, ReleaseReason, Settlement, Status
+from dataloader.app.queue.job import ClaimedJob, NewJob, Released, ReleaseReason, Settlement, Status
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.runtime.service import Service, set_up_logging
 from dataloader.app.wording import format_count
@@ -33,7 +33,7 @@ from dataloader.workers.attempt import Attempt, AttemptSettings
 from dataloader.workers.connections.task_connections import TaskConnections
 from dataloader.workers.isolation.run import run_isolated
 from dataloader.workers.logs.capture import Capture, is_captured
-from dataloader.workers.outcome import Outcome, Released
+from dataloader.workers.outcome import Outcome
 from dataloader.workers.pool import WorkerPool
 from dataloader.workers.reports.secrets import SecretStore
 

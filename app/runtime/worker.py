@@ -51,7 +51,7 @@ class Lifetime:
     max_jobs: int | None = None  # that it starts
     max_idle_sec: float | None = None
     max_age_sec: float | None = None  # then it starts no more jobs, and ends when those that run have ended
-    max_rss_bytes: int | None = None  # likewise
+    max_rss_bytes: int | None = None  # above it, the same
     notice: PreemptionNotice | None = None
 
 

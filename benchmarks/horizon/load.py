@@ -189,8 +189,8 @@ class Simulation:
                     process.record_heartbeat()
                 with self._recorder.activity("report"):
                     process.report()
-            with self._recorder.activity("look at the front"):
-                process.look_at_front(second)
+            with self._recorder.activity("scan from the front"):
+                process.scan_front(second)
             with self._recorder.activity("save progress"):
                 self.result.leases_lost += process.save_progress(second)
             if second % 30 == n:
@@ -265,7 +265,7 @@ class Simulation:
         if job_ids := process.cursor.take_offered(THREADS):
             return ClaimRequest(ClaimMode.LISTED, start_at_jobs(job_ids), promote_due=False)
         start = process.cursor.start(now, promoted=promotes)
-        return None if start is None else ClaimRequest(ClaimMode.PLAIN, start, process.cursor.scan, promotes)
+        return None if start is None else ClaimRequest(ClaimMode.PLAIN, start, process.cursor.scan_limit, promotes)
 
     def _settle(self, process: SimulatedProcess, claimed: list[ClaimedJob], *, is_retried: bool) -> None:
         settlements = [(job, SUCCEEDED) for job in claimed]

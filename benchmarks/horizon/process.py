@@ -66,12 +66,12 @@ class SimulatedProcess:
             finds_others=finds_others,
         )
 
-    def look_at_front(self, second: int) -> None:
-        """Look for the first ready job, when that is due."""
-        if self.cursor.is_look_due(second):
+    def scan_front(self, second: int) -> None:
+        """Scan for the first ready job, when that is due."""
+        if self.cursor.is_scan_due(second):
             self.queue.promote_overdue()
             priority = self.cursor.position[0] if self.cursor.position else None
-            self.cursor.record_look(*self.queue.find_first_ready(SHORT, TASKS, quiet_priority=priority), second)
+            self.cursor.record_scan(*self.queue.find_first_ready(SHORT, TASKS, quiet_priority=priority), second)
 
     def renew_rows(self, second: int) -> None:
         """Renew the rows of the jobs, as seldom as a worker process does."""

@@ -21,8 +21,8 @@ from dataloader.app.queue.job import (
     Job,
     NewJob,
     ReapedJob,
+    Released,
     ReleaseReason,
-    ReleaseRequest,
     RenewalRequest,
     RunRef,
     Settlement,
@@ -199,7 +199,7 @@ class QueueFixture:
         reason: ReleaseReason = ReleaseReason.SHUTDOWN,
         progress: Mapping[str, Any] | None = None,
     ) -> SettleResult:
-        (fate,) = self.queue.release([ReleaseRequest(run, reason, progress)])
+        (fate,) = self.queue.release([(run, Released(reason, progress))])
         return fate
 
     def renew(self, run: ClaimedJob, progress: Mapping[str, Any] | None = None) -> bool | None:

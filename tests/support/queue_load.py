@@ -12,8 +12,8 @@ from dataloader.app.errors import IdempotencyConflict, InvalidJob, NotRetryable
 from dataloader.app.queue.job import (
     ClaimedJob,
     NewJob,
+    Released,
     ReleaseReason,
-    ReleaseRequest,
     RenewalRequest,
     Settlement,
     Status,
@@ -90,7 +90,7 @@ class RandomQueueLoad:
 
     def release(self) -> None:
         if few := self.take_some():
-            self.queue.release([ReleaseRequest(run, self.random.choice(list(ReleaseReason))) for run in few])
+            self.queue.release([(run, Released(self.random.choice(list(ReleaseReason)))) for run in few])
 
     def renew(self) -> None:
         if self.held_attempts:

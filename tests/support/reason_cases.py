@@ -15,7 +15,7 @@ from dataloader.app.features.limits.breakers import Breakers, BreakerState
 from dataloader.app.features.limits.rows import Limits
 from dataloader.app.features.where.accounts import Accounts
 from dataloader.app.queue.attempt_sessions import attempt_application_name
-from dataloader.app.queue.job import ClaimedJob, ReleaseReason, ReleaseRequest, Status
+from dataloader.app.queue.job import ClaimedJob, Released, ReleaseReason, Status
 from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from dataloader.app.state.queues import Queues
@@ -126,7 +126,7 @@ def waiting_for_engine(queue_db: QueueFixture) -> UUID:
         run.id_text,
         run.run_text,
     )
-    queue_db.queue.release([ReleaseRequest(run, ReleaseReason.WAITS, offloads=("dl-1",))])
+    queue_db.queue.release([(run, Released(ReleaseReason.WAITS, offloads=("dl-1",)))])
     return run.id
 
 

@@ -15,7 +15,7 @@ import psycopg2
 
 from dataloader.app.errors import DataloaderError
 from dataloader.app.queue.attempt_sessions import attempt_application_name
-from dataloader.app.queue.job import ClaimedJob, ReleaseReason, ReleaseRequest
+from dataloader.app.queue.job import ClaimedJob, Released, ReleaseReason
 from dataloader.pipelines.contract import Task
 from dataloader.workers.isolation.fork_server import NO_FORK_SERVER, ForkServer
 from tests.support.queue_fixture import QueueFixture
@@ -163,7 +163,7 @@ class Conductor:
             return True
         if fault is not None and fault.is_released:
             with suppress(psycopg2.Error, DataloaderError):
-                self._queue_db.queue.release([ReleaseRequest(worker.job, ReleaseReason.SHUTDOWN)])
+                self._queue_db.queue.release([(worker.job, Released(ReleaseReason.SHUTDOWN))])
         else:
             self._queue_db.expire_lease(worker.job.id)
             self._queue_db.reap(worker.job.id)

@@ -11,14 +11,14 @@ import psycopg2
 from dataloader.app.db.connection import Session
 from dataloader.app.errors import DataloaderError
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
-from dataloader.app.queue.job import ClaimedJob, Settlement, Status
+from dataloader.app.queue.job import ClaimedJob, Released, Settlement, Status
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.pipelines.contract import Pipelines, Task
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings
 from dataloader.workers.isolation.fork_server import NO_FORK_SERVER, ForkServer
 from dataloader.workers.isolation.run import run_isolated
-from dataloader.workers.outcome import LeaseLost, Outcome, Released
+from dataloader.workers.outcome import LeaseLost, Outcome
 from tests.target_proof.loads import HOME, SHAPES
 from tests.target_proof.wire import Line
 
@@ -130,6 +130,6 @@ class Worker:
 
     def _write(self, queue: JobQueue, outcome: Settlement | Released) -> None:
         if isinstance(outcome, Released):
-            queue.release([outcome.request_for(self.job)])
+            queue.release([(self.job, outcome)])
         else:
             queue.settle([(self.job, outcome)])

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from dataloader.app.queue.attempt_sessions import ServerSessions, SessionsEnded
-from dataloader.app.queue.job import ReleaseReason, Settlement, Status
+from dataloader.app.queue.job import Released, ReleaseReason, Settlement, Status
 from dataloader.pipelines.contract import Pipelines, Stop, StopReason
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings, Lease
-from dataloader.workers.outcome import LeaseLost, Outcome, Released
+from dataloader.workers.outcome import LeaseLost, Outcome
 from tests.support.claimed_jobs import claimed_job
 
 

@@ -31,10 +31,10 @@ def test_busy_threads_of_queue_delay_job_despite_idle_queues(worker_pools):
 
 
 def test_per_worker_limit_delays_job_despite_idle_threads(worker_pools, monkeypatch):
-    applied = record_calls(monkeypatch, Dispatcher, "apply_limits")
+    applied = record_calls(monkeypatch, Dispatcher, "apply_settings")
     Queues(worker_pools.queue_fixture.session).change_settings("q", per_worker=1)
     worker_pools.listening_pool({"q": 2})
-    eventually(lambda: any(limits["q"].max_in_process == 1 for _, limits in applied), message="the process knows")
+    eventually(lambda: any(settings["q"].max_in_process == 1 for _, settings in applied), message="the process knows")
     worker_pools.add_job("held")
     eventually(lambda: worker_pools.gate.arrived, message="one runs")
 

@@ -93,7 +93,7 @@ def test_lease_is_trusted_from_when_the_heartbeat_was_sent(monkeypatch: pytest.M
     info = SimpleNamespace(id=UUID(int=1), queues=(), tasks=())
     heartbeat = make(
         SlowQueue(), running, interval_sec=10.0, info=info, register=lambda: None, declare=lambda: None,
-        listen=lambda timeout: True, look=lambda: None, on_crash=None, counters=None,
+        listen=lambda timeout: True, scan_fronts=lambda: None, on_crash=None, counters=None,
     )  # fmt: skip
 
     heartbeat.run_once()

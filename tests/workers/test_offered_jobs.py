@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dataloader.app.features.limits.rows import Limits
-from dataloader.workers import front_looks
+from dataloader.workers import front_scans
 from dataloader.workers.pace import Pace
 from tests.support import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
@@ -18,7 +18,7 @@ def test_job_starts_when_the_run_before_it_ends(
     worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch, waits_for: str
 ):
     """The first claim finds all three jobs, and leaves one that waits in front of the last one that it has claimed. No
-    look at the front follows within an hour."""
+    scan from the front follows within an hour."""
     monkeypatch.setattr(Pace, "is_slow", True)
     monkeypatch.setattr(Pace, "interval_sec", 3600.0)
     queue_db = worker_pools.queue_fixture
@@ -32,9 +32,9 @@ def test_job_starts_when_the_run_before_it_ends(
     eventually(lambda: sorted(worker_pools.run_keys) == ["0", "1", "2"])
 
 
-def test_urgent_job_is_found_by_a_look(worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch):
+def test_urgent_job_is_found_by_a_scan(worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch):
     queue_db = worker_pools.queue_fixture
-    monkeypatch.setattr(front_looks, "DEFER_INTERVAL_SEC", 0.0)
+    monkeypatch.setattr(front_scans, "DEFER_INTERVAL_SEC", 0.0)
     monkeypatch.setattr(Pace, "is_slow", True)
     monkeypatch.setattr(Pace, "interval_sec", 0.0)
     queue_db.enqueue("a", task="quick", args={"n": 0})
@@ -49,7 +49,7 @@ def test_urgent_job_is_found_by_a_look(worker_pools: WorkerPoolFixture, monkeypa
     eventually(lambda: queue_db.fetch_row(deferred, str(unknown)), message="the other one is deferred")
 
 
-def test_job_that_fell_due_long_ago_is_found_by_a_look(
+def test_job_that_fell_due_long_ago_is_found_by_a_scan(
     worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch
 ):
     """A claim that starts behind a position makes ready only what fell due in the last ten seconds."""

@@ -54,10 +54,10 @@ def test_scheduled_job_starts_when_due_and_not_before(worker_pools: WorkerPoolFi
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_worker_thread_leads_again_after_all_were_busy(
+def test_worker_thread_listens_again_after_all_were_busy(
     worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch, threads: int
 ):
-    """The heartbeat listens while no one can; taken again and again, the lead would be no one's who claims."""
+    """The heartbeat listens while no worker thread can. If it began again at once each time, no thread would claim."""
     stood_in = record_calls(monkeypatch, Dispatcher, "listen_while_busy")
     pool = worker_pools.listening_pool({"q": threads})
     for _ in range(3):

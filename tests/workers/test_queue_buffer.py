@@ -12,7 +12,7 @@ from dataloader.pipelines.retry import Fixed
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_cursor import ClaimCursor
 from dataloader.workers.claim_timers import PollTimer
-from dataloader.workers.queue_buffer import QueueBuffer, QueueLimits
+from dataloader.workers.queue_buffer import BufferSettings, QueueBuffer
 
 POSITION = ("5", "2026-01-01 00:00:00+00", "00000000-0000-0000-0000-000000000001")
 HINT = ClaimHint(0, None, POSITION)
@@ -61,7 +61,7 @@ NO_ID = "00000000-0000-0000-0000-000000000000"
 A_SECOND_BEFORE = ("5", "2025-12-31T23:59:59+00:00", NO_ID)
 
 
-def test_claims_go_on_from_the_last_job_until_a_look_is_quick_again():
+def test_claims_go_on_from_the_last_job_until_a_scan_is_quick():
     cursor = slow_cursor()
     cursor.start_soon()
     assert cursor.start(120.2, promoted=True) == A_SECOND_BEFORE, (
@@ -72,7 +72,7 @@ def test_claims_go_on_from_the_last_job_until_a_look_is_quick_again():
     cursor.advance(ClaimHint(0, None, None), is_full=False, from_front=False, began=120.3, now=120.301)
     assert cursor.start(1000.0, promoted=False) == A_SECOND_BEFORE
 
-    cursor.record_look(None, 0.001, 1000.0)
+    cursor.record_scan(None, 0.001, 1000.0)
     assert cursor.start(1000.1, promoted=False) == FRONT
 
 
@@ -92,36 +92,36 @@ def test_claim_of_what_it_has_promoted_alone_does_not_move_the_position():
     assert cursor.position == POSITION
 
 
-def test_next_claim_starts_once_where_a_look_has_found_a_job():
+def test_next_claim_starts_once_where_a_scan_has_found_a_job():
     cursor = slow_cursor()
-    assert not cursor.is_look_due(125.0)
-    assert cursor.is_look_due(125.2), "after 50 times what a claim took"
-    cursor.record_look(("1", "2026-01-01 00:00:00.5+00", "00000000-0000-0000-0000-000000000007"), 0.1, 125.2)
+    assert not cursor.is_scan_due(125.0)
+    assert cursor.is_scan_due(125.2), "after 50 times what a claim took"
+    cursor.record_scan(("1", "2026-01-01 00:00:00.5+00", "00000000-0000-0000-0000-000000000007"), 0.1, 125.2)
 
     assert cursor.start(125.3, promoted=False) == ("1", "2026-01-01T00:00:00.499999+00:00", NO_ID)
     assert cursor.start(125.4, promoted=False) == A_SECOND_BEFORE
-    assert not cursor.is_look_due(130.1)
-    assert cursor.is_look_due(130.3)
+    assert not cursor.is_scan_due(130.1)
+    assert cursor.is_scan_due(130.3)
 
 
-def test_claims_start_later_once_a_look_has_found_that_nothing_is_ready():
+def test_claims_start_later_once_a_scan_has_found_nothing_ready():
     """Other processes have run the jobs of hours."""
     cursor = slow_cursor()
-    cursor.record_look(("5", "2026-01-01 05:00:00+00", NO_ID), 0.1, 125.2)
+    cursor.record_scan(("5", "2026-01-01 05:00:00+00", NO_ID), 0.1, 125.2)
 
     assert cursor.start(125.3, promoted=False) == ("5", "2026-01-01T04:59:59.999999+00:00", NO_ID)
     assert cursor.start(125.4, promoted=False) == ("5", "2026-01-01T04:59:59+00:00", NO_ID)
 
 
-def test_quick_front_is_not_looked_at():
+def test_quick_front_is_not_scanned():
     cursor = ClaimCursor()
     cursor.advance(HINT, is_full=True, from_front=True, began=100.0, now=100.1)
 
-    assert not cursor.is_look_due(200.0)
+    assert not cursor.is_scan_due(200.0)
 
 
 @pytest.mark.parametrize("is_failed", [False, True])
-def test_process_that_knows_no_position_waits_for_a_look(is_failed: bool):
+def test_process_that_knows_no_position_waits_for_a_scan(is_failed: bool):
     cursor = ClaimCursor()
     for began in (100.0, 110.0, 120.0):
         assert cursor.start(began, promoted=False) == FRONT
@@ -130,9 +130,9 @@ def test_process_that_knows_no_position_waits_for_a_look(is_failed: bool):
     assert cursor.start(121.0, promoted=False) is None
 
     if is_failed:
-        cursor.record_failed_look(130.0)
+        cursor.record_failed_scan(130.0)
     else:
-        cursor.record_look(POSITION, 0.1, 130.0)
+        cursor.record_scan(POSITION, 0.1, 130.0)
     start = FRONT if is_failed else ("5", "2025-12-31T23:59:59.999999+00:00", NO_ID)
     assert cursor.start(130.0, promoted=False) == start
     assert cursor.start(130.0, promoted=False) is None, "that was for one claim"
@@ -142,7 +142,7 @@ def test_scan_grows_behind_a_position_too():
     cursor = slow_cursor()
     cursor.advance(ClaimHint(3, None, None), is_full=False, from_front=False, began=121.0, now=121.0)
 
-    assert cursor.scan == 16
+    assert cursor.scan_limit == 16
 
 
 def test_jobs_are_offered_only_where_the_front_is_slow():
@@ -160,19 +160,19 @@ def test_scan_grows_while_busy_keys_stand_in_front():
     cursor, scans = ClaimCursor(), []
     for _ in range(6):
         cursor.advance(ClaimHint(3, None, None), is_full=False, from_front=True, began=100.0, now=100.0)
-        scans.append(cursor.scan)
+        scans.append(cursor.scan_limit)
     assert scans == [16, 64, 256, 500, 500, 500]
 
     cursor.advance(HINT, is_full=True, from_front=True, began=100.0, now=100.0)
-    assert cursor.scan == 0
+    assert cursor.scan_limit == 0
 
 
-def buffer_of(threads: int = 10, longest_run_sec: float = 0.1, **limits: object) -> QueueBuffer:
+def buffer_of(threads: int = 10, longest_run_sec: float = 0.1, **settings: object) -> QueueBuffer:
     buffer = QueueBuffer(
         "q", threads, threading.Condition(), PollTimer(Fixed(15)), idle_count=threads, longest_run_sec=longest_run_sec
     )
     buffer.was_full = True
-    buffer.limits = QueueLimits(**limits)  # type: ignore[arg-type]
+    buffer.settings = BufferSettings(**settings)  # type: ignore[arg-type]
     return buffer
 
 
@@ -217,7 +217,7 @@ def test_nothing_is_prefetched_until_a_claim_came_back_full():
 
 
 def test_limited_queue_prefetches_nothing():
-    assert buffer_of(longest_run_sec=0.001, has_global_limit=True).prefetch == 0
+    assert buffer_of(longest_run_sec=0.001, has_concurrency=True).prefetch == 0
     assert buffer_of(longest_run_sec=0.001, max_in_process=3).claim_size == 3
 
 

@@ -15,7 +15,7 @@ from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Fixed
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import PollTimer
-from dataloader.workers.queue_buffer import QueueBuffer, QueueLimits
+from dataloader.workers.queue_buffer import QueueBuffer, BufferSettings
 from dataloader.workers.queue_claims import QueueClaims
 
 NOTHING = ClaimHint(0, None)
@@ -137,7 +137,7 @@ def test_claim_of_offered_jobs_leaves_the_promotion_to_the_next_which_follows_at
 
 
 def test_claims_of_a_fair_queue_promote_and_go_on_behind_the_last_turn(claims, claimer, buffer, run):
-    buffer.limits = QueueLimits(is_fair=True)
+    buffer.settings = BufferSettings(is_fair=True)
     claimer.hint = ClaimHint(0, None, ("acme", "2"))
     run()
     claimer.hint = NOTHING
@@ -164,7 +164,7 @@ def test_claim_scans_further_where_busy_keys_are_in_front(claims, claimer, buffe
 def test_claim_is_repeated_where_nothing_tells_of_a_change(
     claims, claimer, buffer, run, retries, has_limit: bool, skipped: int, pause_sec: float
 ):
-    buffer.limits = QueueLimits(has_global_limit=has_limit)
+    buffer.settings = BufferSettings(has_concurrency=has_limit)
     claimer.hint = ClaimHint(skipped, None)
     before = clock()
     run()

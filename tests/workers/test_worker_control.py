@@ -14,7 +14,7 @@ from dataloader.app.state.queues import Queues
 from dataloader.workers import memory, worker_control
 from dataloader.workers.listener import ListenState
 from dataloader.workers.pool import WorkerPool
-from dataloader.workers.queue_buffer import QueueLimits
+from dataloader.workers.queue_buffer import BufferSettings
 from dataloader.workers.running_attempts import RunningAttempts
 from tests.support import eventually
 from tests.support.recording import record_calls
@@ -26,14 +26,14 @@ def queues(worker_pools: WorkerPoolFixture) -> Queues:
     return Queues(worker_pools.queue_fixture.session)
 
 
-def ruled(pool: WorkerPool, queue: str = "q") -> QueueLimits:
-    return pool._dispatcher.queues[queue].limits
+def settings_of(pool: WorkerPool, queue: str = "q") -> BufferSettings:
+    return pool._dispatcher.queues[queue].settings
 
 
 def test_a_paused_queue_rests_and_an_opened_one_goes_on_at_once(worker_pools, queues):
     pool = worker_pools.listening_pool({"q": 1})
     queues.change_settings("q", state=QueueState.PAUSED)
-    eventually(lambda: ruled(pool).paused, message="the process knows")
+    eventually(lambda: settings_of(pool).paused, message="the process knows")
     job_id = worker_pools.add_job()
     assert worker_pools.queue_fixture.status(job_id) is Status.QUEUED
 
@@ -61,7 +61,7 @@ def test_global_limit_is_kept_across_processes(worker_pools, queues):
 def test_process_limit_is_kept_and_raised_with_threads(worker_pools, queues):
     queues.change_settings("q", per_worker=1)
     pool = worker_pools.listening_pool({"q": 2})
-    eventually(lambda: ruled(pool).max_in_process == 1, message="the process knows")
+    eventually(lambda: settings_of(pool).max_in_process == 1, message="the process knows")
     job_ids = [worker_pools.add_job("held", args={"n": n}) for n in range(3)]
     eventually(lambda: worker_pools.gate.arrived, message="one runs")
     assert worker_pools.queue_fixture.fetch_row("SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 1
@@ -80,7 +80,7 @@ def test_drained_worker_claims_nothing_until_resumed(worker_pools, queues):
     eventually(lambda: queues.worker(pool.id).rss_bytes, message="it has reported its state")
 
     queues.drain_worker(pool.id, draining=True)
-    eventually(lambda: ruled(pool).paused, message="the process knows")
+    eventually(lambda: settings_of(pool).paused, message="the process knows")
     second = worker_pools.add_job()
     worker_pools.gate.open()
     worker_pools.wait_for_status(first, Status.SUCCEEDED)
@@ -105,7 +105,7 @@ def test_idle_process_reports_less_while_it_is_notified(monkeypatch):
     make: Any = worker_control.WorkerControl
     control = make(
         ReportedTo(),
-        SimpleNamespace(queues={}, apply_limits=lambda limits: None),
+        SimpleNamespace(queues={}, apply_settings=lambda settings: None),
         RunningAttempts(),
         worker_id=uuid4(),
         interval_sec=10.0,

@@ -19,7 +19,7 @@ from typing import Any
 from uuid import UUID
 
 from dataloader.app.queue.attempt_sessions import attempt_application_name
-from dataloader.app.queue.job import ReleaseReason
+from dataloader.app.queue.job import Released, ReleaseReason
 from dataloader.pipelines.contract import Command, Fail, StopReason, Task, TaskKind, TaskOptions
 from dataloader.pipelines.failures import describe_error
 from dataloader.pipelines.json_values import encode_strictly
@@ -32,7 +32,6 @@ from dataloader.workers.isolation.interpreter import STANDALONE_PROGRAM, standal
 from dataloader.workers.isolation.processes import SpawnedProcess, WatchedProcess
 from dataloader.workers.outcome import (
     Outcome,
-    Released,
     SettledByTask,
     add_event_fields,
     crashed,

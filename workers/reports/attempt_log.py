@@ -8,11 +8,11 @@ from typing import Any
 
 from dataloader.app import log
 from dataloader.app.log import Alert
-from dataloader.app.queue.job import ReapedJob, ReleaseReason, Settlement, Status
+from dataloader.app.queue.job import ReapedJob, Released, ReleaseReason, Settlement, Status
 from dataloader.app.queue.parameters import bounded_delay
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
-from dataloader.workers.outcome import Outcome, Released
+from dataloader.workers.outcome import Outcome
 from dataloader.workers.reports.sentry import report_failure
 
 _log = log.get(__name__)
@@ -87,7 +87,7 @@ def _format_time(timestamp: datetime | None) -> str | None:
 
 
 class BlockedKeysLog:
-    """Logs keys that block jobs, each once a minute. Used by the dispatcher's leader alone."""
+    """Logs keys that block jobs, each once a minute. Used by the claiming thread alone."""
 
     def __init__(self) -> None:
         self._reported_at: dict[str, float] = {}

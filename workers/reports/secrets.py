@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from dataloader.app import log
-from dataloader.app.queue.job import Settlement
+from dataloader.app.queue.job import Released, Settlement
 from dataloader.pipelines.job_args import SECRET_KEY, BadReference, find_references, substitute
 from dataloader.pipelines.json_values import is_array_or_number, plain_value
-from dataloader.workers.outcome import Outcome, Released
+from dataloader.workers.outcome import Outcome
 
 _MIN_LENGTH = 4  # a shorter one cannot be redacted: many texts contain it
 _MAX_FILE_BYTES = 65_536

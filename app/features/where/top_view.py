@@ -45,7 +45,7 @@ class TopView:
     jobs: Sequence[text.Payload] = ()
     has_more: bool = False
     problem: str = "Reading …"  # why there is no list; shown above the keys
-    notice: str = ""  # of the last act, likewise
+    notice: str = ""  # of the last act; shown above the keys
     selected: str = ""  # the id of a job
     detail: Sequence[str] = ()  # of the selected job, in place of the list
     detail_verb: Verb | None = None

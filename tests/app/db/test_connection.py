@@ -14,7 +14,7 @@ from dataloader.app.db.connection import Session
 from dataloader.app.db.statements import parse_statements, statements
 from dataloader.app.errors import DatabaseUnavailable, InvalidJob
 from dataloader.app.queue.claims import ClaimRequest
-from dataloader.app.queue.job import SUCCEEDED, NewJob, ReleaseReason, ReleaseRequest, new_run_ids
+from dataloader.app.queue.job import SUCCEEDED, NewJob, Released, ReleaseReason, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.queue.parameters import release_parameters
 from tests.support import answer_of, eventually, free_port
@@ -187,7 +187,7 @@ def test_a_refused_value_leaves_the_connection_as_it_was(queue_db):
 
 def test_statement_of_several_parts_is_atomic(queue_db):
     run = queue_db.enqueue_and_claim("k")
-    released = release_parameters([ReleaseRequest(run, ReleaseReason.WAITS)], max_result_bytes=100)
+    released = release_parameters([(run, Released(ReleaseReason.WAITS))], max_result_bytes=100)
 
     with pytest.raises(InvalidJob):
         queue_db.session.execute("release_for_offloads", released | {"offloads": "no array"})

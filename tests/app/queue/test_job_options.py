@@ -11,8 +11,8 @@ import pytest
 from dataloader.app.errors import IdempotencyConflict, InvalidJob, NotRetryable
 from dataloader.app.queue.job import (
     NewJob,
+    Released,
     ReleaseReason,
-    ReleaseRequest,
     RenewalRequest,
     Settlement,
     SettleResult,
@@ -117,7 +117,7 @@ def test_checkpoint_reaches_next_attempt_however_this_one_ends(queue_db):
     run = next_run({"page": 1})
     queue_db.release(run)
     run = next_run({"page": 1})
-    queue_db.queue.release([ReleaseRequest(run, ReleaseReason.SHUTDOWN, None, {"page": 2})])
+    queue_db.queue.release([(run, Released(ReleaseReason.SHUTDOWN, None, {"page": 2}))])
     run = next_run({"page": 2})
     queue_db.settle(run, Status.QUEUED)
     run = next_run({"page": 2})
@@ -179,7 +179,7 @@ def test_crashes_are_counted_until_a_person_begins_afresh(queue_db):
 
 def test_notes_are_kept_in_the_journal(queue_db):
     run = queue_db.enqueue_and_claim()
-    queue_db.queue.release([ReleaseRequest(run, ReleaseReason.SHUTDOWN, None, None, {"rung": 2})])
+    queue_db.queue.release([(run, Released(ReleaseReason.SHUTDOWN, None, None, {"rung": 2}))])
     (run,) = queue_db.claim()
     queue_db.settle(run, event_fields={"peak_mb": 7, "odd": float("nan")})
 

@@ -9,8 +9,8 @@ import pytest
 from dataloader.app.errors import IdempotencyConflict
 from dataloader.app.queue.job import (
     NewJob,
+    Released,
     ReleaseReason,
-    ReleaseRequest,
     Settlement,
     Status,
     new_run_ids,
@@ -137,7 +137,7 @@ def test_release_racing_block_of_next_job_unblocks_it(queue_db, why):
     waiting = queue_db.enqueue()
     with midway(queue_db) as claimer:
         assert claimer.claim("q", ["t"], new_run_ids(1), "w")[0] == []
-        handing = BackgroundCall(queue_db.new_queue().release, [ReleaseRequest(running, why)])
+        handing = BackgroundCall(queue_db.new_queue().release, [(running, Released(why))])
         queue_db.wait_for_lock_waiters()
 
     assert [fate.outcome for fate in handing.result()] == ["applied"]

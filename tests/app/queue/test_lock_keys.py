@@ -11,7 +11,7 @@ import psycopg2
 import pytest
 
 from dataloader.app.queue.claims import ClaimRequest
-from dataloader.app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
+from dataloader.app.queue.job import Released, ReleaseReason, Settlement, Status, new_run_ids
 from dataloader.app.queue.jobs import JobQueue
 from tests.support import eventually
 
@@ -309,7 +309,7 @@ def test_two_keys_with_one_hash_delay_another_process_only(queue_db, twins):
     job_id = queue_db.enqueue(twins[1])
     ((there,), _) = queue_db.claim_once(by=other)
     assert other.lock_keys([there]) == [(False, True)]
-    other.release([ReleaseRequest(there, ReleaseReason.LOCK_BUSY)])
+    other.release([(there, Released(ReleaseReason.LOCK_BUSY))])
     assert queue_db.repair_blocked() == ()
 
     queue_db.queue.unlock_keys([here.key_hash])
@@ -359,7 +359,7 @@ def test_claim_with_larger_scan_passes_jobs_of_one_busy_key(queue_db):
     queue_db.enqueue("cool")
 
     nearby, outlook = queue_db.queue.claim("q", ["t"], new_run_ids(1), "w")
-    further, _ = queue_db.queue.claim("q", ["t"], new_run_ids(1), "w", ClaimRequest(scan=40))
+    further, _ = queue_db.queue.claim("q", ["t"], new_run_ids(1), "w", ClaimRequest(scan_limit=40))
 
     assert (nearby, outlook.skipped) == ([], 1)
     assert [job.lock_key for job in further] == ["cool"]

@@ -12,8 +12,8 @@ from dataloader.app.errors import NotRetryable
 from dataloader.app.queue.job import (
     TRANSITIONS,
     ClaimedJob,
+    Released,
     ReleaseReason,
-    ReleaseRequest,
     Settlement,
     Status,
     Transition,
@@ -92,7 +92,7 @@ def settle(status: Status) -> Callable[[QueueFixture, ClaimedJob], None]:
 
 def release(why: ReleaseReason) -> Callable[[QueueFixture, ClaimedJob], None]:
     def release(queue_db: QueueFixture, run: ClaimedJob) -> None:
-        queue_db.queue.release([ReleaseRequest(run, why)])
+        queue_db.queue.release([(run, Released(why))])
 
     return release
 

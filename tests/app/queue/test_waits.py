@@ -14,7 +14,7 @@ from dataloader.app.errors import DatabaseUnavailable, WaitRefused
 from dataloader.app.features.graphs.rows import Graphs
 from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.why.explain import JobExplainer
-from dataloader.app.queue.job import ClaimedJob, ReleaseReason, ReleaseRequest, Settlement, SettleResult, Status
+from dataloader.app.queue.job import ClaimedJob, Released, ReleaseReason, Settlement, SettleResult, Status
 from tests.app.queue.test_graphs import after, child, graph, run
 from tests.support import eventually
 
@@ -23,7 +23,7 @@ _SUCCEEDED = Settlement(Status.SUCCEEDED)
 
 def wait(queue_db, claimed: ClaimedJob, *awaited: UUID, queue=None, **more) -> SettleResult:
     """Release a run until these jobs have ended."""
-    request = ReleaseRequest(claimed, ReleaseReason.WAITS, awaited=awaited, **more)
+    request = (claimed, Released(ReleaseReason.WAITS, awaited=awaited, **more))
     result: SettleResult
     (result,) = (queue or queue_db.queue).release([request])
     return result

@@ -17,7 +17,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
-from dataloader.app.queue.job import Settlement, Status
+from dataloader.app.queue.job import Released, Settlement, Status
 from dataloader.pipelines.contract import Pipelines, StopReason, registry
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.isolation import child as child_module
@@ -25,7 +25,7 @@ from dataloader.workers.isolation import watchdog
 from dataloader.workers.isolation.child import ChildProcess, StartFailed
 from dataloader.workers.isolation.fork_server import NO_FORK_SERVER, ForkServer
 from dataloader.workers.isolation.processes import SpawnedProcess
-from dataloader.workers.outcome import LeaseLost, Released
+from dataloader.workers.outcome import LeaseLost
 from tests.support import eventually, hostile_tasks
 from tests.support.claimed_jobs import CapturedLines, Running, attempt_with
 from tests.support.real_service import ServiceJobs, is_alive, query_rows

@@ -16,12 +16,12 @@ from uuid import UUID
 import pytest
 
 from dataloader.app.features.limits.rows import Limits
-from dataloader.app.queue.job import ReleaseReason, Settlement, Status
+from dataloader.app.queue.job import Released, ReleaseReason, Settlement, Status
 from dataloader.pipelines.contract import Pipelines, StopReason, load_tasks
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.isolation.interpreter import MIN_VERSION, STANDALONE_PROGRAM
-from dataloader.workers.outcome import Outcome, Released
+from dataloader.workers.outcome import Outcome
 from dataloader.workers.reports.secrets import SecretStore
 from dataloader.workers.testing import drain
 from tests.support import eventually, graph_tasks

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from dataloader.app.features.bulk.rows import BulkOperations
-from dataloader.app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status
+from dataloader.app.queue.job import Released, ReleaseReason, Settlement, Status
 from tests.support.databases import execute_sql
 
 
@@ -177,7 +177,7 @@ def test_a_job_that_waits_for_jobs_of_another_graph_is_shown(client, queue, requ
     waiting, awaited = (UUID(graph["jobs"]["load"]) for graph in graphs)
     (run,) = [run for run in queue.claim("etl", ["noop"], [str(uuid4())] * 1, "w")[0] if run.id == waiting]
 
-    queue.release([ReleaseRequest(run, ReleaseReason.WAITS, awaited=[awaited])])
+    queue.release([(run, Released(ReleaseReason.WAITS, awaited=[awaited]))])
 
     for path in (f"/jobs/{waiting}", f"/jobs/{awaited}", *(f"/graphs/{graph['graph_id']}" for graph in graphs)):
         assert client.get(path).status_code == 200, path

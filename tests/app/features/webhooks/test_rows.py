@@ -13,7 +13,7 @@ import pytest
 from dataloader.app.db.statements import statements
 from dataloader.app.errors import DeliveryNotFound, InvalidJob, WebhookNotFound
 from dataloader.app.features.webhooks.rows import DeliveryResult, DeliveryState, LeasedDelivery, Webhooks
-from dataloader.app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status
+from dataloader.app.queue.job import Released, ReleaseReason, Settlement, Status
 from dataloader.app.queue.webhook_events import SUBSCRIBABLE_EVENTS, WebhookEvent
 from tests.support.queue_fixture import QueueFixture
 
@@ -69,7 +69,7 @@ def cancel_running(queue_db: QueueFixture) -> None:
 def hand_back_canceled(queue_db: QueueFixture) -> None:
     run = queue_db.enqueue_and_claim()
     queue_db.queue.cancel(run.id)
-    queue_db.queue.release([ReleaseRequest(run, ReleaseReason.SHUTDOWN)])
+    queue_db.queue.release([(run, Released(ReleaseReason.SHUTDOWN))])
 
 
 def vanish(queue_db: QueueFixture) -> None:
@@ -122,7 +122,7 @@ def test_nothing_is_written_without_subscribers(queue_db, hooks, move):
 def test_a_hand_back_and_a_retry_by_a_person_are_no_news(queue_db, hooks):
     hooks.add(URL, events=SUBSCRIBABLE_EVENTS)
     run = queue_db.enqueue_and_claim()
-    queue_db.queue.release([ReleaseRequest(run, ReleaseReason.SHUTDOWN)])
+    queue_db.queue.release([(run, Released(ReleaseReason.SHUTDOWN))])
     again = queue_db.claim()[0]
     queue_db.queue.settle([(again, Settlement(Status.FAILED, error="x"))])
     queue_db.queue.retry(run.id)

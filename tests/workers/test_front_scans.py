@@ -11,9 +11,9 @@ import pytest
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Fixed
-from dataloader.workers import front_looks
+from dataloader.workers import front_scans
 from dataloader.workers.claim_timers import PollTimer
-from dataloader.workers.front_looks import FrontLooks
+from dataloader.workers.front_scans import FrontScans
 from dataloader.workers.queue_buffer import QueueBuffer
 
 FOUND = ("5", "2026-01-01 00:00:00+00", "00000000-0000-0000-0000-000000000001")
@@ -28,7 +28,7 @@ class RecordedQueue:
         self.sent.append("promote")
 
     def find_first_ready(self, queue: str, tasks: Any, *, quiet_priority: str | None) -> tuple[Any, float]:
-        self.sent.append(f"look at {queue}")
+        self.sent.append(f"scan {queue}")
         if self._is_failing:
             raise DatabaseUnavailable("it took too long")
         return FOUND, 0.1
@@ -38,7 +38,7 @@ class RecordedQueue:
         return {}
 
 
-def make(queue: RecordedQueue, *, slow: str, quick: str = "") -> tuple[FrontLooks, dict[str, QueueBuffer], list[Any]]:
+def make(queue: RecordedQueue, *, slow: str, quick: str = "") -> tuple[FrontScans, dict[str, QueueBuffer], list[Any]]:
     names = (*slow.split(), *quick.split())
     buffers = {name: QueueBuffer(name, 1, threading.Condition(), PollTimer(Fixed(15))) for name in names}
     for name in slow.split():
@@ -48,49 +48,49 @@ def make(queue: RecordedQueue, *, slow: str, quick: str = "") -> tuple[FrontLook
     dispatcher: Any = SimpleNamespace(
         queues=buffers, claims=SimpleNamespace(), claim_soon=lambda buffer: woken.append(buffer.queue)
     )
-    return FrontLooks(queue, ("t",), dispatcher), buffers, woken  # type: ignore[arg-type]
+    return FrontScans(queue, ("t",), dispatcher), buffers, woken  # type: ignore[arg-type]
 
 
 def test_quick_fronts_cost_nothing():
     queue = RecordedQueue()
-    looks, _, _ = make(queue, slow="", quick="a b")
+    scans, _, _ = make(queue, slow="", quick="a b")
 
-    looks.run_once()
+    scans.run_once()
 
     assert queue.sent == []
 
 
 def test_each_call_sends_one_statement_and_each_has_its_turn(monkeypatch: pytest.MonkeyPatch):
     now = [clock()]
-    monkeypatch.setattr(front_looks, "clock", lambda: now[0])
+    monkeypatch.setattr(front_scans, "clock", lambda: now[0])
     queue = RecordedQueue()
-    looks, buffers, woken = make(queue, slow="a b", quick="c")
+    scans, buffers, woken = make(queue, slow="a b", quick="c")
 
     for n in range(40):
-        looks.run_once()
+        scans.run_once()
         assert len(queue.sent) <= n + 1
         now[0] += 1.0
 
-    assert set(queue.sent) == {"defer in a", "defer in b", "look at a", "look at b", "promote"}
-    assert queue.sent[:2] == ["look at a", "look at b"]
-    assert queue.sent.count("look at a") >= 5
+    assert set(queue.sent) == {"defer in a", "defer in b", "scan a", "scan b", "promote"}
+    assert queue.sent[:2] == ["scan a", "scan b"]
+    assert queue.sent.count("scan a") >= 5
     assert queue.sent.count("defer in a") == 1
     assert set(woken) == {"a", "b"}
     assert buffers["a"].cursor.start(now[0], promoted=False) is not None
 
 
 @pytest.mark.parametrize("position", [None, FOUND])
-def test_look_that_takes_too_long_ends_nothing(position: Any):
-    """Where a process knows no position, its next claim starts at the front: it may take longer than a look."""
+def test_scan_that_takes_too_long_ends_nothing(position: Any):
+    """Where a process knows no position, its next claim starts at the front: it may take longer than a scan."""
     queue = RecordedQueue(is_failing=True)
-    looks, buffers, woken = make(queue, slow="a")
+    scans, buffers, woken = make(queue, slow="a")
     cursor = buffers["a"].cursor
     cursor.position = position
 
     for _ in range(5):
-        looks.run_once()
+        scans.run_once()
 
-    assert queue.sent.count("look at a") == 1
+    assert queue.sent.count("scan a") == 1
     assert cursor.is_front_slow
     assert woken == ([] if position else ["a"])
     assert cursor.start(clock(), promoted=False) is not None

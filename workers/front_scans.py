@@ -1,4 +1,4 @@
-"""Looks for the first ready job of queues whose claims no longer start at the front: see `ClaimCursor`."""
+"""Scans for the first ready job of queues whose claims no longer start at the front: see `ClaimCursor`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFER_INTERVAL_SEC = 30.0  # between two deferrals of jobs of unknown tasks, whi
 
 
 @dataclass
-class FrontLooks:
+class FrontScans:
     """Used by the heartbeat's thread, once a second: for one statement, as no heartbeat may be late. Claims go on."""
 
     queue: JobQueue
@@ -37,24 +37,24 @@ class FrontLooks:
         steps: list[tuple[float, Callable[[], None]]] = [(self._next_at.setdefault("", now + 1.0), self._promote)]
         for buffer in slow:
             defer_at = self._next_at.setdefault(buffer.queue, now + DEFER_INTERVAL_SEC)
-            steps.append((buffer.cursor.next_front_at, partial(self._look, buffer)))
+            steps.append((buffer.cursor.next_front_at, partial(self._scan, buffer)))
             steps.append((defer_at, partial(self._defer_unknown_tasks, buffer)))
         due_at, step = min(steps, key=lambda step: step[0])
         if now >= due_at:
             with suppress(DatabaseUnavailable):  # perhaps it takes too long, and others do not
                 step()
 
-    def _look(self, buffer: QueueBuffer) -> None:
+    def _scan(self, buffer: QueueBuffer) -> None:
         cursor, position = buffer.cursor, buffer.cursor.position
         priority = None if position is None else position[0]
         try:
             first_ready, took_sec = self.queue.find_first_ready(buffer.queue, self.tasks, quiet_priority=priority)
         except DatabaseUnavailable:
-            cursor.record_failed_look(clock())
+            cursor.record_failed_scan(clock())
             if position is None:
                 self.dispatcher.claim_soon(buffer)
             raise
-        cursor.record_look(first_ready, took_sec, clock())
+        cursor.record_scan(first_ready, took_sec, clock())
         self.dispatcher.claims.last_claim_at = clock()
         if first_ready is not None or not cursor.is_front_slow:
             self.dispatcher.claim_soon(buffer)
