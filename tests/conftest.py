@@ -23,6 +23,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from types import CodeType
 
@@ -32,7 +33,7 @@ from hypothesis import HealthCheck, settings
 from jinja2.bccache import Bucket, BytecodeCache
 
 from dataloader.app.postgres import EmbeddedServer
-from dataloader.app.postgres.binaries import Choice
+from dataloader.app.postgres.binaries import Binaries, Choice, ServerAccount, choose_binaries
 from tests.support import Databases, PrivateServer, Process
 from tests.support.databases import SERVER_VARIABLE, apply_schema, superuser_dsn
 from tests.support.private_server import copy_data_dir
@@ -231,9 +232,24 @@ def wheel_python(run_folder: Path, wheel_path: Path) -> Path:
     return made_once(run_folder / "wheel-environment", lambda folder: make_environment(folder, wheel_path))
 
 
+@pytest.fixture(scope="session")
+def binaries_chooser(run_folder: Path) -> Callable[..., Binaries]:
+    """Choose a server's binaries as the product does, but once: it starts each of their programs to see its version."""
+
+    @cache
+    def choose(choice: Choice, account: ServerAccount, major: int | None) -> Binaries:
+        return choose_binaries(choice, account=account, data_folder=run_folder, major=major)
+
+    return lambda choice, *, account, data_folder, major: choose(choice, account, major)
+
+
 @pytest.fixture
-def server(run_folder: Path, ready_made: Path, postgres_binaries: Choice) -> Iterator[PrivateServer]:
+def server(
+    run_folder: Path, ready_made: Path, postgres_binaries: Choice, binaries_chooser: Callable[..., Binaries],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[PrivateServer]:  # fmt: skip
     """A server of this test's own: `server.dsn`, `.stop()`, `.start()`, `.restart()`, `.crash()`, `.kill()`."""
+    monkeypatch.setattr("dataloader.app.postgres.server.choose_binaries", binaries_chooser)
     folder = copy_data_dir(ready_made, Path(tempfile.mkdtemp(prefix="own-", dir=run_folder)))
     # A test that kills the server counts on what was committed: it must be with the kernel, which is not killed.
     settings = {**UNSAFE_FAST_SETTINGS, "synchronous_commit": "on"}
