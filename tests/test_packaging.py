@@ -113,21 +113,16 @@ def test_no_registry_is_named(name):
     assert re.findall(r"https?://|file:|(?<!no-emit)-index-url|(?<!no-emit)-find-links", text) == []
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
-
-
-def test_wheel_has_one_top_level_package(wheel):
+def test_wheel_has_one_top_level_package(wheel_path):
     version = project()["project"]["version"]
 
-    assert {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()} == {
+    assert {name.partition("/")[0] for name in zipfile.ZipFile(wheel_path).namelist()} == {
         "dataloader", f"pg_dataloader-{version}.dist-info",
     }  # fmt: skip
 
 
-def test_wheel_has_all_files_of_the_package(wheel):
-    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("dataloader/")}
+def test_wheel_has_all_files_of_the_package(wheel_path):
+    names = {name for name in zipfile.ZipFile(wheel_path).namelist() if name.startswith("dataloader/")}
     files = {
         str(Path(parent, name).relative_to(ROOT))
         for parent, _, found in os.walk(ROOT / "dataloader", followlinks=True)
@@ -145,8 +140,8 @@ def test_wheel_has_all_files_of_the_package(wheel):
     }  # fmt: skip
 
 
-def test_wheel_has_all_licences(wheel):
-    names = zipfile.ZipFile(wheel).namelist()
+def test_wheel_has_all_licences(wheel_path):
+    names = zipfile.ZipFile(wheel_path).namelist()
 
     assert {re.sub(r".*/licenses/", "", name) for name in names if "/licenses/" in name} == {
         "LICENSE",
@@ -155,11 +150,11 @@ def test_wheel_has_all_licences(wheel):
     }
 
 
-def test_wheel_of_source_distribution_is_the_same(wheel, tmp_path):
+def test_wheel_of_source_distribution_is_the_same(wheel_path, tmp_path):
     shutil.unpack_archive(build_source_distribution(tmp_path / "sdist"), tmp_path / "source", filter="data")
     (source,) = (tmp_path / "source").iterdir()
 
-    assert contents(build_wheel(tmp_path / "wheel", source)) == contents(wheel)
+    assert contents(build_wheel(tmp_path / "wheel", source)) == contents(wheel_path)
 
 
 def contents(wheel: Path) -> dict[str, int]:
@@ -195,8 +190,8 @@ def test_make_names_missing_links(tmp_path):
     assert not (tmp_path / ".venv").exists()
 
 
-def test_an_installed_wheel_runs_without_the_checkout(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as archive:
+def test_an_installed_wheel_runs_without_the_checkout(wheel_path, tmp_path):
+    with zipfile.ZipFile(wheel_path) as archive:
         archive.extractall(tmp_path / "site")
     code = (
         "from dataloader.app import cli; from dataloader.app.db.schema import schema_text; "

@@ -21,7 +21,6 @@ from tests.support.real_service import (
     postgres_pids_of,
     wait_for_end_of_postgres,
 )
-from tests.support.wheel import build_wheel, make_environment
 
 Gunicorn = Callable[..., RunningService]
 
@@ -58,12 +57,12 @@ def test_it_serves_and_works_on_the_database_it_is_given(gunicorn: Gunicorn, dsn
     jobs.check_invariants()
 
 
-def test_installed_wheel_serves_and_works(dsn: str, tmp_path: Path):
+def test_installed_wheel_serves_and_works(wheel_python: Path, dsn: str, tmp_path: Path):
     migrate(dsn)
-    python, port = make_environment(tmp_path / "venv", build_wheel(tmp_path / "wheel")), free_port()
+    port = free_port()
     config = ("--config", "python:dataloader.gunicorn_conf")
     with Process(
-        [python, "-m", "gunicorn", *config, "dataloader.wsgi:app"],
+        [wheel_python, "-m", "gunicorn", *config, "dataloader.wsgi:app"],
         output=tmp_path / "gunicorn.log",
         env={**FAST_SETTINGS, "DL_PIPELINES": "dataloader.pipelines", "APP_PORT": str(port), "DL_DB_DSN": dsn},
         cwd=tmp_path,

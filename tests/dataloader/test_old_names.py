@@ -16,7 +16,6 @@ from dataloader.app.queue.job import Status
 from tests.support import Process, eventually
 from tests.support.processes import ROOT, clean_environment
 from tests.support.queue_fixture import QueueFixture
-from tests.support.wheel import build_wheel, make_environment
 
 MODULES = ("app", "pipelines", "workers")
 
@@ -44,11 +43,6 @@ class Installation:
 
     def evaluate(self, *lines: str) -> str:
         return self.run("-W", "always", "-c", "\n".join(lines)).strip()
-
-
-@pytest.fixture(scope="module")
-def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_environment(tmp_path_factory.mktemp("venv"), build_wheel(tmp_path_factory.mktemp("wheel")))
 
 
 def checkout_of(project: Path) -> Installation:

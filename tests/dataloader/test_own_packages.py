@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -15,7 +16,7 @@ from dataloader.app.queue.job import Status
 from tests.support import Process, eventually
 from tests.support.processes import clean_environment
 from tests.support.queue_fixture import QueueFixture
-from tests.support.wheel import build_wheel, make_environment, run_pip
+from tests.support.wheel import make_environment, run_pip
 
 # The packages are installed, as those of a company are: the wheel and they share one folder.
 FILES = {
@@ -81,16 +82,27 @@ PLACE_ORDERS = """
 """
 
 
-@pytest.fixture
-def packages(tmp_path: Path) -> Path:
-    """The folder of installed packages of an environment that has the project, and dataloader installed after it."""
-    wheel = build_wheel(tmp_path / "wheel")
-    python = make_environment(tmp_path / "venv")
-    (folder,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
+@pytest.fixture(scope="module")
+def environment(wheel_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an environment that has the project, and dataloader installed after it."""
+    folder = tmp_path_factory.mktemp("project") / "venv"
+    python = make_environment(folder)
     for name, text in FILES.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(dedent(text), encoding="utf-8")
-    run_pip(python, "install", "--no-deps", "--no-index", str(wheel))
+        path = packages_of(folder) / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(dedent(text), encoding="utf-8")
+    run_pip(python, "install", "--no-deps", "--no-index", str(wheel_path))
+    return folder
+
+
+@pytest.fixture
+def packages(environment: Path, tmp_path: Path) -> Path:
+    """The folder of installed packages of such an environment, of this test's own."""
+    return packages_of(Path(shutil.copytree(environment, tmp_path / "venv", symlinks=True)))
+
+
+def packages_of(environment: Path) -> Path:
+    (folder,) = (environment / "lib").glob("python3*/site-packages")
     return folder
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import ROOT, clean_environment
-from tests.support.wheel import build_wheel, make_environment
 
 RIGHT_CODE = '''\
 from __future__ import annotations
@@ -112,15 +111,14 @@ class UsersProject:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> UsersProject:
+def project(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) -> UsersProject:
     folder = tmp_path_factory.mktemp("project")
-    python = make_environment(folder / "venv", build_wheel(tmp_path_factory.mktemp("wheel")))
     (folder / "right.py").write_text(RIGHT_CODE, encoding="utf-8")
     (folder / "wrong.py").write_text(WRONG_CODE, encoding="utf-8")
     (folder / "pyrightconfig.json").write_text(
         json.dumps({"typeCheckingMode": "strict", "include": ["right.py", "wrong.py"], "pythonVersion": "3.11"})
     )
-    return UsersProject(folder, python)
+    return UsersProject(folder, wheel_python)
 
 
 def wrong_lines() -> set[int]:

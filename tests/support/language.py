@@ -10,8 +10,9 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -72,10 +73,15 @@ class Place:
 
 def refused_words(path: Path) -> Iterator[Place]:
     """Yield the refused words in a file's prose."""
-    for line, text in _prose(path):
-        plain = _ALLOWED.sub(" ", _QUOTED.sub(" ", text))
+    for line, text in _prose(path, may_skip=lambda comment: not _REFUSED.search(_plain(comment))):
+        plain = _plain(text)
         for match in _REFUSED.finditer(plain):
             yield Place(_relative(path), line + plain.count("\n", 0, match.start()), match.group().lower())
+
+
+def _plain(text: str) -> str:
+    """Return the text without what is quoted and without the uses of a word that are allowed."""
+    return _ALLOWED.sub(" ", _QUOTED.sub(" ", text))
 
 
 def refused_names(path: Path) -> Iterator[Place]:
@@ -85,26 +91,31 @@ def refused_names(path: Path) -> Iterator[Place]:
             yield Place(_relative(path), line, name)
 
 
-def files(*suffixes: str) -> Iterator[Path]:
-    """Yield the product's files, its pages and its templates with these suffixes."""
-    for folder in CODE_FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in suffixes and not {"vendor", "__pycache__", "_made"} & set(path.parts):
-                yield path
-    for name in ("schema.sql", "wsgi.py", "gunicorn.conf.py", *PAGES):
-        if (ROOT / name).suffix in suffixes:
-            yield ROOT / name
+@cache
+def files(*suffixes: str) -> list[Path]:
+    """Return the product's files, its pages and its templates with these suffixes."""
+    found = [
+        path
+        for folder in CODE_FOLDERS
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in suffixes and not {"vendor", "__pycache__", "_made"} & set(path.parts)
+    ]
+    names = ("schema.sql", "wsgi.py", "gunicorn.conf.py", *PAGES)
+    return [*found, *(ROOT / name for name in names if (ROOT / name).suffix in suffixes)]
 
 
 def word_count(path: Path) -> int:
     return sum(len(_WORD.findall(text)) for _, text in _prose(path))
 
 
-def _prose(path: Path) -> Iterator[tuple[int, str]]:
+def _prose(path: Path, may_skip: Callable[[str], bool] = lambda comment: False) -> Iterator[tuple[int, str]]:
     text = path.read_text(encoding="utf-8")
     match path.suffix:
         case ".py":
-            yield from _python_prose(text)
+            # The tokenizer takes longer than all else: it reads no text of which each comment may be skipped.
+            if not all(map(may_skip, _comment_candidates(text))):
+                yield from _comments(text)
+            yield from _python_strings(text)
         case ".sql":
             for match in re.finditer(r"--([^\n]*)|/\*(.*?)\*/", text, re.DOTALL):
                 yield text.count("\n", 0, match.start()) + 1, match.group(1) or match.group(2) or ""
@@ -115,10 +126,20 @@ def _prose(path: Path) -> Iterator[tuple[int, str]]:
             yield from enumerate(markup.sub(lambda m: " " + "\n" * m.group().count("\n"), text).splitlines(), 1)
 
 
-def _python_prose(text: str) -> Iterator[tuple[int, str]]:
+def _comment_candidates(text: str) -> Iterator[str]:
+    """Yield each rest of a line that is a comment, unless its "#" is in a string."""
+    for line in text.split("\n"):
+        for start in re.finditer("#", line):
+            yield line[start.start() :]
+
+
+def _comments(text: str) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT and not _DIRECTIVE.match(token.string):
             yield token.start[0], token.string.lstrip("# ")
+
+
+def _python_strings(text: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(text)):
         # Docstrings, messages and help; single words are names or values.
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(_WORD.findall(node.value)) > 2:

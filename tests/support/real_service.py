@@ -7,8 +7,8 @@ import os
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from uuid import UUID
 
 import psutil  # type: ignore[import-untyped]
 import psycopg2
+from psycopg2.extensions import connection as Connection
 
 from tests.support.event_replay import ReplayedJob, check_invariants
 from tests.support.processes import Process, free_port
@@ -35,9 +36,39 @@ FAST_SETTINGS = {
 }
 
 
+_STATUS_COUNTS = "SELECT status::text, count(*) FROM dl_jobs GROUP BY status"
+
+
 def query_rows(dsn: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
     """On a connection of its own, as servers come and go."""
     with closing(psycopg2.connect(dsn, connect_timeout=20)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(statement, parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+@contextmanager
+def lasting_query(dsn: str) -> Iterator[Callable[..., list[tuple[Any, ...]]]]:
+    """Yield a `query_rows` without the DSN, for what is asked again and again: a new connection for each question
+    costs the server more than the answer. One that is lost is replaced."""
+    open_connections: list[Connection] = []
+
+    def query(statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        try:
+            return _query_autocommit(open_connections[-1], statement, parameters)
+        except (IndexError, psycopg2.OperationalError, psycopg2.InterfaceError):
+            open_connections.append(psycopg2.connect(dsn, connect_timeout=20))
+            open_connections[-1].autocommit = True
+            return _query_autocommit(open_connections[-1], statement, parameters)
+
+    try:
+        yield query
+    finally:
+        for connection in open_connections:
+            connection.close()
+
+
+def _query_autocommit(connection: Connection, statement: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
         cursor.execute(statement, parameters or None)
         return cursor.fetchall() if cursor.description else []
 
@@ -72,7 +103,7 @@ class ServiceJobs:
         return status, attempt
 
     def status_counts(self) -> dict[str, int]:
-        return dict(query_rows(self.dsn, "SELECT status::text, count(*) FROM dl_jobs GROUP BY status"))
+        return dict(query_rows(self.dsn, _STATUS_COUNTS))
 
     def event_kinds(self, job: str) -> list[tuple[str, str | None]]:
         """Kinds and reasons, in order."""
@@ -93,12 +124,13 @@ class ServiceJobs:
         return [line for line in lines if line["what"].startswith(action)]
 
     def wait_for_counts(self, counts: Mapping[str, int], timeout: float = 60) -> None:
-        eventually(
-            lambda: self.status_counts() == counts,
-            timeout,
-            lambda: f"{counts}, found {self.status_counts()}",
-            interval_sec=0.05,
-        )
+        with lasting_query(self.dsn) as query:
+            eventually(
+                lambda: dict(query(_STATUS_COUNTS)) == counts,
+                timeout,
+                lambda: f"{counts}, found {self.status_counts()}",
+                interval_sec=0.05,
+            )
 
     def wait_for_starts(self, count: int, timeout: float = 60) -> None:
         eventually(
@@ -113,9 +145,8 @@ class ServiceJobs:
             "UPDATE dl_jobs SET lease_expires_at = clock_timestamp() - interval '1 s'"
             " WHERE status = 'running' AND attempt = %s RETURNING job_id"
         )
-        eventually(
-            lambda: not query_rows(self.dsn, end, attempt), message=lambda: f"taken back: {self.status_counts()}"
-        )
+        with lasting_query(self.dsn) as query:
+            eventually(lambda: not query(end, attempt), message=lambda: f"taken back: {self.status_counts()}")
 
     def check_invariants(self) -> dict[UUID, ReplayedJob]:
         """Every job is in exactly one right wait state, and got there by right moves."""

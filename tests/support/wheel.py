@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.processes import ROOT
@@ -13,6 +15,17 @@ from tests.support.processes import ROOT
 def build_wheel(folder: Path, source: Path = ROOT) -> Path:
     """Build the wheel of this checkout, or of an unpacked source distribution, into the folder; return its path."""
     return _build("wheel", folder, source)
+
+
+def made_once(folder: Path, make: Callable[[Path], Path]) -> Path:
+    """Return what `make` makes in this folder, which all processes of a run share: the first of them makes it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    note = folder.with_suffix(".path")
+    with folder.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not note.exists():
+            note.write_text(str(make(folder)), encoding="utf-8")
+        return Path(note.read_text(encoding="utf-8"))
 
 
 def build_source_distribution(folder: Path) -> Path:

@@ -28,7 +28,7 @@ from dataloader.workers.isolation.processes import SpawnedProcess
 from dataloader.workers.outcome import LeaseLost
 from tests.support import eventually, hostile_tasks
 from tests.support.claimed_jobs import CapturedLines, Running, attempt_with
-from tests.support.real_service import ServiceJobs, is_alive, query_rows
+from tests.support.real_service import ServiceJobs, is_alive, lasting_query
 
 pytestmark = pytest.mark.usefixtures("start_method")
 PACKAGES: dict[str, Any] = {"packages": ("tests.support.hostile_tasks",)}
@@ -377,10 +377,9 @@ def test_process_group_dies_with_a_killed_worker(start, dsn):
     )
     jobs = ServiceJobs(dsn, Path(), lease=20)
     (job,) = jobs.insert("hostile.waits")
-    pids = eventually(
-        lambda: query_rows(dsn, "SELECT progress->'pids' FROM dl_jobs WHERE job_id = %s", job)[0][0],
-        message=lambda: worker.text,
-    )
+    statement = "SELECT progress->'pids' FROM dl_jobs WHERE job_id = %s"
+    with lasting_query(dsn) as query:
+        pids = eventually(lambda: query(statement, job)[0][0], message=lambda: worker.text)
     os.kill(worker.pid, signal.SIGKILL)
 
     eventually(lambda: not any(map(is_alive, pids)), message=f"{pids} have ended")

@@ -19,7 +19,7 @@ from dataloader.workers.isolation.fork_server import NO_FORK_SERVER, ForkServer
 from tests.support import eventually, hostile_tasks, process_tasks
 from tests.support.claimed_jobs import CapturedLines, Running, attempt_with
 from tests.support.forked_attempts import PACKAGES, run_task
-from tests.support.real_service import ServiceJobs, is_alive, query_rows
+from tests.support.real_service import ServiceJobs, is_alive, lasting_query
 
 MANY = 100
 
@@ -323,7 +323,8 @@ def service(start, dsn: str, tmp_path: Path):
     jobs = ServiceJobs(dsn, tmp_path, lease=20)
     ids = jobs.insert("process.until", 2)
     statement = "SELECT progress->'pids' FROM dl_jobs WHERE job_id = ANY(%s::uuid[]) AND progress ? 'pids'"
-    rows = eventually(lambda: len(found := query_rows(dsn, statement, ids)) == 2 and found, message=lambda: worker.text)
+    with lasting_query(dsn) as query:
+        rows = eventually(lambda: len(found := query(statement, ids)) == 2 and found, message=lambda: worker.text)
     pids = [row[0] for row in rows or ()]
     (server,) = [child for child in psutil.Process(worker.pid).children() if child.name() == "dl-fork-server"]
     return worker, jobs, server, pids
