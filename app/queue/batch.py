@@ -18,9 +18,7 @@ from dataloader.pipelines.json_values import encode_strictly
 _MAYBE_UNSTORABLE = re.compile(r"\\u0000|[\ud800-\udfff]|\d{300}")
 
 
-class EnqueueOutcome(StrEnum):
-    """What became of a request to enqueue a job."""
-
+class Outcome(StrEnum):
     CREATED = "created"
     EXISTS = "exists"  # a job with one of its keys serves the request already
     DEBOUNCED = "debounced"  # the request changed the queued job that has its debounce key
@@ -29,12 +27,12 @@ class EnqueueOutcome(StrEnum):
     SKIPPED = "skipped"  # valid, but another request of an all-or-none batch is not
 
 
-_OUTCOMES = {outcome.value: outcome for outcome in EnqueueOutcome}
+_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 _STATUSES = {status.value: status for status in Status}
 
 
 class BatchOutcome(NamedTuple):
-    outcome: EnqueueOutcome
+    outcome: Outcome
     job_id: UUID | None  # of the job that serves the request; in a conflict, of the job that has the key
     status: Status | None
     field: str | None = None  # of an invalid request: the field, and its problem

@@ -11,7 +11,7 @@ from uuid import UUID
 from dataloader.app.db.encoding import array, as_uuid, from_row, unquoted_array
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, WaitRefused
-from dataloader.app.queue.batch import EnqueueOutcome, encode_job, enqueue_batch
+from dataloader.app.queue.batch import Outcome, encode_job, enqueue_batch
 from dataloader.app.queue.claims import ClaimHint, ClaimMode, ClaimRequest
 from dataloader.app.queue.job import (
     SUCCEEDED,
@@ -85,14 +85,14 @@ class JobQueue(JobRecords, Upkeep):
     def _enqueue_by_batch(self, job: NewJob) -> Enqueued:
         """Create a job that waits for others, or that may change a queued one."""
         (outcome,) = enqueue_batch(self.executor, [job])
-        if outcome.outcome is EnqueueOutcome.INVALID:
+        if outcome.outcome is Outcome.INVALID:
             raise InvalidJob.at_field(outcome.field, outcome.detail)
         if outcome.job_id is None or outcome.status is None:
             raise ValueError(f"the database answered {outcome.outcome} without a job")
-        if outcome.outcome is EnqueueOutcome.CONFLICT:
+        if outcome.outcome is Outcome.CONFLICT:
             raise IdempotencyConflict(job.unique_key, outcome.job_id)
-        is_debounced = outcome.outcome is EnqueueOutcome.DEBOUNCED
-        return Enqueued(outcome.job_id, outcome.status, outcome.outcome is EnqueueOutcome.CREATED, is_debounced)
+        is_debounced = outcome.outcome is Outcome.DEBOUNCED
+        return Enqueued(outcome.job_id, outcome.status, outcome.outcome is Outcome.CREATED, is_debounced)
 
     def get(self, job_id: UUID) -> Job | None:
         rows = self._execute("get_job", {"job_id": str(job_id)})

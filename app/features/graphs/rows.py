@@ -13,7 +13,7 @@ from uuid import UUID
 from dataloader.app.db.encoding import as_uuid, from_row, validate_text
 from dataloader.app.db.statements import Executor
 from dataloader.app.errors import GraphNotFound, IdempotencyConflict, InvalidJob
-from dataloader.app.queue.batch import EnqueueOutcome, encode_requests
+from dataloader.app.queue.batch import Outcome, encode_requests
 from dataloader.app.queue.job import NewJob, Status, encode_request
 
 MAX_JOBS = 10_000
@@ -175,9 +175,9 @@ class Graphs:
         requests = [*jobs, then]
         rows = self._execute("fan_out", {"jobs": encode_requests(requests), "on": on, "need": need})
         for job, (outcome, job_id, field, detail) in zip(requests, rows, strict=True):
-            if outcome == EnqueueOutcome.INVALID:
+            if outcome == Outcome.INVALID:
                 raise InvalidJob.at_field(field, detail)
-            if outcome == EnqueueOutcome.CONFLICT:
+            if outcome == Outcome.CONFLICT:
                 raise IdempotencyConflict(job.unique_key, as_uuid(job_id))
         ids = [as_uuid(row[1]) for row in rows]
         return ids[:-1], ids[-1]

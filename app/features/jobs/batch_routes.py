@@ -27,7 +27,7 @@ from dataloader.app.http.problems import (
 from dataloader.app.http.routing import ApiBlueprint
 from dataloader.app.http.schemas import BodyModel, field_errors
 from dataloader.app.http.site import Site
-from dataloader.app.queue.batch import BatchOutcome, EnqueueOutcome
+from dataloader.app.queue.batch import BatchOutcome, Outcome
 from dataloader.app.queue.job import NewJob, Status
 
 MAX_JOBS = 10_000
@@ -55,7 +55,7 @@ class BatchItem:
     """The outcome of one job of the batch. `job_id` is the job created, found, or in conflict."""
 
     index: int
-    outcome: EnqueueOutcome
+    outcome: Outcome
     job_id: UUID | None
     status: Status | None
     problem: ItemProblem | None
@@ -103,7 +103,7 @@ def create_batch_blueprint(site: Site) -> ApiBlueprint:
         checked = _validate(body.jobs)
         valid_jobs = [job for job in checked if isinstance(job, NewJob)]
         if all_or_none and len(valid_jobs) < len(checked):
-            outcomes = iter([BatchOutcome(EnqueueOutcome.SKIPPED, None, None)] * len(valid_jobs))
+            outcomes = iter([BatchOutcome(Outcome.SKIPPED, None, None)] * len(valid_jobs))
         else:
             outcomes = iter(jobs.enqueue_batch(valid_jobs, all_or_none=all_or_none))
         items = [
@@ -111,7 +111,7 @@ def create_batch_blueprint(site: Site) -> ApiBlueprint:
             for n, job in enumerate(checked)
         ]
         counts = Counter(item.outcome for item in items)
-        by_outcome = {outcome.value: counts[outcome] for outcome in EnqueueOutcome}
+        by_outcome = {outcome.value: counts[outcome] for outcome in Outcome}
         response = BatchResponse(**by_outcome, items=items, warnings=_batch_warnings(valid_jobs))
         audit_action(
             "job.batch_triggered", jobs=len(items), created=response.created, exists=response.exists, mode=body.mode
@@ -151,14 +151,14 @@ def create_batch_blueprint(site: Site) -> ApiBlueprint:
 
 
 def _invalid_item(index: int, problem: ItemProblem) -> BatchItem:
-    return BatchItem(index, EnqueueOutcome.INVALID, None, None, problem)
+    return BatchItem(index, Outcome.INVALID, None, None, problem)
 
 
 def _item_of_outcome(index: int, job: NewJob, outcome: BatchOutcome) -> BatchItem:
     problem = None
-    if outcome.outcome is EnqueueOutcome.CONFLICT and (outcome.job_id or outcome.detail):
+    if outcome.outcome is Outcome.CONFLICT and (outcome.job_id or outcome.detail):
         problem = _item_problem(IdempotencyConflict(job.unique_key, outcome.job_id, outcome.detail or ""))
-    elif outcome.outcome is EnqueueOutcome.INVALID:
+    elif outcome.outcome is Outcome.INVALID:
         problem = _item_problem(InvalidRequest([FieldError(outcome.field or "body", outcome.detail or "")]))
     return BatchItem(index, outcome.outcome, outcome.job_id, outcome.status, problem)
 

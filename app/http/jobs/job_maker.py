@@ -21,7 +21,7 @@ from dataloader.app.http.caches import QueueSettingsCache
 from dataloader.app.http.jobs.trigger_request import JobRequest, validate_args
 from dataloader.app.http.json_io import FieldError
 from dataloader.app.http.problems import InvalidRequest
-from dataloader.app.queue.batch import BatchOutcome, EnqueueOutcome, enqueue_batch
+from dataloader.app.queue.batch import BatchOutcome, Outcome, enqueue_batch
 from dataloader.app.queue.job import Enqueued, NewJob
 from dataloader.app.queue.jobs import JobQueue
 from dataloader.app.tracing import Tracer, parse_traceparent
@@ -109,9 +109,7 @@ class JobMaker:
         see."""
         outcomes = enqueue_batch(self._executor, jobs, all_or_none=all_or_none)
         actor = current_actor()
-        named = [
-            item.job_id for item in outcomes if item.job_id is not None and item.outcome is not EnqueueOutcome.CREATED
-        ]
+        named = [item.job_id for item in outcomes if item.job_id is not None and item.outcome is not Outcome.CREATED]
         if not named or actor.sees_all_jobs:
             return outcomes
         hidden = {str(job_id) for job_id in named} - self._visible_ids(actor, named)

@@ -13,7 +13,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from dataloader.app.errors import InvalidJob
-from dataloader.app.queue.batch import EnqueueOutcome, enqueue_batch
+from dataloader.app.queue.batch import Outcome, enqueue_batch
 from dataloader.app.queue.job import NewJob
 from tests.support.databases import another_role
 from tests.support.queue_fixture import BackgroundCall
@@ -157,7 +157,7 @@ def test_uncommitted_key_is_waited_for(queue_db):
         asking = BackgroundCall(enqueue_batch, queue_db.new_session(), requests)
         queue_db.wait_for_lock_waiters()
 
-    assert [made.outcome for made in asking.result()] == [EnqueueOutcome.CREATED, EnqueueOutcome.EXISTS]
+    assert [made.outcome for made in asking.result()] == [Outcome.CREATED, Outcome.EXISTS]
     assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs") == 2
 
 
@@ -172,14 +172,14 @@ def test_all_fields_arrive_and_thousands_are_no_matter(queue_db):
         queue_db.session, [full, *(NewJob(queue="q", task="t", lock_key=f"k{n}") for n in range(3000))]
     )
 
-    assert {one.outcome for one in made} == {EnqueueOutcome.CREATED}
+    assert {one.outcome for one in made} == {Outcome.CREATED}
     job = queue_db.job(made[0].job_id)
     for name, value in vars(full).items():
         if name not in ("webhook", "traceparent", "parent_id", "after", "debounce", "throttle", "start_within_sec"):
             assert getattr(job, name) == value, name
     assert queue_db.wait_state(job.id) == "scheduled"
     again = enqueue_batch(queue_db.session, [full] * 3000)
-    assert {(one.outcome, one.job_id) for one in again} == {(EnqueueOutcome.EXISTS, job.id)}
+    assert {(one.outcome, one.job_id) for one in again} == {(Outcome.EXISTS, job.id)}
 
 
 def test_tags_are_up_to_twenty_short_texts(queue_db):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dataloader.app.errors import IdempotencyConflict, InvalidJob
-from dataloader.app.queue.batch import EnqueueOutcome, enqueue_batch
+from dataloader.app.queue.batch import Outcome, enqueue_batch
 from dataloader.app.queue.job import Enqueued, NewJob, Status
 from dataloader.app.queue.jobs import JobQueue
 
@@ -64,10 +64,10 @@ def test_a_full_list_starts_at_once_and_the_next_request_makes_another_job(queue
     assert [len(queue_db.job(job_id).args["items"]) for job_id in sorted(ids)] == [1000, 1]
     assert due_in_sec(queue_db, min(ids)) <= 0 < due_in_sec(queue_db, max(ids))
     assert [made[n].outcome for n in (0, 1, 999, 1000)] == [
-        EnqueueOutcome.CREATED,
-        EnqueueOutcome.DEBOUNCED,
-        EnqueueOutcome.DEBOUNCED,
-        EnqueueOutcome.CREATED,
+        Outcome.CREATED,
+        Outcome.DEBOUNCED,
+        Outcome.DEBOUNCED,
+        Outcome.CREATED,
     ]
 
 
@@ -226,7 +226,7 @@ def test_a_list_of_large_args_is_full_before_a_worker_cannot_read_it(queue_db):
     new = NewJob(**FINE, args={"text": "x" * 3_000_000}, debounce=debounced(args="list"))
     outcomes = [enqueue_batch(queue_db.session, [new])[0].outcome for _ in range(5)]
 
-    assert outcomes == [EnqueueOutcome.CREATED, *[EnqueueOutcome.DEBOUNCED] * 3, EnqueueOutcome.CREATED]
+    assert outcomes == [Outcome.CREATED, *[Outcome.DEBOUNCED] * 3, Outcome.CREATED]
     assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE available_at <= clock_timestamp()") == 1
 
 
@@ -244,7 +244,7 @@ def test_a_debounced_request_of_a_refused_whole_is_skipped(queue_db):
     again = NewJob(**FINE, args={"n": 2}, debounce=debounced())
     outcomes = enqueue_batch(queue_db.session, [again, NewJob(**{**FINE, "task": ""})], all_or_none=True)
 
-    assert [outcome.outcome for outcome in outcomes] == [EnqueueOutcome.SKIPPED, EnqueueOutcome.INVALID]
+    assert [outcome.outcome for outcome in outcomes] == [Outcome.SKIPPED, Outcome.INVALID]
     assert queue_db.job(job.job_id).args == {"n": 1}
 
 
