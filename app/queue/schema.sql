@@ -702,7 +702,7 @@ DECLARE
     max_running int;          -- of one tenant while others wait
     running     jsonb;        -- tenant -> running jobs, and those taken before this level
     taken_of    text[] := '{}';  -- the tenants of the jobs taken at this level
-    visits      int;          -- how many tenants are looked at
+    visits      int;          -- how many tenants are looked at: some more than wanted, and those at their share, which come last
     no_tenant   uuid[] := ARRAY(SELECT front.job_id
                                   FROM (SELECT j.job_id, j.fair_key, j.task
                                           FROM dl_jobs j
@@ -736,7 +736,7 @@ BEGIN
                           FROM dl_jobs j WHERE j.status = 'running' AND j.queue = queue_name GROUP BY 1) r);
     visits := least(256, wanted + 8 + (SELECT count(*) FROM jsonb_each_text(running) r WHERE r.value::int >= max_running));
     has_turn := start_used < coalesce((SELECT w.weight FROM dl_fair_weights w WHERE w.queue = queue_name AND w.fair_key = start_key), 1);
-    WHILE taken < wanted AND levels < 32 LOOP
+    WHILE taken < wanted AND levels < 32 LOOP  -- one priority each time, or the same one again behind jobs that others have locked
         levels := levels + 1;
         is_first := taken = 0;
         running := running || (SELECT coalesce(jsonb_object_agg(t.key, coalesce((running ->> t.key)::int, 0) + t.jobs), '{}')
@@ -834,7 +834,7 @@ BEGIN
             IF taken < wanted THEN
                 PERFORM set_config('dl.fair_more', '1', true);
                 IF taken = 0 THEN
-                    next_turn := ARRAY[tenants[cardinality(tenants)], '1000000'];
+                    next_turn := ARRAY[tenants[cardinality(tenants)], '1000000'];  -- its turn is over: more than any weight
                 END IF;
             END IF;
             EXIT;
@@ -1120,6 +1120,7 @@ CREATE OR REPLACE FUNCTION dl_claim(
 #variable_conflict use_column
 DECLARE
     has_position bool := NOT in_turn AND after[1]::int >= 0;  -- it does not start at the front
+    -- Behind a position: what fell due earlier is promoted by claims and scans from the front.
     due_since    timestamptz := CASE WHEN has_position THEN clock_timestamp() - interval '10 s' ELSE '-infinity' END;
     listed_ids   uuid[] := after[4:];
     position     text[] := after;
@@ -1145,7 +1146,7 @@ BEGIN
     END IF;
 
     -- Lock the first ready jobs, and try their keys.
-    IF in_turn OR listed_ids <> '{}' THEN
+    IF in_turn OR listed_ids <> '{}' THEN  -- all checks are made for these: they are few, or of a fair queue
         WITH listed AS (
             SELECT c.n, c.job_id FROM dl_fair_candidates(queue_name, known_tasks, scan_limit, after[1], after[2]::int) c WHERE in_turn
             UNION ALL
@@ -1217,7 +1218,7 @@ BEGIN
     IF ids IS NOT NULL THEN
         unused := set_config('dl.own_update', 'on', true);
         RETURN QUERY
-        WITH selected AS MATERIALIZED (
+        WITH selected AS MATERIALIZED (  -- where nothing has checked the keys of running jobs yet, this does
             SELECT f.job_id, f.n, hashtext(f.lock_key)::bigint AS key_hash,
                    CASE WHEN takes_session_locks THEN pg_try_advisory_lock(hashtext(f.lock_key)::bigint) ELSE true END AS is_free
               FROM unnest(ids, keys) WITH ORDINALITY AS f (job_id, lock_key, n)
@@ -1296,6 +1297,7 @@ BEGIN
         next_after := ARRAY(SELECT jsonb_array_elements_text(nullif(current_setting('dl.fair_turn', true), '')::jsonb));
     ELSIF last_n IS NOT NULL AND listed_ids = '{}' THEN
         next_after := ARRAY[found.priorities[last_n]::text, found.created[last_n]::text, ids[cardinality(ids)]::text];
+        -- Only jobs that it has promoted were started: the next claim starts where this one did. See ClaimCursor.advance.
         IF is_before AND (next_after[1]::int, next_after[2]::timestamptz) < (after[1]::int, after[2]::timestamptz) THEN
             next_after := after;
         END IF;

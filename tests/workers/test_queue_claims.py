@@ -15,7 +15,7 @@ from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Fixed
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import PollTimer
-from dataloader.workers.queue_buffer import QueueBuffer, BufferSettings
+from dataloader.workers.queue_buffer import BufferSettings, QueueBuffer
 from dataloader.workers.queue_claims import QueueClaims
 
 NOTHING = ClaimHint(0, None)
@@ -157,7 +157,7 @@ def test_claim_scans_further_where_busy_keys_are_in_front(claims, claimer, buffe
     run()
     run()
 
-    assert [request.scan for request in claimer.requests] == [0, 16]
+    assert [request.scan_limit for request in claimer.requests] == [0, 16]
 
 
 @pytest.mark.parametrize(("has_limit", "skipped", "pause_sec"), [(True, 0, 0.25), (True, 1, 0.25), (False, 1, 0.005)])
@@ -170,4 +170,4 @@ def test_claim_is_repeated_where_nothing_tells_of_a_change(
     run()
 
     assert before + pause_sec <= buffer.retry_at <= clock() + pause_sec
-    assert retries == [buffer.retry_at], "the leader may listen for longer"
+    assert retries == [buffer.retry_at], "the listening thread may listen for longer"
