@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from flask import Response
+from flask import Response, current_app
 from pydantic import Field
 
 from dataloader.app.acts.feature import load_all
 from dataloader.app.acts.matches import Match
 from dataloader.app.http.auth.api_keys import Scope
 from dataloader.app.http.json_io import dump_body
+from dataloader.app.http.links import SHAPES_KEY, has_page
 from dataloader.app.http.routing import JSON, ApiBlueprint
 from dataloader.app.http.site import Site
 from dataloader.app.ui.base import FormModel, FormText, PageRenderer, redirect_to
@@ -42,10 +43,11 @@ def create_search_page(site: Site) -> ApiBlueprint:
     def find_anything(query: SearchQuery) -> Response:
         """Find a job, key, task, queue, schedule, dataset or limit; other text is searched in args and errors."""
         text = query.q.strip()
+        has_jobs = has_page("jobs", current_app.config[SHAPES_KEY])
         if not text:
-            return redirect_to("/jobs")
+            return redirect_to("/jobs" if has_jobs else "/")
         matches, text_path = _exact_or_first(find(text)), "/jobs?" + urlencode({"q": text})
-        if not matches:
+        if not matches and has_jobs:
             return redirect_to(text_path)
         if len(matches) == 1 and matches[0].is_exact:
             return redirect_to(matches[0].path)

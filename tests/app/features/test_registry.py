@@ -149,6 +149,15 @@ def test_search_without_a_feature_finds_none_of_its_names(queue: JobQueue):
     assert found("jobs") == {("/tasks/noop", "task"), ("/queues/noop", "queue")}
 
 
+def test_search_without_jobs_leads_to_no_list_of_jobs(queue: JobQueue):
+    client = make_client(queue, [feature for feature in FEATURES if feature.name != "jobs"])
+
+    nothing, empty = client.get("/search?q=nowhere"), client.get("/search")
+
+    assert (nothing.status_code, "Nothing of this name." in nothing.text) == (200, True)
+    assert (empty.status_code, empty.headers["Location"]) == (303, "/")
+
+
 def test_service_without_features_triggers_cancels_and_retries(queue: JobQueue):
     client = make_client(queue, ())
     body = {"queue": "etl", "task": "noop", "lock_key": "noop"}
