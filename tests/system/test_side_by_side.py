@@ -18,7 +18,6 @@ from tests.support.real_service import FAST_SETTINGS, RunningService, ServiceJob
 
 ROOT = Path(__file__).resolve().parents[2]
 (WHEEL,) = (ROOT / "tests" / "releases").glob("dataloader-0.1.0-*.whl")
-NOOP_SETTINGS = FAST_SETTINGS | {"DL_PIPELINES": "dataloader.pipelines.noop"}
 
 
 @pytest.fixture
@@ -30,7 +29,8 @@ def former(tmp_path: Path, empty_dsn: str) -> Iterator[Callable[..., RunningServ
     with ExitStack() as running:
 
         def started(host: str, *options: str) -> RunningService:
-            env = {**NOOP_SETTINGS, "DL_DB_DSN": empty_dsn, "APP_PORT": port, "PYTHONPATH": str(code)}
+            env = {**FAST_SETTINGS, "DL_PIPELINES": "pipelines.noop", "DL_DB_DSN": empty_dsn}
+            env |= {"APP_PORT": port, "PYTHONPATH": str(code)}
             argv = [sys.executable, "-m", "app", host, *options]
             output = tmp_path / f"former-{host}.log"
             return RunningService(
@@ -60,7 +60,7 @@ def test_upgrade_needs_the_old_processes_stopped(
     late = former("worker")
     assert late.process.wait(60) != 0
     assert "upgrade dataloader" in late.process.text
-    run("worker", **NOOP_SETTINGS).wait_until_ready()
+    run("worker", **(FAST_SETTINGS | {"DL_PIPELINES": "dataloader.pipelines.noop"})).wait_until_ready()
     jobs.wait_for_counts({"succeeded": 1}, timeout=60)
     jobs.check_invariants()
 
