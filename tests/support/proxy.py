@@ -46,7 +46,8 @@ class SilentProxy:
 
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
         others = {client: server, server: client}
-        with contextlib.suppress(OSError), selectors.DefaultSelector() as ready:
+        # ValueError: they were cut before they were registered.
+        with contextlib.suppress(OSError, ValueError), selectors.DefaultSelector() as ready:
             for end in others:
                 ready.register(end, selectors.EVENT_READ)
             while True:
