@@ -69,7 +69,7 @@ def create_greetings_page(site):
 
     return pages.blueprint
 ''',
-    "templates/greetings.html": "{% extends base %}{% block live %}Nobody has been greeted.{% endblock %}",
+    "templates/greetings.html": "{% extends base %}{% block live %}No greeting yet.{% endblock %}",
 }
 _USE = """
 import json
@@ -92,7 +92,7 @@ wrong = client.put("/api/v1/greetings/ann", json={"text": 3})
 document = client.get("/openapi.json").json["paths"]["/api/v1/greetings/{name}"]["put"]
 print(json.dumps([
     answer.json, wrong.status_code, wrong.json["errors"][0]["field"], document["operationId"], document["summary"],
-    'href="/greetings"' in (page := client.get("/greetings").text), "Nobody has been greeted." in page, audited,
+    'href="/greetings"' in (page := client.get("/greetings").text), "No greeting yet." in page, audited,
 ]))
 """
 
