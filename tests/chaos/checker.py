@@ -141,7 +141,8 @@ def run_continued_after_cancel(history: History) -> Findings:
         if cancel is None or row is None or word.what not in ("began", "acted") or word.task == STUBBORN:
             continue
         if word.at > cancel.at + row.lease_ttl_sec + _SLACK_SEC:
-            yield word.job_id, f"run {word.run_id} went on {word.at - cancel.at:.1f} s after the answer to the cancel"
+            late = f"{word.at - cancel.at:.1f} s after the answer to the cancel"
+            yield word.job_id, f"run {word.run_id} of {word.task} {word.what} {late}; a lease has {row.lease_ttl_sec} s"
 
 
 def _first_cancels(history: History) -> dict[UUID, ClientResponse]:

@@ -71,7 +71,7 @@ def pass_safe_point(ctx: Context) -> None:
 
 @contextmanager
 def observed_run(ctx: Context) -> Iterator[str]:
-    """A run, from its first word to its last; gives its id."""
-    OBSERVER.report(ctx, "began")
+    """A run, from its first word to its last; gives its id. The clock is read before its thread connects."""
+    OBSERVER.report(ctx, "began", clock())
     yield str(ctx.job.run_id)  # type: ignore[attr-defined]  # as above
     OBSERVER.report(ctx, "ended")

@@ -22,11 +22,12 @@ from typing import Any
 
 from dataloader.app import log
 from dataloader.app.queue.attempt_sessions import attempt_application_name, end_sessions, server_dsns
+from dataloader.pipelines.context import StopReason
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.reports import Check, DatasetUse
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.isolation.database_calls import DatabaseCalls
-from dataloader.workers.isolation.processes import WatchedProcess
+from dataloader.workers.isolation.processes import WatchedProcess, encode_deadline
 from dataloader.workers.logs.records import add_fields
 from dataloader.workers.outcome import Outcome, add_event_fields
 from dataloader.workers.running_child import RunningChild
@@ -166,9 +167,10 @@ class ChildProcess:
         self._last_step_at: float | None = None
         self._stopped_by_us = False
         self._announced_stop: float | None = None
-        self._sent_deadline: float | None = None  # the end of the lease, as the watchdog knows it
+        self._sent_deadline = 0.0  # the end of the lease, as the watchdog knows it
         # Renewals of a short lease must reach the watchdog in time.
         self._liveness_interval_sec = min(_LIVENESS_INTERVAL_SEC, attempt.lease.ttl_sec / 8)
+        self._extend_watchdog()
 
     @property
     def pid(self) -> int:
@@ -204,10 +206,12 @@ class ChildProcess:
                     self._read_output()
                     self._escalate()
         finally:
-            if self._sent_deadline is not None and clock() >= self._sent_deadline:
-                self._stopped_by_us = True  # by the watchdog
+            is_past_lease = clock() >= self._sent_deadline
             code, peak_kb = self._process.collect()
             self._read_remaining_output()
+            if is_past_lease and self._result_message is None:  # the watchdog has killed it
+                self._stopped_by_us = True
+                self._attempt.stop(StopReason.LEASE_LOST)
             self._resources.close()
             self._database_calls.end()
             self._end_sessions()
@@ -222,7 +226,7 @@ class ChildProcess:
         if deadline != self._sent_deadline:
             self._sent_deadline = deadline
             with suppress(OSError):
-                self._watchdog.send(b"%.3f\n" % deadline, socket.MSG_DONTWAIT)
+                self._watchdog.send(encode_deadline(deadline), socket.MSG_DONTWAIT)
 
     def _announce_stop(self) -> None:
         """Send the child when the process that shuts down will stop it."""

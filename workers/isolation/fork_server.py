@@ -22,7 +22,7 @@ from typing import Any
 from dataloader.app import log
 from dataloader.pipelines.portable import clock
 from dataloader.workers.isolation.fork_channel import ChannelClosed, ForkChannel
-from dataloader.workers.isolation.processes import WatchedProcess
+from dataloader.workers.isolation.processes import WatchedProcess, open_watchdog_channel
 
 _log = log.get(__name__)
 _READY_WAIT_SEC = 10.0  # of an attempt, for a server that is starting: an interpreter would import the same modules
@@ -43,6 +43,7 @@ class ForkRequest:
     env: Mapping[str, str]
     paths: Sequence[str]  # sys.path
     is_stopped: Callable[[], bool]  # the attempt, which does not wait for a server then
+    lease_ends_at: Callable[[], float]
 
 
 class ForkServer:
@@ -220,7 +221,7 @@ class ForkedProcess(WatchedProcess):
         """Raises OSError, or ChannelClosed if the server is gone."""
         self._server = server
         with ExitStack() as undo, ExitStack() as theirs:
-            self.watchdog, other = socket.socketpair()
+            self.watchdog, other = open_watchdog_channel(request.lease_ends_at())
             undo.enter_context(self.watchdog)
             theirs.enter_context(other)
             self.stdout, stdout = _open_pipe(undo, theirs)

@@ -19,6 +19,19 @@ _WATCHDOG = str(Path(__file__).with_name("watchdog.py"))
 UNKNOWN_EXIT = (255, 0)
 
 
+def encode_deadline(lease_ends_at: float) -> bytes:
+    """The end of the lease, as a watchdog reads it."""
+    return b"%.3f\n" % lease_ends_at
+
+
+def open_watchdog_channel(lease_ends_at: float) -> tuple[socket.socket, socket.socket]:
+    """Return the worker's end and the watchdog's, which finds the end of the lease there: a worker process that is
+    frozen while it starts a program cannot send it later."""
+    ours, theirs = socket.socketpair()
+    ours.send(encode_deadline(lease_ends_at))
+    return ours, theirs
+
+
 class WatchedProcess(ABC):
     """The watchdog, seen from the thread that started it."""
 
@@ -57,6 +70,7 @@ class SpawnedProcess(WatchedProcess):
         self,
         argv: Sequence[str],
         *,
+        lease_ends_at: float,
         descriptors: Sequence[int] = (),
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
@@ -64,7 +78,7 @@ class SpawnedProcess(WatchedProcess):
         """Start the program with these descriptors. Raises OSError or ValueError."""
         self.program = argv[0]
         with ExitStack() as undo:
-            self.watchdog, theirs = socket.socketpair()
+            self.watchdog, theirs = open_watchdog_channel(lease_ends_at)
             undo.enter_context(self.watchdog)
             with theirs:
                 self._popen = subprocess.Popen(

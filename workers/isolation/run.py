@@ -86,8 +86,9 @@ def _start_child(attempt: Attempt, channel: int, env: Mapping[str, str]) -> Watc
     paths = [path or os.getcwd() for path in sys.path]
     locks = attempt.settings.process_lock.inherited_descriptors()
     request = ForkRequest(
-        channel=channel, locks=locks, env=env, paths=paths, is_stopped=lambda: attempt.stop_reason is not None
-    )
+        channel=channel, locks=locks, env=env, paths=paths, is_stopped=lambda: attempt.stop_reason is not None,
+        lease_ends_at=lambda: attempt.lease.ends_at,
+    )  # fmt: skip
     forked = attempt.settings.fork_server.fork(request)
     if forked is not None:
         return forked
@@ -95,7 +96,8 @@ def _start_child(attempt: Attempt, channel: int, env: Mapping[str, str]) -> Watc
         f"import sys; sys.path[:] = {paths!r}; "
         f"from dataloader.workers.isolation.child_main import main; main({channel})"
     )
-    return SpawnedProcess([sys.executable, "-c", code], descriptors=(channel, *locks), env=env)
+    argv = [sys.executable, "-c", code]
+    return SpawnedProcess(argv, lease_ends_at=attempt.lease.ends_at, descriptors=(channel, *locks), env=env)
 
 
 def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, Any]:
@@ -142,6 +144,7 @@ def _run_standalone(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outco
         start = partial(
             SpawnedProcess,
             [str(task.options.python), STANDALONE_PROGRAM, str(theirs.fileno())],
+            lease_ends_at=attempt.lease.ends_at,
             descriptors=(theirs.fileno(), *attempt.settings.process_lock.inherited_descriptors()),
             cwd=task.options.cwd,
             env=env,
@@ -174,8 +177,9 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
         "DL_ATTEMPT": str(attempt.attempt),
         **_target_variables(attempt, task),
     }
-    locks = attempt.settings.process_lock.inherited_descriptors()
-    child = ChildProcess(attempt, partial(SpawnedProcess, argv, descriptors=locks, cwd=task.command.cwd, env=env))
+    locks, lease_ends_at = attempt.settings.process_lock.inherited_descriptors(), attempt.lease.ends_at
+    start = partial(SpawnedProcess, argv, lease_ends_at=lease_ends_at, descriptors=locks, cwd=task.command.cwd, env=env)
+    child = ChildProcess(attempt, start)
     exit_ = child.wait()
     if exit_.stopped_by_us:
         return exit_.add_to(attempt.stop_outcome())

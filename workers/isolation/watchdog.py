@@ -6,8 +6,8 @@ Run by its path in a bare interpreter, so that it starts in milliseconds; it imp
     python -I -S watchdog.py DESCRIPTOR PROGRAM ARGUMENT…
 
 The descriptor is a socket to the worker. The watchdog writes `exit CODE PEAK_KB CPU_MS` or `error ERRNO` to it, and
-reads the end of the lease, a line for each renewal, in seconds of the worker's clock. When the socket closes, the
-worker is gone.
+reads the end of the lease from it, in seconds of the worker's clock: one line before it starts the program, which it
+does not once the lease has expired, and one for each renewal. When the socket closes, the worker is gone.
 The program gets this process's environment, folder, standard streams and process group.
 
 A watchdog that `fork_server_main.py` has forked calls `watch` instead.
@@ -45,33 +45,38 @@ def watch(descriptor: int, start: Callable[[], int]) -> None:
     os.set_inheritable(descriptor, False)
     for number in TERMINATION_SIGNALS:
         signal.signal(number, lambda *_: None)  # they are meant for the program, which does not inherit this
+    deadline = _read_deadline(descriptor)
     try:
         program = start()
     except OSError as error:
         os.write(descriptor, b"error %d\n" % (error.errno or 0))
         return
-    _wait(descriptor, program)
+    _wait(descriptor, program, deadline)
     _, status, usage = os.wait4(program, 0)
     cpu_ms = 1000 * (usage.ru_utime + usage.ru_stime)
     os.write(descriptor, b"exit %d %d %d\n" % (os.waitstatus_to_exitcode(status), usage.ru_maxrss, cpu_ms))
 
 
-def _wait(descriptor: int, pid: int) -> None:
+def _read_deadline(descriptor: int) -> float:
+    """Return the end of the lease; kill the group if that is past, or the worker is gone."""
+    lines = os.read(descriptor, 65_536).split()
+    if not lines or float(lines[-1]) <= time.clock_gettime(_CLOCK):
+        os.killpg(0, signal.SIGKILL)
+    return float(lines[-1])
+
+
+def _wait(descriptor: int, pid: int, deadline: float) -> None:
     """Wait until the program has ended; kill the group if the worker or the lease ends first."""
     pidfd = _open_pidfd(pid)
     waiter = select.poll()
     waiter.register(descriptor, select.POLLIN)
     if pidfd is not None:
         waiter.register(pidfd, select.POLLIN)
-    deadline = float("inf")
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         left = max(0.0, deadline - time.clock_gettime(_CLOCK)) * 1000
         wait = min(left, _POLL_INTERVAL_MS if pidfd is None else _MAX_WAIT_MS)
         if descriptor in dict(waiter.poll(wait)):
-            lines = os.read(descriptor, 65_536).split()
-            if not lines:
-                os.killpg(0, signal.SIGKILL)
-            deadline = float(lines[-1])
+            deadline = _read_deadline(descriptor)
         elif time.clock_gettime(_CLOCK) >= deadline:
             os.killpg(0, signal.SIGKILL)
 

@@ -19,12 +19,14 @@ import pytest
 from dataloader.app.queue.attempt_sessions import ConnectionSettings
 from dataloader.app.queue.job import Released, Settlement, Status
 from dataloader.pipelines.contract import Pipelines, StopReason, registry
+from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.isolation import child as child_module
 from dataloader.workers.isolation import watchdog
 from dataloader.workers.isolation.child import ChildProcess, StartFailed
 from dataloader.workers.isolation.fork_server import NO_FORK_SERVER, ForkServer
-from dataloader.workers.isolation.processes import SpawnedProcess
+from dataloader.workers.isolation.processes import SpawnedProcess, open_watchdog_channel
+from dataloader.workers.isolation.run import run_isolated
 from dataloader.workers.outcome import LeaseLost
 from tests.support import eventually, hostile_tasks
 from tests.support.claimed_jobs import CapturedLines, Running, attempt_with
@@ -50,7 +52,8 @@ def settled(
 
 
 def started(attempt: Attempt, argv: list[str], channel: Any = None, **more: Any) -> ChildProcess:
-    return ChildProcess(attempt, lambda: SpawnedProcess(argv, **more), channel=channel)
+    ends_at = attempt.lease.ends_at
+    return ChildProcess(attempt, lambda: SpawnedProcess(argv, lease_ends_at=ends_at, **more), channel=channel)
 
 
 def python(attempt: Attempt, code: str, **more: Any) -> ChildProcess:
@@ -292,6 +295,21 @@ def test_stop_during_the_start_keeps_the_pipeline_from_running(reason: StopReaso
     assert run.attempt.reported.unsaved()[0] is None
 
 
+@pytest.mark.parametrize("name", ["hostile.waits", "program"])
+def test_program_is_not_started_once_the_lease_has_expired(name: str, tmp_path: Path):
+    """The worker process was frozen just before, so that its thread has seen a lease which it could trust."""
+    file, commands = tmp_path / "started", Pipelines()
+    commands.command("program", ["touch", str(file)])
+    task = commands.get(name) or registry.get(name)
+    assert task is not None
+    attempt = attempt_with(settings=PACKAGES, task=name)
+    attempt.lease.renewed_at -= attempt.lease.ttl_sec
+
+    assert isinstance(attempt.complete(run_isolated(attempt, task, {})), LeaseLost)
+    assert attempt.reported.unsaved()[0] is None
+    assert not file.exists()
+
+
 def test_child_that_reads_nothing_is_stopped():
     """More is sent than the socket holds, and no one reads: not even the recipe gets through."""
     attempt = attempt_with()
@@ -388,8 +406,8 @@ def test_process_group_dies_with_a_killed_worker(start, dsn):
 # ── the watchdog alone ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def start_watchdog(*argv: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    ours, theirs = socket.socketpair()
+def start_watchdog(*argv: str, lease_sec: float = 60) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = open_watchdog_channel(clock() + lease_sec)
     with theirs:
         process = subprocess.Popen(
             [sys.executable, watchdog.__file__, str(theirs.fileno()), *argv], pass_fds=[theirs.fileno()],
@@ -418,6 +436,23 @@ def test_watchdog_reports_exit_code_and_memory(code: str, output: bytes):
 
 def test_watchdog_reports_why_a_program_did_not_start():
     assert ends(*start_watchdog("/nowhere/legacy"))[0] == b"error %d\n" % errno.ENOENT
+
+
+def test_watchdog_starts_nothing_after_the_lease():
+    process, ours = start_watchdog("echo", "started", lease_sec=-0.001)
+    with ours:
+        output, _ = process.communicate(timeout=20)
+
+    assert (output, process.returncode) == (b"", -signal.SIGKILL)
+
+
+def test_watchdog_kills_the_group_at_the_end_of_the_lease():
+    """Without a word from the worker, which may be frozen since the start."""
+    process, ours = start_watchdog("sleep", "60", lease_sec=2)
+    with ours:
+        process.communicate(timeout=20)
+
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_watchdog_ignores_termination_signals():
