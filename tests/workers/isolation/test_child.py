@@ -438,12 +438,20 @@ def test_watchdog_reports_why_a_program_did_not_start():
     assert ends(*start_watchdog("/nowhere/legacy"))[0] == b"error %d\n" % errno.ENOENT
 
 
-def test_watchdog_starts_nothing_after_the_lease():
-    process, ours = start_watchdog("echo", "started", lease_sec=-0.001)
-    with ours:
-        output, _ = process.communicate(timeout=20)
+@pytest.mark.parametrize(("lease_sec", "output"), [(60, b"started"), (-0.001, b"")])
+def test_watchdog_starts_nothing_after_the_lease(lease_sec: float, output: bytes):
+    """What it starts writes before anything could kill it, and has ended by itself."""
+    code = "import os, sys; from dataloader.workers.isolation.watchdog import watch\n"
+    code += "watch(int(sys.argv[1]), lambda: os.write(1, b'started') and os.spawnlp(os.P_NOWAIT, 'true', 'true'))"
+    ours, theirs = open_watchdog_channel(clock() + lease_sec)
+    with ours, theirs:
+        argv = [sys.executable, "-c", code, str(theirs.fileno())]
+        process = subprocess.run(
+            argv, pass_fds=[theirs.fileno()], start_new_session=True, stdout=subprocess.PIPE, timeout=20, check=False
+        )
 
-    assert (output, process.returncode) == (b"", -signal.SIGKILL)
+    assert process.stdout == output
+    assert process.returncode == (0 if output else -signal.SIGKILL)
 
 
 def test_watchdog_kills_the_group_at_the_end_of_the_lease():
