@@ -331,10 +331,12 @@ class BaseContext:
 
     def claim_task_target(self) -> bool:
         """Claim the job's row in the task's target, if it names one, and resume from the position there. Return whether
-        an earlier attempt has finished the work."""
+        an earlier attempt has finished the work. Raise Stop if the attempt is to stop: a target may answer late."""
         if self.task_target is None:
             return False
         state = self.targets.claim(self.task_target)
+        if state is None or not state.is_done:
+            self.raise_stop()
         if state is None:
             return False
         if state.position is not None or state.was_claimed:  # else it has none yet, and the queue may have one

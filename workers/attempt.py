@@ -251,6 +251,7 @@ class Attempt(JobContext):
             args, self.redactor = resolve_references(args, self.settings.secret_store, self.job.task)
         if RESULT_KEY in self.job.args_text:
             self.results = resolve_results(args, self.upstream)
+            self.raise_stop()  # the database may have answered late
             args = substitute(args, {RESULT_KEY: self.results})
             if self.connections is not None:
                 self.connections.close_unused()

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import wraps
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from dataloader.app.queue.attempt_sessions import ServerSessions, SessionsEnded
 from dataloader.app.queue.job import Released, ReleaseReason, Settlement, Status
+from dataloader.pipelines.context import Upstream
 from dataloader.pipelines.contract import Pipelines, Stop, StopReason
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt, AttemptSettings, Lease
@@ -283,6 +285,21 @@ def test_attempt_stopped_before_its_start_does_not_start(reason: StopReason):
     assert ran == []
     kinds = {StopReason.CANCEL: Settlement, StopReason.SHUTDOWN: Released, StopReason.LEASE_LOST: LeaseLost}
     assert isinstance(end, kinds[reason])
+
+
+def test_attempt_stopped_while_it_reads_results_does_not_start():
+    attempt = attempt_at(args_text='{"rows": {"$result": "extract"}}')
+
+    class Late(dict[str, Upstream]):
+        def __getitem__(self, key: str) -> Upstream:
+            attempt.stop(StopReason.CANCEL)
+            return super().__getitem__(key)
+
+    attempt.parents = Late(extract=Upstream(uuid4(), "succeeded", 5))
+    ran: list[Any] = []
+
+    assert settled(ran.append, attempt).status is Status.CANCELED
+    assert ran == []
 
 
 def test_missing_task_costs_no_attempt():

@@ -12,7 +12,7 @@ from psycopg2 import OperationalError
 
 from dataloader.app.queue.job import Settlement, Status
 from dataloader.pipelines import effects
-from dataloader.pipelines.context import Stop
+from dataloader.pipelines.context import Stop, StopReason
 from dataloader.workers.outcome import LeaseLost
 from tests.support.databases import execute_sql
 from tests.support.queue_fixture import BackgroundCall
@@ -40,6 +40,22 @@ def test_rows_and_position_commit_together(target: TargetFixture):
     _, run, position, result, is_done = target.row(job_id)
     assert (position, result, is_done) == (3, None, False)
     assert run == str(target.queue_db.job(job_id).run_id)
+
+
+def test_a_task_that_is_canceled_while_its_target_answers_does_not_start(target: TargetFixture):
+    target.sql(effects.CREATE_TABLE)
+    target.enqueue()
+    started: list[Any] = []
+    target.register(lambda args, ctx: started.append(args))
+    attempt = target.attempt()
+    with target.open_transaction() as other:
+        other("LOCK TABLE dl_effects")
+        running = BackgroundCall(attempt.run, target.tasks.get("t"))
+        target.wait_for_lock_waiter()
+        attempt.stop(StopReason.CANCEL)
+    outcome = running.result()
+
+    assert (outcome.status, started) == (Status.CANCELED, [])
 
 
 def test_a_retry_resumes_from_the_position_in_the_target(target: TargetFixture):
