@@ -81,7 +81,7 @@ def watch_until_final(client: Client, job_id: UUID, view: LineView | BarView) ->
     return state
 
 
-def watch_job(service: RemoteService, job_id: UUID, **extra: str) -> ExitCode:
+def watch_job(service: RemoteService, job_id: UUID, **extra: str | None) -> ExitCode:
     """Watch a job, and return the exit code of its outcome. `extra` goes into the JSON answer."""
     try:
         state = dict(watch_until_final(service.client, job_id, choose_view(as_json=is_json())))

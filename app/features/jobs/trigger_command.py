@@ -116,13 +116,13 @@ def trigger(
         job = service.client.trigger(task, strict=bool(strict), **options, **missing)
     for warning in job.get("warnings") or ():
         click.echo(f"Warning: {one_line(str(warning))}", err=True)
-    first_line = f"Job {job['job_id']} is {job['status']}."
+    first_line, key = f"Job {job['job_id']} is {job['status']}.", options.get("idempotency_key")
     if watching:
         if not is_json():
             click.echo(first_line)
-        return watch_job(service, job["job_id"], idempotency_key=options["idempotency_key"])
+        return watch_job(service, job["job_id"], idempotency_key=key)
     next_line = f"  watch it:  {dataloader_command()} status {job['job_id']} --watch{service.url_hint}"
-    print_payload({**job, "idempotency_key": options["idempotency_key"]}, first_line, next_line)
+    print_payload({**job, "idempotency_key": key}, first_line, next_line)
     return ExitCode.OK
 
 

@@ -21,6 +21,17 @@ def test_a_trigger_needs_only_a_task(run, service):
     assert sent == {"task": "noop", "args": {}}
 
 
+@pytest.mark.parametrize("options", [[], ["--watch"]])
+def test_a_debounced_trigger_has_no_idempotency_key(run, service, options):
+    service.next_lives = [{"status": "succeeded"}]
+
+    shown = run("trigger", "noop", "--debounce", '{"key": "reload", "wait_sec": 60}', "--json", *options)
+
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["idempotency_key"] is None
+    assert "idempotency_key" not in service.asked[0].body
+
+
 def test_task_without_queue_or_lock_key_gets_defaults(run, service):
     service.missing = {"queue": "is required", "lock_key": "is required"}
 
