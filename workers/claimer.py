@@ -85,16 +85,19 @@ class Claimer:
         try:
             startable = lock(attempts)
         except DatabaseUnavailable:
-            for attempt in attempts:
-                self._release(attempt, Released(ReleaseReason.NOT_STARTED))
+            self.release(attempts, ReleaseReason.NOT_STARTED)
             raise
         if len(startable) < len(attempts):
             started = set(map(id, startable))
             refused = [attempt for attempt in attempts if id(attempt) not in started]
             self._blocked_keys_log.report(queue, {attempt.job.lock_key for attempt in refused})
-            for attempt in refused:
-                self._release(attempt, Released(ReleaseReason.LOCK_BUSY))
+            self.release(refused, ReleaseReason.LOCK_BUSY)
         return startable
+
+    def release(self, attempts: Iterable[Attempt], reason: ReleaseReason) -> None:
+        """Give back attempts that have not started."""
+        for attempt in attempts:
+            self._release(attempt, Released(reason))
 
 
 def report_unknown_tasks(queue: str, deferred: Mapping[str, int]) -> None:

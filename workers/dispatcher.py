@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from dataloader.app.queue.job import Released, ReleaseReason
+from dataloader.app.queue.job import ReleaseReason
 from dataloader.app.queue.workers import HeartbeatResult
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Policy
@@ -43,20 +43,19 @@ class Dispatcher:
         notify_state: NotifyState | UnwantedNotifications,
         poll_policies: Mapping[str, Policy],
         on_control: Callable[[str], None],
-        release: Callable[[Attempt, Released], None],
     ) -> None:
         self._lock = threading.Lock()
         self.queues = {
             name: QueueBuffer(name, threads, threading.Condition(self._lock), PollTimer(poll_policies[name]))
             for name, threads in queue_threads.items()
         }
-        self._listener, self._notify_state, self._on_control = listener, notify_state, on_control
+        self._claimer, self._listener = claimer, listener
+        self._notify_state, self._on_control = notify_state, on_control
         self.claims = QueueClaims(
             self.queues,
             self._lock,
             claimer=claimer,
             notify_state=notify_state,
-            release=release,
             on_retry=self._wake_listening_thread_if_due,
         )
         self._wakeup = WakeupPipe()
@@ -70,7 +69,7 @@ class Dispatcher:
         """Return the next attempt for this queue, or None when the pool is stopping, or has started all its jobs."""
         attempt = None if self.claims.is_stopping else self._next_attempt(buffer)
         if attempt is not None and self.jobs_left is not None and not self._count_start():
-            self.claims.release_all([attempt], ReleaseReason.SHUTDOWN)
+            self._claimer.release([attempt], ReleaseReason.SHUTDOWN)
             return None
         return attempt
 
@@ -304,7 +303,7 @@ class Dispatcher:
                 if attempts := buffer.pop_unstarted(before):
                     stale += attempts
                     buffer.longest_run_sec = max(buffer.longest_run_sec, PREFETCH_BELOW_SEC)
-        self.claims.release_all(stale, ReleaseReason.NOT_STARTED)
+        self._claimer.release(stale, ReleaseReason.NOT_STARTED)
 
     def stop(self) -> None:
         """Claim nothing more, release what has not started, and let idle threads end."""
@@ -314,7 +313,7 @@ class Dispatcher:
             for buffer in self.queues.values():
                 buffer.available.notify_all()
         self._wakeup.set()
-        self.claims.release_all(unstarted, ReleaseReason.SHUTDOWN)
+        self._claimer.release(unstarted, ReleaseReason.SHUTDOWN)
 
     def wake(self) -> None:
         self._wakeup.set()

@@ -156,7 +156,6 @@ class WorkerPool:
             notify_state=UnwantedNotifications(store) if options.listen is ListenMode.OFF else NotifyState(store),
             poll_policies=dict.fromkeys(options.queues, default) | dict(options.polls),
             on_control=self._on_control,
-            release=release,
         )
         self._dispatcher.jobs_left, self._settler.on_ready = options.max_jobs, self._dispatcher.offer
         self._memory = MemoryMonitor(options.memory_high_percent, on_change=self._dispatcher.set_memory_high)

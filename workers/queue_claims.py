@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from dataloader.app import log
 from dataloader.app.errors import DatabaseUnavailable
-from dataloader.app.queue.job import Released, ReleaseReason
+from dataloader.app.queue.job import ReleaseReason
 from dataloader.pipelines.portable import clock
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import CONFLICT_RETRY_SEC, DueTimer
@@ -35,12 +35,11 @@ class QueueClaims:
         *,
         claimer: Claimer,
         notify_state: NotifyState | UnwantedNotifications,
-        release: Callable[[Attempt, Released], None],
         on_retry: Callable[[], None],
     ) -> None:
         """`on_retry` is called under the lock when the next claim without a notification may be due earlier."""
         self._queues, self._lock = queues, lock
-        self._claimer, self._notify_state, self._release, self._on_retry = claimer, notify_state, release, on_retry
+        self._claimer, self._notify_state, self._on_retry = claimer, notify_state, on_retry
         self.due = DueTimer()
         self.is_running = False  # read by any thread, as the next two
         self.is_stopping = False
@@ -121,11 +120,7 @@ class QueueClaims:
                 if len(attempts) > kept_count:
                     buffer.available.notify()  # it wakes the next: short jobs end before many threads are awake
                 return
-        self.release_all(attempts, ReleaseReason.SHUTDOWN)  # the claim was in progress when the stop came
-
-    def release_all(self, attempts: Sequence[Attempt], reason: ReleaseReason) -> None:
-        for attempt in attempts:
-            self._release(attempt, Released(reason))
+        self._claimer.release(attempts, ReleaseReason.SHUTDOWN)  # the claim was in progress when the stop came
 
     def _on_outage(self, buffer: QueueBuffer, error: DatabaseUnavailable, *, promoted: bool) -> None:
         now = clock()

@@ -72,9 +72,7 @@ def claims(
 
     make: Any = QueueClaims
     notify_state = SimpleNamespace(update_after_claim=lambda queue_name, **_: None)
-    made: QueueClaims = make(
-        {"q": buffer}, lock, claimer=claimer, notify_state=notify_state, release=None, on_retry=on_retry
-    )
+    made: QueueClaims = make({"q": buffer}, lock, claimer=claimer, notify_state=notify_state, on_retry=on_retry)
     return made
 
 
