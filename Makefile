@@ -19,7 +19,7 @@ REQUIRE_LINKS := test -d dataloader/app || { echo 'dataloader/app does not lead 
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: engines field hostile help run demo test test-full coverage check lint format schema docs screenshots pictures chaos chaos-short chaos-mutants model rehearsal targets-proof targets-mutants planted-bugs yardstick lock dist clean
+.PHONY: engines field generated hostile help run demo test test-full coverage check lint format docs screenshots pictures chaos chaos-short chaos-mutants model rehearsal targets-proof targets-mutants planted-bugs yardstick lock dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -33,7 +33,7 @@ help:
 	@echo 'make engines the contract and the scenarios of offloads on two versions of Ray and Dask, which it installs (1.4 GB of memory)'
 	@echo 'make field   the first hour on each kind of database, account and host: make field PLACES="owner roles"'
 	@echo 'make lint    ruff and mypy only;  make format  ruff fixes what it can'
-	@echo 'make schema  write schema.sql of app/queue/schema.sql and app/features/*/schema.sql'
+	@echo 'make generated  write schema.sql, docs/openapi.json, the lists of commands and what else is made from the code'
 	@echo 'make docs    the documentation as a site, in build/site; fails on a dead link'
 	@echo 'make screenshots  pictures of each page by a browser, in test-results'
 	@echo 'make pictures  renews docs/images, the moving one too, from the demo in a browser'
@@ -80,8 +80,14 @@ format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-schema: $(VENV)/.installed
+# All that programs write into the checkout, each file after those that it is made from. Tests compare them.
+generated: $(VENV)/.installed-dev
 	@$(BIN)/python -m dataloader.app.db.make_schema
+	@$(BIN)/python -m dataloader.app.features.doctor
+	@$(BIN)/python -m dataloader.app.config.docs
+	@$(BIN)/python -m dataloader.app.http > docs/openapi.json.new && mv docs/openapi.json.new docs/openapi.json
+	@$(BIN)/python -m docs.commands
+	@$(BIN)/python -m docs.make
 
 docs: $(VENV)/.installed-dev
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --builder html docs build/site

@@ -1,5 +1,5 @@
 -- The schema of dataloader, as it is today. Needs PostgreSQL 15 or newer, and no extension.
--- Made by `make schema` of app/queue/schema.sql and app/features/*/schema.sql: change those.
+-- Made by `make generated` of app/queue/schema.sql and app/features/*/schema.sql: change those.
 --
 -- Builds all tables in an empty schema: the first one of the search path. Where tables of dataloader are already, it
 -- changes nothing and fails: `dataloader migrate` upgrades them (app/db/migrations/), and applies this file to an

@@ -5,7 +5,7 @@ A field has a kind, which is its type with its limits. What a kind means is defi
 the request models, the parameters of `dl_enqueue`, the lists of the INSERTs, the checks of a batch, the options of
 `dataloader trigger` and of `enqueue`, what a clone copies, and the table of docs/http-api.md.
 
-To add a field: declare it here, add its column to the table `dl_jobs` with a migration, and run `make schema`.
+To add a field: declare it here, add its column to the table `dl_jobs` with a migration, and run `make generated`.
 """
 
 from collections.abc import Mapping, Sequence

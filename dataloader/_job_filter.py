@@ -3,7 +3,7 @@
 From the declarations follow the parameters of `GET /api/v1/jobs` and of bulk operations, the form of the job list, the
 options of `dataloader jobs` and `dataloader bulk`, and the condition of `dl_job_matches` in the schema.
 
-To add a field: declare it here, run `make schema`, and generate the document of the API and the commands.
+To add a field: declare it here, run `make generated`.
 """
 
 from collections.abc import Mapping

@@ -156,7 +156,7 @@ def test_every_word_of_the_context_is_described():
 
 @pytest.mark.parametrize("name", make.page_names())
 def test_generated_page_matches_the_code(name):
-    assert page(f"docs/{name}") == make.generated_page(name), "run `python -m docs.make`"
+    assert page(f"docs/{name}") == make.generated_page(name), "run `make generated`"
 
 
 @pytest.mark.parametrize("name", drawings.DRAWINGS)
@@ -170,7 +170,7 @@ def test_drawing_is_current_and_has_no_script(name):
 
 
 def test_list_for_programs_is_that_of_the_index():
-    assert make.LLMS_FILE.read_text(encoding="utf-8") == make.llms_text(), "run `python -m docs.make`"
+    assert make.LLMS_FILE.read_text(encoding="utf-8") == make.llms_text(), "run `make generated`"
     assert len(links := re.findall(r"\]\(([^)]+)\)", make.llms_text())) > 40
     assert [link for link in links if not (make.DOCS.parent / link).exists()] == []
 

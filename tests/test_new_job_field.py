@@ -69,7 +69,7 @@ def test_a_job_field_needs_at_most_five_places(empty_dsn: str, tmp_path: Path, i
     scratch.insert_before("dataloader/_job_fields.py", "    debounce: Annotated[", DECLARATION.lstrip("\n"))
     scratch.insert_before("app/queue/schema.sql", "    CONSTRAINT dl_jobs_chk_positive", "    cost_center text,\n")
     scratch.create(f"app/db/migrations/{version:04}.sql", MIGRATION)
-    scratch.python("-m", "dataloader.app.db.make_schema")  # `make schema`
+    scratch.python("-m", "dataloader.app.db.make_schema")  # `make generated`
     document = scratch.describe_api()
     scratch.create("field.py", PROGRAM)
     made_to = scratch.python("field.py", empty_dsn)

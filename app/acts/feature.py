@@ -59,7 +59,7 @@ class Feature:
     collectors: tuple[str, ...] = ()  # functions of a Site: collectors of metrics
     metrics: str | None = None  # a function of an executor: families of metrics that are read from the database
     converters: dict[str, str] = field(default_factory=dict)  # of the parts of paths
-    has_commands: bool = False  # its commands.py has COMMANDS, which `python -m dataloader.app.cli.generate` lists
+    has_commands: bool = False  # its commands.py has COMMANDS, which `make generated` lists
     duties: str | None = None  # a function of a DutyContext: what the maintenance leader does
     threads: str | None = None  # a function of a ThreadContext: a thread that each worker process has
     declare: str | None = None  # a function of a Declaration: what a worker process writes of its tasks when it starts

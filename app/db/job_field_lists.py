@@ -1,4 +1,4 @@
-"""What SQL makes of the fields of a job: the lists that `make schema` puts into schema.sql.
+"""What SQL makes of the fields of a job: the lists that `make generated` puts into schema.sql.
 
 A line `-- fields of a job: NAME` of a part stands for a list of one item a field, and `-- fields of a filter` for the
 conditions of a filter of jobs.

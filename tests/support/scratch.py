@@ -63,5 +63,5 @@ class Scratch:
         """Generate what follows from the routes: the document of the API, which is returned, and the commands."""
         document = self.python("-m", "dataloader.app.http")
         (self.folder / "docs/openapi.json").write_text(document, encoding="utf-8")
-        self.python("-m", "dataloader.app.cli.generate")
+        self.python("-m", "docs.commands")
         return document

@@ -10,11 +10,11 @@ import click
 import pytest
 
 from dataloader import NotFound
-from dataloader.app.cli import generate
 from dataloader.app.cli.command import GROUPS, INDEX_FILE, cli, main
 from dataloader.app.cli.exit_codes import ExitCode, error_report
 from dataloader.app.cli.operations import OPERATIONS_FILE
 from dataloader.app.errors import DatabaseUnavailable, DataloaderError, EmbeddedServerError, PortTaken, SchemaMissing
+from docs import commands
 from tests.app.cli.fake_service import problem
 from tests.support.processes import ROOT, clean_environment
 
@@ -104,10 +104,10 @@ def test_command_loads_its_own_feature_only():
 
 
 @pytest.mark.parametrize(
-    ("file", "make"), [(OPERATIONS_FILE, generate.operations_text), (INDEX_FILE, generate.index_text)]
+    ("file", "make"), [(OPERATIONS_FILE, commands.operations_text), (INDEX_FILE, commands.index_text)]
 )
 def test_generated_file_is_up_to_date(file, make):
-    assert file.read_text(encoding="utf-8") == make(), "run `python -m dataloader.app.cli.generate`"
+    assert file.read_text(encoding="utf-8") == make(), "run `make generated`"
 
 
 def test_version_is_printed(run, monkeypatch):

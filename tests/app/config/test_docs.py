@@ -10,7 +10,7 @@ from dotenv import dotenv_values
 from dataloader.app.config import Settings, docs
 
 ROOT = Path(__file__).parents[3]
-REMEDY = "run `python -m dataloader.app.config.docs`"
+REMEDY = "run `make generated`"
 
 
 def test_the_page_in_the_docs_is_the_one_of_the_present_model():

@@ -11,7 +11,7 @@ APP = Path(__file__).parents[3] / "app"
 
 
 def test_schema_is_made_of_its_parts():
-    assert SCHEMA.read_text(encoding="utf-8") == make_schema(), "run `make schema`"
+    assert SCHEMA.read_text(encoding="utf-8") == make_schema(), "run `make generated`"
 
 
 def test_every_part_is_in_the_schema():

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 def test_saved_openapi_document_is_current():
     written = (ROOT / "docs" / "openapi.json").read_text(encoding="utf-8")
 
-    assert written == document_text(), "run `python -m dataloader.app.http > docs/openapi.json`"
+    assert written == document_text(), "run `make generated`"
 
 
 def test_the_document_is_valid_openapi_3_1(client):

@@ -58,7 +58,7 @@ def test_nothing_is_wrong_with_a_healthy_database(examined, dsn):
 def test_the_catalogue_is_what_the_schema_makes(dsn):
     text = (ROOT / "app/features/doctor/catalogue.json").read_text(encoding="utf-8")
 
-    assert expected_schema_text(dsn) == text, "run `python -m dataloader.app.features.doctor`"
+    assert expected_schema_text(dsn) == text, "run `make generated`"
 
 
 BROKEN = [

@@ -1,6 +1,6 @@
-"""Writes operations.json and commands.json, which commands load instead of Flask, pydantic and each other.
+"""Writes operations.json and commands.json of app/cli, which commands load instead of Flask, pydantic and each other.
 
-Run `python -m dataloader.app.cli.generate` after a change to docs/openapi.json or to a command; a test compares.
+They are made from openapi.json and from the commands: `python -m docs.commands`. A test compares.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataloader.app.cli.command import GROUPS, INDEX_FILE
 from dataloader.app.cli.operations import OPERATIONS_FILE
 from dataloader.app.features.registry import FEATURES
 
-_DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "openapi.json"
+_DOCUMENT = Path(__file__).resolve().parent / "openapi.json"
 _FEATURES = "dataloader.app.features"
 _CLI = "dataloader.app.cli"
 _INT4_MAX = 2**31 - 1  # no limit that a person would want to read
