@@ -160,17 +160,21 @@ def test_native_code_until_the_end_is_named(tmp_path: Path):
 
 
 def test_secret_in_code_and_statement_is_masked(where: WhereFixture):
-    made, names = Pipelines(), {"wait": wait_for_file}
+    made, names, looked_at = Pipelines(), {"wait": wait_for_file}, threading.Event()
     exec(f"def {SECRET}(args, ctx):\n    wait(args, ctx)\n", names)  # noqa: S102 - as programs do that write code
 
     @made.register("reveals")
     def reveal(args: dict[str, Any], ctx: Context) -> None:
         with ctx.connect("default") as connection, connection.cursor() as cursor:
-            cursor.execute(f"SELECT pg_sleep(1) AS {args['word']}, %s", [args["word"]])
+            while not looked_at.is_set():
+                cursor.execute(f"SELECT pg_sleep(0.2) AS {args['word']}, %s", [args["word"]])
         names[SECRET](args, ctx)
 
     start_pool(where, QUICK, made, secret_store=SecretStore({"DL_SECRET_WORD": SECRET}))
     job_id = where.start("reveals", word={"$secret": "word"})
+    accounts = Accounts(where.pools.queue_fixture.queue.executor)
+    eventually(lambda: "pg_sleep" in str(accounts.of_job(job_id)), 60, message="the statement is in the account")
+    looked_at.set()
     stack = where.locate_at(job_id, "***")
     where.release()
     account = account_of(where, job_id)
