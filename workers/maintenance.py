@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from uuid import UUID
 
 from dataloader.app import log
 from dataloader.app.acts.feature import Feature, load_all
@@ -27,7 +28,7 @@ _FOLLOW_INTERVAL_SEC = 30.0  # between two checks of a process that does not lea
 _FOLLOWER_REPAIR_SEC = 30.0
 _NOTIFY_INTERVAL_SEC = 1.0
 _REPAIR_INTERVAL_SEC = 1.0
-_REPAIR_COOLDOWN_SEC = 30.0  # a repaired key is left to be claimed for so long
+_REPAIR_COOLDOWN_SEC = 30.0  # a job that a repair made ready is left to be claimed for so long
 _REPAIR_BATCH = 500
 _EXPIRY_INTERVAL_SEC = 1.0
 
@@ -214,17 +215,17 @@ class BlockedJobsDuty:
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
         self._cursor = ""
-        self._recently_repaired: dict[str, float] = {}  # key → when it was repaired
+        self._repaired_jobs: dict[UUID, float] = {}  # when each was made ready
 
     def run(self) -> None:
         now = clock()
-        self._recently_repaired = {
-            key: at for key, at in self._recently_repaired.items() if now - at < _REPAIR_COOLDOWN_SEC
+        self._repaired_jobs = {
+            job_id: at for job_id, at in self._repaired_jobs.items() if now - at < _REPAIR_COOLDOWN_SEC
         }
         repaired = self._queue.repair_blocked(
-            after=self._cursor, recently_repaired=self._recently_repaired, limit=_REPAIR_BATCH
+            after=self._cursor, repaired_jobs=self._repaired_jobs, limit=_REPAIR_BATCH
         )
         self._cursor = repaired.cursor
-        self._recently_repaired.update((key, now) for key in repaired.unblocked)
+        self._repaired_jobs.update((job_id, now) for job_id in repaired.made_ready)
         if repaired.unblocked:
             _log.info("blocked_jobs.repaired", keys=len(repaired.unblocked))

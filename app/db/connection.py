@@ -188,6 +188,11 @@ class AsyncConnection(ext.connection):
             self._plans_discarded_at, self._executed_since = time.monotonic(), 0
         return self.execute(settings + statement.execute, parameters, timeout_sec)
 
+    def forget_prepared(self, timeout_sec: float) -> None:
+        """Have the next statements be prepared again, in the server too: it refuses a name that it has."""
+        self.prepared.clear()
+        self.execute("DEALLOCATE ALL", None, timeout_sec)
+
     def read_notifications(self) -> list[tuple[str, str]]:
         """Return the (channel, payload) pairs that have arrived. Never waits."""
         self.poll()

@@ -137,7 +137,7 @@ class Pool:
             except psycopg2.Error as error:
                 if not is_stale_plan(error):
                     raise
-            connection.prepared.clear()  # nothing has taken effect: the text will do
+            connection.forget_prepared(timeout_sec)  # nothing has taken effect: the text will do
             return connection.execute(text, values, timeout_sec)
 
     @contextmanager

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from dataloader.app.db.encoding import array
 from dataloader.app.queue.job import ClaimedJob
@@ -15,6 +16,7 @@ from dataloader.app.queue.job import ClaimedJob
 class RepairResult:
     cursor: str  # the last scanned key; "" when there was none
     unblocked: tuple[str, ...]  # keys whose blocked job became ready
+    made_ready: tuple[UUID, ...]  # these jobs
 
 
 class Upkeep:
@@ -26,11 +28,14 @@ class Upkeep:
         """Cancel queued jobs that have not started in time; return how many."""
         return int(self._execute("expire")[0][0])
 
-    def repair_blocked(self, *, after: str, recently_repaired: Iterable[str], limit: int = 500) -> RepairResult:
-        """Unblock jobs whose key is free, among the next keys after `after`, except those repaired recently."""
-        parameters = {"after": after, "recently_repaired": array(recently_repaired), "max_keys": limit}
+    def repair_blocked(self, *, after: str, repaired_jobs: Iterable[UUID] = (), limit: int = 500) -> RepairResult:
+        """Unblock jobs whose key is free, among the next keys after `after`. `repaired_jobs` are those of the repairs
+        before: while one of them is ready, no other job of its key becomes so."""
+        parameters = {"after": after, "repaired_jobs": array(map(str, repaired_jobs)), "max_keys": limit}
         rows = self._execute("repair_blocked", parameters)
-        return RepairResult(cursor=rows[0][0], unblocked=tuple(row[1] for row in rows if row[1] is not None))
+        unblocked = tuple(row[1] for row in rows if row[1] is not None)
+        made_ready = tuple(map(UUID, (rows[-1][2] or "").split())) if unblocked else ()
+        return RepairResult(cursor=rows[0][0], unblocked=unblocked, made_ready=made_ready)
 
     def promote_overdue(self) -> None:
         """Make ready what has been due for however long."""

@@ -3,8 +3,9 @@
 -- name: repair_blocked
 -- prepared
 -- queued -> queued: repairs lost wake-ups. Among the next keys after `after` that have blocked jobs, the first job of each key
--- that no run holds, in the table or by a session lock, becomes ready. If another process repairs at this moment, this one
--- does nothing. The rows are the keys whose job became ready; `cursor` is the last scanned key.
+-- that no run holds, in the table or by a session lock, becomes ready, unless one of `repaired_jobs` is ready with the key. If
+-- another process repairs at this moment, this one does nothing. The rows are the keys whose job became ready; `cursor` is the
+-- last scanned key, `made_ready` has the ids of the jobs, with spaces between them.
 WITH RECURSIVE keys AS (
     (SELECT lock_key FROM dl_jobs
       WHERE status = 'queued' AND wait_state = 'blocked' AND lock_key > %(after)s::text
@@ -29,7 +30,8 @@ WITH RECURSIVE keys AS (
 ), free AS MATERIALIZED (
     SELECT lock_key
       FROM batch
-     WHERE lock_key <> ALL (%(recently_repaired)s::text[])
+     WHERE lock_key NOT IN (SELECT m.lock_key FROM dl_jobs m
+                             WHERE m.job_id = ANY (%(repaired_jobs)s::uuid[]) AND m.status::text = 'queued' AND m.wait_state::text = 'ready')
        AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key BETWEEN batch.lock_key AND batch.lock_key AND r.status = 'running' OFFSET 0)
        AND hashtext(lock_key)::bigint NOT IN (SELECT hash FROM held)
 )
@@ -38,7 +40,7 @@ SELECT set_config('dl.cursor', coalesce((SELECT max(lock_key) FROM batch), ''), 
   FROM free
  WHERE pg_try_advisory_xact_lock(1684828526, hashtext(lock_key));
 
-SELECT current_setting('dl.cursor') AS cursor, unblocked.lock_key
+SELECT current_setting('dl.cursor') AS cursor, unblocked.lock_key, current_setting('dl.made_ready', true) AS made_ready
   FROM (VALUES (1)) AS single (n)
        LEFT JOIN dl_unblock_next(ARRAY(SELECT jsonb_array_elements_text(current_setting('dl.free_keys')::jsonb)))
                  AS unblocked (lock_key) ON true;

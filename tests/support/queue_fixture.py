@@ -259,7 +259,7 @@ class QueueFixture:
         eventually(expire_and_reap, message="the lease is lost")
 
     def repair_blocked(self) -> tuple[str, ...]:
-        return self.queue.repair_blocked(after="", recently_repaired=()).unblocked
+        return self.queue.repair_blocked(after="").unblocked
 
     def job(self, job_id: UUID) -> Job:
         job = self.queue.get(job_id)

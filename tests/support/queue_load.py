@@ -136,7 +136,7 @@ class RandomQueueLoad:
         self.queue.reap(found, pause_sec=0)
 
     def repair_blocked(self) -> None:
-        self.queue.repair_blocked(after="", recently_repaired=())
+        self.queue.repair_blocked(after="")
 
     def promote(self) -> None:
         self.queue.claim("", [], [], "w")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -69,8 +69,10 @@ class LimitUndo(Undo):
         return not name.startswith("backfill:")
 
     def current(self) -> LimitStatus | None:
+        """As it was set: its breaker may have closed it meanwhile."""
         statuses = Limits(self.call.executor).statuses()
-        return next((limit for limit in statuses if limit.setting == limit.name == self.name), None)
+        own = (limit for limit in statuses if limit.setting == limit.name == self.name)
+        return next((replace(limit, concurrency=limit.own_concurrency) for limit in own), None)
 
     def restore(self) -> None:
         limits, current = Limits(self.call.executor), self.current()

@@ -21,11 +21,14 @@ _WAKE_BATCH = 500  # limits
 @dataclass(frozen=True, kw_only=True)
 class LimitStatus:
     """A limit and its use. `setting` is the name of the row that applies: its own, a default such as `tenant:*`, or
-    None. `used` is the weight of the running jobs. `waiting` is exact up to ten thousand (`waiting_exact`)."""
+    None. `concurrency` is what holds now: at most 0 or 1 while the circuit breaker of its task is open or half-open;
+    `own_concurrency` is what was set. `used` is the weight of the running jobs. `waiting` is exact up to ten thousand
+    (`waiting_exact`)."""
 
     name: str
     setting: str | None
     concurrency: int | None
+    own_concurrency: int | None
     rate: int | None
     per_sec: float | None
     burst: int | None

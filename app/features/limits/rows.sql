@@ -51,7 +51,7 @@ WITH running AS MATERIALIZED (
 ), listed AS MATERIALIZED (
     SELECT name FROM names WHERE %(name)s::text IS NULL OR name = %(name)s::text ORDER BY name LIMIT %(max_names)s::int
 )
-SELECT n.name, s.name, least(s.concurrency, b.concurrency), s.rate, s.per_sec, s.burst, s.note, s.changed_by, s.changed_at, coalesce(r.used, 0),
+SELECT n.name, s.name, least(s.concurrency, b.concurrency), s.concurrency AS own_concurrency, s.rate, s.per_sec, s.burst, s.note, s.changed_by, s.changed_at, coalesce(r.used, 0),
        w.waiting, w.waiting <= %(max_waiting)s::int AS waiting_exact, w.waiting_since,
        CASE WHEN s.rate IS NOT NULL THEN
             greatest(0, date_part('epoch', (SELECT t.tat FROM dl_limit_starts t WHERE t.name = n.name) - clock_timestamp())

@@ -13,7 +13,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from dataloader.app.db import pool as pool_module
-from dataloader.app.db.connection import Session, connect
+from dataloader.app.db.connection import AsyncConnection, Session, connect
 from dataloader.app.db.pool import BorrowedConnection, Pool
 from dataloader.app.errors import DatabaseUnavailable, IdempotencyConflict, InvalidJob, PoolExhausted
 from dataloader.app.features.doctor.facts import DatabaseFacts
@@ -243,6 +243,26 @@ def test_a_refused_value_or_a_break_leaves_nothing_behind(queue_db, made):
             askers[0].result()
     assert pool.stats().in_use == 0
     assert queue.ping() > 0
+
+
+def test_stale_statement_is_prepared_again_on_its_connection(own_queue_db, monkeypatch):
+    sent: list[str] = []
+    execute = AsyncConnection.execute
+
+    def record(connection: AsyncConnection, sql: str, *arguments: Any) -> Any:
+        sent.append(sql.removeprefix("SET LOCAL enable_seqscan = off; ").split()[0])
+        return execute(connection, sql, *arguments)
+
+    job_id, pool = own_queue_db.enqueue(), Pool(own_queue_db.dsn)
+    queue = JobQueue(pool)
+    queue.get(job_id)
+    own_queue_db.sql("ALTER TABLE dl_jobs ALTER COLUMN traceback TYPE varchar")
+    monkeypatch.setattr(AsyncConnection, "execute", record)
+    for _ in range(3):
+        queue.get(job_id)
+    pool.close()
+
+    assert sent == ["EXECUTE", "DEALLOCATE", "SELECT", "PREPARE", "EXECUTE", "EXECUTE"]
 
 
 # ── someone else's transaction ─────────────────────────────────────────────────────────────────────────────────────

@@ -190,7 +190,7 @@ def test_a_claim_that_meets_the_sweep_at_its_key_looks_again(queue_db):
     first, second = queue_db.enqueue(), queue_db.enqueue()
     queue_db.sql("UPDATE dl_jobs SET wait_state = 'blocked' WHERE job_id = %s", str(second))
     with midway(queue_db) as sweeper:
-        assert sweeper.repair_blocked(after="", recently_repaired=()).unblocked == ("k",)
+        assert sweeper.repair_blocked(after="").unblocked == ("k",)
         taken, outlook = queue_db.claim_once()
         assert (taken, outlook.skipped) == ([], 1)
 

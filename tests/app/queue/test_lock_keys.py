@@ -154,12 +154,25 @@ def test_sweep_unblocks_forgotten_jobs(queue_db, hot):
     queue_db.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(running.id))
 
     assert queue_db.claim(5) == []
-    assert queue_db.queue.repair_blocked(after="", recently_repaired=["k"]).unblocked == ()
-    sweep = queue_db.queue.repair_blocked(after="", recently_repaired=[])
+    sweep = queue_db.queue.repair_blocked(after="")
 
-    assert (sweep.unblocked, sweep.cursor) == (("k",), "k")
+    assert (sweep.unblocked, sweep.cursor, sweep.made_ready) == (("k",), "k", (best,))
     assert [queue_db.wait_state(job) for job in (best, middle)] == ["ready", "blocked"]
+    assert queue_db.queue.repair_blocked(after="", repaired_jobs=sweep.made_ready).unblocked == ()
     assert [run.id for run in queue_db.claim(queue="r")] == [best]
+
+
+def test_key_of_a_repaired_job_that_waits_again_is_repaired_again(queue_db, hot):
+    """A claim may find the limit of the job full, or its task unknown: the key is free then."""
+    running, best, middle, _ = hot
+    queue_db.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(running.id))
+    sweep = queue_db.queue.repair_blocked(after="")
+    queue_db.sql("UPDATE dl_jobs SET wait_state = 'limited', waits_on = 'w' WHERE job_id = %s", str(best))
+
+    again = queue_db.queue.repair_blocked(after="", repaired_jobs=sweep.made_ready)
+
+    assert again.made_ready == (middle,)
+    assert queue_db.wait_state(middle) == "ready"
 
 
 def test_sweep_skips_busy_keys_and_visits_all_in_turn(queue_db):
@@ -168,12 +181,12 @@ def test_sweep_skips_busy_keys_and_visits_all_in_turn(queue_db):
         assert len(queue_db.claim()) == 1
         queue_db.insert(key)
         assert queue_db.claim() == []
-    assert queue_db.queue.repair_blocked(after="", recently_repaired=[]).unblocked == ()
+    assert queue_db.queue.repair_blocked(after="").unblocked == ()
     queue_db.sql("DELETE FROM dl_jobs WHERE status = 'running' AND lock_key <> 'c'")
 
     woken, after = [], ""
     for _ in range(9):
-        sweep = queue_db.queue.repair_blocked(after=after, recently_repaired=[], limit=2)
+        sweep = queue_db.queue.repair_blocked(after=after, limit=2)
         woken += sweep.unblocked
         after = sweep.cursor
         if not after:

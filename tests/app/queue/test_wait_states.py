@@ -292,7 +292,7 @@ PLANNED_WHEN_EMPTY: list[tuple[str, dict[str, Any]]] = [
     ("cancel", {}),
     ("find_settlement", {}),
     ("record_stop_pending", {"error": "it goes on", "reason": "cancel"}),
-    ("repair_blocked", {"after": "", "max_keys": 5, "recently_repaired": "{}"}),
+    ("repair_blocked", {"after": "", "max_keys": 5, "repaired_jobs": "{}"}),
 ]
 
 

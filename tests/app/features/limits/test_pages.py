@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dataloader.app.features.limits.breakers import Breakers
@@ -79,3 +81,13 @@ def test_all_holders_of_a_limit_are_a_link_away(client, dsn, trigger):
     assert (page.count("× 1, "), link in page) == (4, True)
     page = client.get("/limits?holders=partner%20api").text
     assert (page.count("× 1, "), '#limit-partner%20api">fewer<' in page) == (6, True)
+
+
+def test_open_breaker_leaves_the_limit_of_its_task_as_it_was_set(client, pool):
+    client.post("/limits", data={"name": "task:load", "concurrency": "5", "create": "yes"})
+    client.post("/breakers", data={"task": "load", "action": "pause", "create": "yes"})
+    read = client.get("/api/v1/limits/task:load").json
+    form = client.get("/limits?edit=task:load").text
+
+    assert (read["concurrency"], read["own_concurrency"]) == (0, 5)
+    assert re.search(r'name="concurrency"[^>]* value="5"', form)

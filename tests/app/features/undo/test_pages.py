@@ -55,6 +55,16 @@ def undo(client):
     return press
 
 
+def test_undo_of_a_limits_note_under_an_open_breaker_keeps_it(client, source, act, undo):
+    limit = {"name": "task:load", "concurrency": "5", "create": "yes"}
+    act("/limits", **limit)
+    act("/breakers", task="load", action="pause", create="yes")
+    undo(act("/limits", **limit, note="moving"))
+
+    status = Limits(source).status("task:load")
+    assert (status.own_concurrency, status.note) == (5, None)
+
+
 def test_pause_of_a_queue_is_undone_once(client, source, trigger, act, undo):
     trigger()
     note = act("/queues/etl/state", state="paused", note="moving")
