@@ -104,7 +104,7 @@ def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, A
     settings, connection_settings = attempt.settings, attempt.settings.connection_settings
     passed_on = (
         "packages", "tasks", "endpoints", "tokens", "max_result_bytes", "follow_up_lease_sec", "task_limits",
-        "task_unique_by", "task_defaults",
+        "task_lock_keys", "task_unique_by", "task_defaults",
     )  # fmt: skip
     return {
         **{name: getattr(settings, name) for name in passed_on},
