@@ -159,8 +159,8 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
     assert task.command is not None  # noqa: S101 - a task of this kind has one
     if attempt.redactor:
         return attempt.fail_unstarted(
-            "every user of the machine can read a command's arguments, so they hold no secret; give it in the "
-            'command\'s env, as in {"env": {"TOKEN": {"$secret": "name"}}}'
+            "every user of the machine can read a command's arguments, so they hold no secret; name it in the "
+            "command's env, as a reference in place of the value"
         )
     try:
         argv = task.command_line(args)

@@ -214,7 +214,7 @@ def load_callable(path: str) -> Any:
 
 
 class _Declaration:
-    """Partitions and breakers: declared for the worker's interpreter, of no effect here."""
+    """Partitions, breakers and programs: declared for the worker's interpreter, of no effect here."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -257,6 +257,7 @@ def install_contract(packages: Sequence[str]) -> None:
         setattr(module, name, _Declaration)
     module.Context = StandaloneContext
     module.register = module.schedule = keep
+    module.registry = types.SimpleNamespace(register=keep, call=_Declaration, command=_Declaration)
     module.__getattr__ = load
 
 

@@ -255,7 +255,8 @@ def test_name_that_is_missing_in_other_interpreter_is_named(tmp_path):
 def test_decorated_function_is_imported_by_both(tmp_path, monkeypatch):
     (tmp_path / "both_sides.py").write_text(
         "import sys\nfrom dataloader import Args, Breaker, Context, Daily, Exponential, Fixed, Handle, Hourly, Linear\n"
-        "from dataloader import Listed, Monthly, Table, Weekly, register, schedule\n\n"
+        "from dataloader import Listed, Monthly, Table, Weekly, register, registry, schedule\n\n"
+        "schedule(every=60)(registry.command('t.program', ['true']))\n"
         f"@register('t', python={OLDEST!r}, isolation='process', partitions=Daily('2030-01-01'), retry=Exponential())\n"
         "def load(args: Args, ctx: Context = None):\n    return [sys.executable, __name__]\n",
         encoding="utf-8",
@@ -269,6 +270,7 @@ def test_decorated_function_is_imported_by_both(tmp_path, monkeypatch):
         outcome = attempt_with(task="t").run(registry.get("t"))
     finally:
         registry._tasks.pop("t")
+        registry._tasks.pop("t.program")
 
     assert both_sides.load({})[0] == sys.executable
     assert isinstance(outcome, Settlement)
