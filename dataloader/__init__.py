@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Wait,
         Weekly,
         register,
+        registry,
         schedule,
     )
     from dataloader.pipelines.retry import Exponential, Fixed, Linear, Table
@@ -56,7 +57,7 @@ __all__ = [
     "EngineUnavailable", "Exponential", "Fail", "FieldError", "Fixed", "Handle", "Hourly", "JobOptions",
     "Linear", "Listed", "Monthly", "NotAllowed", "NotFound", "OffloadFailed", "Progress", "Refused",
     "RemoteOutOfMemory", "RemoteWorkerLost", "ServiceFault", "ServiceUnavailable", "Snooze", "Stop", "Table",
-    "TriggerOptions", "Wait", "Weekly", "Workers", "enqueue", "register", "schedule",
+    "TriggerOptions", "Wait", "Weekly", "Workers", "enqueue", "register", "registry", "schedule",
 ]  # fmt: skip
 
 _MODULES = {
@@ -65,7 +66,7 @@ _MODULES = {
     **dict.fromkeys(
         (
             *("Args", "Breaker", "Checkpoint", "Context", "Daily", "Fail", "Hourly", "Listed", "Monthly", "Progress"),
-            *("Snooze", "Stop", "Wait", "Weekly", "register", "schedule"),
+            *("Snooze", "Stop", "Wait", "Weekly", "register", "registry", "schedule"),
             *("EngineUnavailable", "Handle", "OffloadFailed", "RemoteOutOfMemory", "RemoteWorkerLost"),
         ),
         "dataloader.pipelines.contract",

@@ -179,7 +179,7 @@ class OffloadOptions(TypedDict, total=False):
 class FollowUpOptions(TypedDict, total=False):
     """The options of `ctx.enqueue`, and of each job of `ctx.fan_out`."""
 
-    queue: str | None  # None, as for each: as of the running job, of the task, or the default
+    queue: str | None  # None: that of the running job; of the others: the task's, the running job's, or the default
     lock_key: str | None
     idempotency_key: str | None
     priority: int | None
@@ -313,7 +313,7 @@ class Context(Protocol):
 
     def enqueue(self, task: str, args: Args | None = None, **options: Unpack[FollowUpOptions]) -> UUID:
         """Enqueue a follow-up job. Another attempt that enqueues in the same order gets the same jobs. Within
-        `transaction`, the job exists only if that commits. Without `limits` it has those of its task."""
+        `transaction`, the job exists only if that commits. Without `lock_key` and `limits` it has those of its task."""
 
     def fan_out(
         self,

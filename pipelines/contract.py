@@ -215,16 +215,21 @@ class Pipelines:
         """The limits of the tasks that have some."""
         return {task.name: dict(task.options.limits) for task in self if task.options.limits}
 
+    def declared_lock_keys(self) -> dict[str, str]:
+        """The lock keys of the tasks that have one."""
+        return {task.name: key for task in self if (key := task.options.lock_key) is not None}
+
     def declared_unique_by(self) -> dict[str, list[str]]:
         """The args of which one live job has the same values, of the tasks that name some."""
         return {task.name: list(task.options.unique_by) for task in self if task.options.unique_by}
 
     def declared_defaults(self) -> dict[str, dict[str, Any]]:
-        """The defaults of the args of the tasks whose limits or `unique_by` depend on args."""
+        """The defaults of the args of the tasks whose lock key, limits or `unique_by` depend on args."""
         return {
             task.name: defaults
             for task in self
-            if (task.options.limits or task.options.unique_by) and (defaults := task.default_args())
+            if (task.options.lock_key or task.options.limits or task.options.unique_by)
+            and (defaults := task.default_args())
         }
 
     def declared_failure_handlers(self) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ class ResultTooLarge(Exception):
 
 
 class ResultUnreadable(Exception):
-    """The work succeeded, and the engine cannot send its result. Another attempt would do all of it again, to the same
+    """The work succeeded, and its result cannot be sent or read. Another attempt would do all of it again, to the same
     end."""
 
     permanent = True
@@ -256,6 +256,26 @@ def result_of_lines(lines: list[str]) -> Any:
         if line.startswith(RESULT_PREFIX):
             return check_json_result(line[len(RESULT_PREFIX) :])
     return None
+
+
+def pickle_result(result: Any) -> bytes:
+    """What a function returned, to be sent. Raises ResultUnreadable."""
+    try:
+        return pickle.dumps(result)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ResultUnreadable(f"the result of the function cannot be pickled: {error}") from error
+
+
+def unpickle_result(content: bytes) -> Any:
+    """What our own code has pickled in another process. Raises ResultUnreadable."""
+    try:
+        return pickle.loads(content)  # noqa: S301
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ResultUnreadable(f"the result of the function cannot be read here: {error}") from error
 
 
 def result_of_text(text: str) -> Any:

@@ -155,6 +155,11 @@ def fill_limits(declared: Mapping[str, int], args: Mapping[str, Any]) -> dict[st
     return limits or None
 
 
+def fill_lock_key(declared: str, args: Mapping[str, Any]) -> str:
+    """Return the lock key of a job with these args. Raises ArgumentError for one that does not fit."""
+    return _fill(Template(declared), args, "lock_key")
+
+
 def _check_positive(name: str, value: Any, kind: Any) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, kind) or not 0 < value <= _INT4_MAX):
         raise ValueError(f"{name} is a {'whole ' if kind is int else ''}number greater than 0, not {value!r}")

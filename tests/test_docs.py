@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 import yaml
 from defusedxml import ElementTree as ET
 
+from dataloader import Client, register
 from dataloader.app.cli.command import cli
 from dataloader.app.cli.exit_codes import ExitCode
 from dataloader.app.config import Settings, load_settings
@@ -152,6 +154,18 @@ def test_every_word_of_the_context_is_described():
     words = {word for word in vars(Context) if not word.startswith("_")}
 
     assert not_named(words, page("docs/writing-a-pipeline.md")) == set()
+
+
+def test_every_option_of_a_task_is_described():
+    table = page("docs/writing-a-pipeline.md").partition("## Task options")[2].partition("\n## ")[0]
+
+    assert not_named(set(inspect.signature(register).parameters) - {"name"}, table) == set()
+
+
+def test_every_method_of_the_client_is_described():
+    methods = {name for name in vars(Client) if not name.startswith("_")}
+
+    assert not_named(methods, page("docs/python-client.md")) == set()
 
 
 @pytest.mark.parametrize("name", make.page_names())

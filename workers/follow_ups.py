@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from dataloader.app.queue.job import ClaimedJob, NewJob
-from dataloader.pipelines.task import fill_limits
+from dataloader.pipelines.task import fill_limits, fill_lock_key
 from dataloader.pipelines.unique import unique_live_key
 from dataloader.workers.reports.secrets import Redactor
 
@@ -21,6 +21,8 @@ class FollowUpSettings(Protocol):
     def follow_up_lease_sec(self) -> int: ...
     @property
     def task_limits(self) -> Mapping[str, Mapping[str, int]]: ...
+    @property
+    def task_lock_keys(self) -> Mapping[str, str]: ...
     @property
     def task_unique_by(self) -> Mapping[str, Sequence[str]]: ...
     @property
@@ -63,11 +65,14 @@ class FollowUps:
         complete_args = {**settings.task_defaults.get(task, {}), **job_args}
         if limits is None:
             limits = fill_limits(settings.task_limits.get(task, {}), complete_args)
+        if not lock_key:
+            declared = settings.task_lock_keys.get(task)
+            lock_key = task if declared is None else fill_lock_key(declared, complete_args)
         unique_by = settings.task_unique_by.get(task)
         return NewJob(
             queue=queue or job.queue,
             task=task,
-            lock_key=lock_key or task,
+            lock_key=lock_key,
             limits=limits,
             args=job_args,
             live_key=None if unique_by is None else unique_live_key(task, unique_by, complete_args),

@@ -135,6 +135,7 @@ class WorkerPool:
             connection_settings=self._connection_settings,
             max_result_bytes=options.limits.max_result_bytes,
             task_limits=self._pipelines.declared_limits(),
+            task_lock_keys=self._pipelines.declared_lock_keys(),
             task_unique_by=self._pipelines.declared_unique_by(),
             task_defaults=self._pipelines.declared_defaults(),
             process_lock=self._registration.process_lock,

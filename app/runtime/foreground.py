@@ -241,6 +241,7 @@ def _run_locally(
     attempt_settings = AttemptSettings(
         connection_settings=connection_settings,
         task_limits=contract.registry.declared_limits(),
+        task_lock_keys=contract.registry.declared_lock_keys(),
         task_unique_by=contract.registry.declared_unique_by(),
         task_defaults=contract.registry.declared_defaults(),
         stop_step_sec=settings.stop_step_sec,

@@ -24,6 +24,8 @@ from dataloader.pipelines.offload import (
     RemoteState,
     RemoteStatus,
     ResultTooLarge,
+    ResultUnreadable,
+    unpickle_result,
 )
 
 _TIMEOUT_SEC = 10.0
@@ -148,7 +150,9 @@ class DaskExecutor:
         answer = self._use(request)
         if answer["state"] == "too large":
             raise ResultTooLarge(f"{answer['detail']}: write it to storage, and return its address")
-        return pickle.loads(answer["value"])  # noqa: S301 - from our own function on the cluster
+        if answer["state"] == "unreadable":
+            raise ResultUnreadable(answer["detail"])
+        return unpickle_result(answer["value"])
 
     def logs(self, name: str, after: str) -> tuple[list[str], str]:
         """None: Dask keeps no log of a task."""

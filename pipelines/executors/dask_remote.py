@@ -34,7 +34,13 @@ def call(payload: bytes, variables: Mapping[str, str], name: str, max_bytes: int
     try:
         function, args, kwargs = pickle.loads(payload)  # noqa: S301 - made by the job that asked for it
         with _running(variables, name):
-            content = pickle.dumps(function(*args, **kwargs))
+            result = function(*args, **kwargs)
+        try:
+            content = pickle.dumps(result)
+        except MemoryError:
+            raise
+        except Exception as error:
+            return {"state": "unreadable", "detail": f"the result of the function cannot be pickled: {error}"}
     except BaseException as error:
         if type(error).__name__ == "RemoteStop":
             return {"state": "stopped"}

@@ -27,6 +27,7 @@ from dataloader.pipelines.offload import (
     RemoteStatus,
     ResultTooLarge,
     result_of_text,
+    unpickle_result,
 )
 
 _TAIL_BYTES = 4_000_000  # in which a program's result is
@@ -131,7 +132,7 @@ class ProcessExecutor:
             content = file.read(MAX_CALL_BYTES + 1)
         if len(content) > MAX_CALL_BYTES:
             raise ResultTooLarge(f"the result is larger than {MAX_CALL_BYTES:,} bytes; write it to storage")
-        return pickle.loads(content)  # noqa: S301 - our own child wrote it
+        return unpickle_result(content)
 
     def logs(self, name: str, after: str) -> tuple[list[str], str]:
         child = self._children.get(name)

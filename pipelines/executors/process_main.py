@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dataloader.pipelines import remote
-from dataloader.pipelines.offload import FailureKind
+from dataloader.pipelines.offload import FailureKind, pickle_result
 
 _PR_SET_PDEATHSIG = 1
 
@@ -37,7 +37,7 @@ def main() -> None:
 def _call(folder: Path, payload: bytes) -> None:
     try:
         call, args, kwargs = pickle.loads(payload)  # noqa: S301
-        content = pickle.dumps(call(*args, **kwargs))
+        content = pickle_result(call(*args, **kwargs))
     except BaseException as error:
         kind = FailureKind.OOM if isinstance(error, MemoryError) else FailureKind.ERROR
         raised = None

@@ -179,13 +179,13 @@ def test_repl_completes_the_public_names(project: UsersProject):
     code = (
         "import dataloader, rlcompleter\n"
         "complete = rlcompleter.Completer({'dataloader': dataloader}).complete\n"
-        "print(*(complete('dataloader.reg', n) for n in range(2)), sep='\\n')\n"
+        "print(*(complete('dataloader.reg', n) for n in range(3)), sep='\\n')\n"
         "print(*dir(dataloader))\n"
     )
 
     *completions, names = run_python(project, code).splitlines()
 
-    assert completions == ["dataloader.register(", "None"]
+    assert completions == ["dataloader.register(", "dataloader.registry", "None"]
     assert {"Client", "Context", "Workers", "__version__", "register", "schedule"} <= set(names.split())
 
 

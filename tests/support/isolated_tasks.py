@@ -47,9 +47,9 @@ def enqueue_follow_up(args: dict[str, Any], ctx: Context) -> str:
     return str(ctx.enqueue("apart.limited", {"tenant": "acme"}))
 
 
-@register("apart.limited", limits={"tenant:{tenant}": 1})
-def do_limited_work(args: dict[str, Any]) -> None:
-    """Declares a limit."""
+@register("apart.limited", limits={"tenant:{tenant}": 1}, lock_key="shop:{tenant}:{shop}", spread=True)
+def do_limited_work(tenant: str, shop: int = 1) -> None:
+    """Declares a limit and a lock key."""
 
 
 @register("apart.times", isolation="process")

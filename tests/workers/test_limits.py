@@ -121,10 +121,11 @@ def test_a_time_limit_ends_the_wait_for_a_rate(worker_pools: WorkerPoolFixture):
 
 
 @pytest.mark.parametrize("task", ["thread.follows", "apart.follows"])
-def test_follow_up_job_has_the_limits_of_its_task(worker_pools: WorkerPoolFixture, task: str):
+def test_follow_up_job_has_limits_and_lock_key_of_its_task(worker_pools: WorkerPoolFixture, task: str):
     job_id = worker_pools.add_job(task, max_attempts=1)
     worker_pools.pool(pipelines=isolated_pipelines(), packages=("tests.support.isolated_tasks",))
 
     follow_up = UUID(worker_pools.wait_for_status(job_id, Status.SUCCEEDED).result)
 
-    assert worker_pools.queue_fixture.job(follow_up).limits == {"tenant:acme": 1}
+    job = worker_pools.queue_fixture.job(follow_up)
+    assert (job.limits, job.lock_key) == ({"tenant:acme": 1}, "shop:acme:1")

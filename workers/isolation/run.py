@@ -104,7 +104,7 @@ def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, A
     settings, connection_settings = attempt.settings, attempt.settings.connection_settings
     passed_on = (
         "packages", "tasks", "endpoints", "tokens", "max_result_bytes", "follow_up_lease_sec", "task_limits",
-        "task_unique_by", "task_defaults",
+        "task_lock_keys", "task_unique_by", "task_defaults",
     )  # fmt: skip
     return {
         **{name: getattr(settings, name) for name in passed_on},
@@ -159,8 +159,8 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
     assert task.command is not None  # noqa: S101 - a task of this kind has one
     if attempt.redactor:
         return attempt.fail_unstarted(
-            "every user of the machine can read a command's arguments, so they hold no secret; give it in the "
-            'command\'s env, as in {"env": {"TOKEN": {"$secret": "name"}}}'
+            "every user of the machine can read a command's arguments, so they hold no secret; name it in the "
+            "command's env, as a reference in place of the value"
         )
     try:
         argv = task.command_line(args)

@@ -21,8 +21,10 @@ from uuid import UUID
 
 from dataloader.pipelines.commit_guard import CommitGuard
 from dataloader.pipelines.context import (
+    Args,
     Checkpoint,
     FollowUp,
+    Handle,
     Interval,
     ParentEnd,
     ParentsNeeded,
@@ -35,7 +37,7 @@ from dataloader.pipelines.context import (
 from dataloader.pipelines.effects import DrawnFence
 from dataloader.pipelines.json_values import sanitize_json
 from dataloader.pipelines.reported_state import ReportedState
-from dataloader.pipelines.retry import Fail, Rules, Snooze
+from dataloader.pipelines.retry import Exponential, Fail, Fixed, Linear, Rules, Snooze, Table
 from dataloader.pipelines.runner import run_task
 from dataloader.pipelines.signature import shape_of, start_call
 from dataloader.pipelines.target_transactions import MAX_RESULT_BYTES
@@ -212,7 +214,7 @@ def load_callable(path: str) -> Any:
 
 
 class _Declaration:
-    """Partitions and breakers: declared for the worker's interpreter, of no effect here."""
+    """Partitions, breakers and programs: declared for the worker's interpreter, of no effect here."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -240,14 +242,22 @@ def install_contract(packages: Sequence[str]) -> None:
         if name.startswith("_"):
             raise AttributeError(name)
         source = {"Client": "client", "enqueue": "_enqueue"}.get(name, "errors")
-        return getattr(importlib.import_module("dataloader." + source), name)
+        try:
+            return getattr(importlib.import_module("dataloader." + source), name)
+        except ModuleNotFoundError:
+            raise AttributeError(f"{name!r} is not there in an interpreter of its own without dataloader") from None
 
-    for kind in (Checkpoint, Fail, NotAvailable, Progress, Snooze, Stop, Wait):
+    for kind in (
+        *(Checkpoint, Fail, Handle, NotAvailable, Progress, Snooze, Stop, Wait),
+        *(Exponential, Fixed, Linear, Table),
+    ):
         setattr(module, kind.__name__, kind)
+    module.Args = Args
     for name in ("Breaker", "Daily", "Hourly", "Listed", "Monthly", "Weekly"):
         setattr(module, name, _Declaration)
     module.Context = StandaloneContext
     module.register = module.schedule = keep
+    module.registry = types.SimpleNamespace(register=keep, call=_Declaration, command=_Declaration)
     module.__getattr__ = load
 
 

@@ -241,11 +241,24 @@ def test_module_that_is_missing_is_named(folder):
     assert outcome.error == "ModuleNotFoundError: No module named 'nowhere'"
 
 
+def test_name_that_is_missing_in_other_interpreter_is_named(tmp_path):
+    (tmp_path / "embeds.py").write_text("from dataloader import Workers\n", encoding="utf-8")
+    known = Pipelines()
+    known.call("t", "embeds:load", python=OLDEST, cwd=str(tmp_path))
+    outcome = attempt_with(task="t").run(known.get("t"))
+
+    assert isinstance(outcome, Settlement)
+    assert outcome.error is not None
+    assert outcome.error.startswith("ImportError: cannot import name 'Workers' from 'dataloader'")
+
+
 def test_decorated_function_is_imported_by_both(tmp_path, monkeypatch):
     (tmp_path / "both_sides.py").write_text(
-        "import sys\nfrom dataloader import Daily, register\n\n"
-        f"@register('t', python={OLDEST!r}, isolation='process', partitions=Daily('2030-01-01'))\n"
-        "def load(args):\n    return [sys.executable, __name__]\n",
+        "import sys\nfrom dataloader import Args, Breaker, Context, Daily, Exponential, Fixed, Handle, Hourly, Linear\n"
+        "from dataloader import Listed, Monthly, Table, Weekly, register, registry, schedule\n\n"
+        "schedule(every=60)(registry.command('t.program', ['true']))\n"
+        f"@register('t', python={OLDEST!r}, isolation='process', partitions=Daily('2030-01-01'), retry=Exponential())\n"
+        "def load(args: Args, ctx: Context = None):\n    return [sys.executable, __name__]\n",
         encoding="utf-8",
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -257,6 +270,7 @@ def test_decorated_function_is_imported_by_both(tmp_path, monkeypatch):
         outcome = attempt_with(task="t").run(registry.get("t"))
     finally:
         registry._tasks.pop("t")
+        registry._tasks.pop("t.program")
 
     assert both_sides.load({})[0] == sys.executable
     assert isinstance(outcome, Settlement)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,25 @@ def fails(folder: str) -> None:
 
 def big(folder: str) -> bytes:
     return bytes(16_000_001)
+
+
+def handle(folder: str) -> Any:
+    return threading.Lock()  # which cannot be sent
+
+
+def handle_of_worker(folder: str) -> Any:
+    return OnlyThere()
+
+
+class OnlyThere:
+    """It cannot be read where a result arrives."""
+
+    def __reduce__(self) -> Any:
+        return _fail_elsewhere, (os.getpid(),)
+
+
+def _fail_elsewhere(pid: int) -> Any:
+    raise ImportError("no module named acme")
 
 
 def variables(folder: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -11,7 +12,8 @@ import pytest
 
 from dataloader.pipelines.executors import dask_remote
 from dataloader.pipelines.executors.dask import DaskExecutor
-from dataloader.pipelines.offload import EngineRefused, OffloadFailed, OffloadSpec
+from dataloader.pipelines.offload import EngineRefused, OffloadFailed, OffloadSpec, RemoteState, ResultUnreadable
+from tests.workers.offloads import functions
 
 OURS, OTHER = f"{dask_remote.python_version()}.0.final.0", "2.7.18.final.0"
 
@@ -24,6 +26,7 @@ class Cluster:
         self.task_state: tuple[bool, str | None] = (False, None)
         self.accepts = True  # what is submitted
         self.ran: list[str] = []  # on the scheduler
+        self.answer: dict[str, Any] = {}  # of a task
 
     def get_versions(self) -> dict[str, Any]:
         machines = [{"host": {"python": version}} for version in (self.scheduler, self.worker)]
@@ -38,6 +41,9 @@ class Cluster:
         self.task_state = (True, "processing" if self.accepts else None)
         error = ImportError("no module named acme")
         return SimpleNamespace(status="pending" if self.accepts else "error", exception=lambda timeout: error)
+
+    def get_dataset(self, name: str) -> Any:
+        return SimpleNamespace(result=lambda timeout: self.answer)
 
     def publish_dataset(self, future: Any, **options: Any) -> None: ...
     def unpublish_dataset(self, name: str) -> None:
@@ -93,3 +99,15 @@ def test_result_that_dask_has_lost_is_an_error(cluster: Cluster, state: Any):
 
     with pytest.raises(OffloadFailed, match="does not have the result of dl-x-1"):
         DaskExecutor({"address": "tcp://x"}).result("dl-x-1")
+
+
+@pytest.mark.parametrize("mode", ["handle", "handle_of_worker"])
+def test_result_that_cannot_be_sent_fails_for_good(cluster: Cluster, mode: str):
+    payload = pickle.dumps((getattr(functions, mode), ("folder",), {}))
+    cluster.answer = dask_remote.call(payload, {}, "dl-x-1", 1_000)
+    cluster.task_state = (True, "memory")
+    engine = DaskExecutor({"address": "tcp://x"})
+
+    assert engine.status("dl-x-1").state is RemoteState.SUCCEEDED
+    with pytest.raises(ResultUnreadable, match="the result of the function cannot be"):
+        engine.result("dl-x-1")

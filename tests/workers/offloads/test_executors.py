@@ -22,6 +22,7 @@ from dataloader.pipelines.offload import (
     RemoteState,
     RemoteStatus,
     ResultTooLarge,
+    ResultUnreadable,
 )
 from tests.support.fake_engine import FakeEngine, FakeExecutor
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -70,7 +71,8 @@ class Subject:
 
 RAY_ENGINE, DASK_ENGINE = pytest.param("ray", marks=RAY), pytest.param("dask", marks=DASK)
 PROGRAMS: list[Any] = ["fake", "process", "kubernetes", RAY_ENGINE]
-ENGINES: list[Any] = [*PROGRAMS, "process-function", DASK_ENGINE]
+FUNCTIONS: list[Any] = ["process-function", DASK_ENGINE]
+ENGINES: list[Any] = [*PROGRAMS, *FUNCTIONS]
 
 
 @pytest.fixture(params=ENGINES)
@@ -80,6 +82,11 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]
 
 @pytest.fixture(params=PROGRAMS)
 def program_subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
+    yield from make_subject(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def function_subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
     yield from make_subject(request.param, request, tmp_path)
 
 
@@ -196,6 +203,23 @@ def test_too_large_result_is_refused(subject: Subject, request: pytest.FixtureRe
     else:
         with pytest.raises(ResultTooLarge, match="storage"):
             subject.executor.result(name)
+
+
+@pytest.mark.parametrize("mode", ["handle", "handle_of_worker"])
+@pytest.mark.parametrize("function_subject", FUNCTIONS, indirect=True)
+def test_result_that_cannot_be_sent_fails_for_good(
+    function_subject: Subject, mode: str, request: pytest.FixtureRequest
+):
+    name = name_of(request)
+    function_subject.submit(name, mode)
+
+    status = function_subject.wait_for(name, RemoteState.SUCCEEDED, RemoteState.FAILED)
+
+    if status.error is not None:
+        assert isinstance(status.error, ResultUnreadable)
+    else:
+        with pytest.raises(ResultUnreadable, match="the result of the function cannot be"):
+            function_subject.executor.result(name)
 
 
 def test_code_knows_which_job_it_works_for(subject: Subject, request: pytest.FixtureRequest):
