@@ -131,10 +131,9 @@ class ProgramMissing(DataloaderError):
 class PortTaken(DataloaderError):
     """The address that the API is to listen on cannot be had."""
 
-    def __init__(self, host: str, port: int, reason: str = "another process listens there already") -> None:
-        super().__init__(
-            f"cannot listen on {host} port {port}: {reason}; stop that one, or choose another with APP_PORT or --port"
-        )
+    def __init__(self, host: str, port: int, reason: str = "another process listens there already; stop it") -> None:
+        options = "APP_PORT or --port, APP_HOST or --host"
+        super().__init__(f"cannot listen on {host} port {port}: {reason}, or choose another address with {options}")
 
 
 class JobNotFound(DataloaderError):
@@ -365,9 +364,10 @@ class WaitRefused(InvalidJob):
 class IdempotencyConflict(DataloaderError):
     """A key belongs to a job of another queue or task, or the idempotency key to a request with other values."""
 
-    def __init__(self, key: str, job_id: UUID | None, owner: str = "") -> None:
-        """`job_id`: of the job with the key; None: `owner` has it."""
+    def __init__(self, key: str | Sequence[str], job_id: UUID | None, owner: str = "") -> None:
+        """`key`: of several one is meant. `job_id`: of the job with the key; None: `owner` has it."""
+        self.keys = (key,) if isinstance(key, str) else tuple(key)
         owner = owner or f"job {job_id}, which has another queue, task or args"
-        super().__init__(f"the key {key!r} already belongs to {owner}; use a new key for a new request")
-        self.key = key
+        named = " or ".join(map(repr, self.keys))
+        super().__init__(f"the key {named} already belongs to {owner}; use a new key for a new request")
         self.job_id = job_id

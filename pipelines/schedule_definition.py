@@ -268,15 +268,15 @@ else:
 
 
 def times_by_hand(
-    task: Task, args: Mapping[str, Any], *, zone: str, logical_at: datetime | None, part: str | None
+    task: Task, args: Mapping[str, Any] | None, *, zone: str, logical_at: datetime | None, part: str | None
 ) -> tuple[JobTimes, dict[str, Any]]:
     """What a job that a person runs is for, by a slice or by a nominal time, and its args, which may have placeholders.
-    They are those of the task's only schedule in code by default, and so is the interval. Raises ValueError."""
+    None: they are those of the task's only schedule in code, and so is the interval. Raises ValueError."""
     base = _only_schedule(task) or {"kind": "dataset", "after": ["none"]}
     applies = {name: value for name, value in base.items() if name != "off"} | {"task": task.name}
     if task.options.partitions is not None:
         applies["partitions"] = task.options.partitions.to_json()
-    definition = definition_from(applies | ({"args": dict(args)} if args else {}), zone=zone)
+    definition = definition_from(applies | ({} if args is None else {"args": dict(args)}), zone=zone)
     if part is not None:
         if definition.slices is None:
             raise ValueError(f"the task {task.name!r} declares no partitions, so there is no slice {part!r}")
@@ -341,7 +341,7 @@ def fill_job(
         if task.options.lock_key is not None:
             lock_key = task.fill_lock_key(args)
     if definition.lock_key is not None:
-        lock_key = fill_template(definition.lock_key, values, definition.zone)
+        lock_key = fill_template(definition.lock_key, values, definition.zone, "lock_key")
     request: dict[str, Any] = {
         "queue": queue,
         "task": definition.task,
@@ -357,7 +357,7 @@ def fill_job(
         "start_within_sec": None if task is None else task.options.start_within,
     }
     if definition.fair_key is not None:
-        request["fair_key"] = fill_template(definition.fair_key, values, definition.zone)
+        request["fair_key"] = fill_template(definition.fair_key, values, definition.zone, "fair_key")
     if times.partition is not None:
         request |= {"partition_key": times.partition, "live_key": slice_live_key(definition.task, times.partition)}
     return {name: value for name, value in request.items() if value is not None}

@@ -18,7 +18,7 @@ from click.shell_completion import get_completion_class
 from dataloader.app.cli import text
 from dataloader.app.cli.exit_codes import ErrorReport, ExitCode, error_report
 from dataloader.app.cli.parsing import AS_JSON_META_KEY
-from dataloader.app.cli.remote import COMMAND_META_KEY, option_of_field
+from dataloader.app.cli.remote import CONTEXT_META_KEY, message_of_error, option_of_field
 from dataloader.app.errors import DataloaderError
 from dataloader.errors import ClientError
 
@@ -34,6 +34,10 @@ class RootGroup(click.Group):
         """Module and line of help by the titles of groups and the names of commands."""
         index: Mapping[str, Mapping[str, tuple[str, str]]] = json.loads(INDEX_FILE.read_bytes())
         return index
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[AS_JSON_META_KEY] = "--json" in args  # until the command has read its own, which an error may prevent
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for commands in self.index.values() for name in commands]
@@ -57,8 +61,14 @@ class RootGroup(click.Group):
             ctx.exit(code if isinstance(code, int) else ExitCode.OK)
         except (DataloaderError, ClientError) as error:
             report = error_report(error)
-            _print_error(report, ctx.meta.get(COMMAND_META_KEY), as_json=ctx.meta.get(AS_JSON_META_KEY, False))
+            _print_error(report, ctx.meta.get(CONTEXT_META_KEY), as_json=ctx.meta.get(AS_JSON_META_KEY, False))
             ctx.exit(report.exit_code)
+        except (click.UsageError, click.FileError) as error:
+            if ctx.meta.get(AS_JSON_META_KEY):
+                _print_error(ErrorReport(ExitCode.USAGE, "usage", error.format_message()), None, as_json=True)
+            else:
+                error.show()
+            ctx.exit(ExitCode.USAGE)
         except KeyboardInterrupt:
             ctx.exit(ExitCode.INTERRUPTED)
 
@@ -116,7 +126,7 @@ def main(args: Sequence[str] | None = None) -> None:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _print_error(report: ErrorReport, command: click.Command | None, *, as_json: bool) -> None:
+def _print_error(report: ErrorReport, context: click.Context | None, *, as_json: bool) -> None:
     if as_json:
         fields = [{"field": error.field, "message": error.message} for error in report.errors]
         payload = {"code": report.code, "detail": report.detail, "errors": fields}
@@ -126,8 +136,9 @@ def _print_error(report: ErrorReport, command: click.Command | None, *, as_json:
     first, *more = [text.printable(text.localize_times(line)) for line in report.detail.splitlines()] or [""]
     lines = []
     for error in report.errors:
-        name = error.field if command is None else option_of_field(command, error.field)
-        lines.append(f"{text.one_line(name)}: {text.format_message(error.message)}")
+        name = error.field if context is None else option_of_field(context, error.field)
+        message = error.message if context is None else message_of_error(context, error)
+        lines.append(f"{text.one_line(name)}: {text.format_message(message)}")
     if lines and report.detail == "; ".join(f"{error.field}: {error.message}" for error in report.errors):
         first, *lines = lines  # the detail has no more than they have
     more += [f"  {line}" for line in lines]

@@ -35,6 +35,9 @@ class Operation:
         for name, value in values.items():
             if value is not None and value != ():
                 places[self.fields[name]["in"]][name] = value
+        for name, value in places["path"].items():
+            if str(value) in ("", ".", ".."):  # another address, or none
+                raise click.UsageError(f"{name.upper()} is {value!r}; a name is needed")
         path = self.path.format(**{name: quote(str(value), safe="") for name, value in places["path"].items()})
         return path, places["query"], places["body"] if self.has_body else None
 

@@ -167,7 +167,7 @@ json_option = option("--json", is_flag=True, expose_value=False, callback=_store
 
 
 def args_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Give a command --arg, --args and --args-file, and the merged arguments as `args`."""
+    """Give a command --arg, --args and --args-file, and the merged arguments as `args`: None if no option gave any."""
 
     @option("--arg", "pairs", type=Parsed("name=value", parse_pair), multiple=True,
             help="One argument; may be repeated. Its value is JSON if it can be read so, else text.")  # fmt: skip
@@ -185,6 +185,8 @@ def args_options(command: Callable[..., T]) -> Callable[..., T]:
         from_file = {} if args_file is None else read_object(args_file, "--args-file")
         sources = [("--args-file", from_file), ("--args", args_text or {}), ("--arg", dict(pairs))]
         click.get_current_context().meta[ARGS_META_KEY] = [(name, [*given]) for name, given in sources if given]
-        return command(*positional, args={**from_file, **(args_text or {}), **dict(pairs)}, **options)
+        is_given = bool(pairs) or args_text is not None or args_file is not None
+        args = {**from_file, **(args_text or {}), **dict(pairs)} if is_given else None
+        return command(*positional, args=args, **options)
 
     return with_args

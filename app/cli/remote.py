@@ -40,7 +40,7 @@ from dataloader.app.cli.parsing import (
     option,
     seconds,
 )
-from dataloader.errors import NotFound, ServiceFault, ServiceUnavailable
+from dataloader.errors import FieldError, NotFound, ServiceFault, ServiceUnavailable
 
 if TYPE_CHECKING:
     from dataloader import Client
@@ -48,9 +48,10 @@ if TYPE_CHECKING:
 # What is printed of an answer: a table, lines with names of values, or a function that makes a line or several.
 Printed = Table | str | Callable[[Any], str | Iterable[str]]
 
+_PATTERN_MESSAGE = "String should match pattern"  # what the service says about a text with a regular expression
 _MAX_KEY_LENGTH = 1000  # characters read from a key file
-COMMAND_META_KEY = "dataloader.app.cli.command"  # in the context's meta: the command whose request is sent
-# Fields of the API that no option is named after.
+CONTEXT_META_KEY = "dataloader.app.cli.context"  # in the context's meta: that of the command whose request is sent
+# Fields of the API that no option is named after, and what gives a field that has parts.
 _OPTIONS_OF_FIELDS = {
     "expression": ("--cron", "--every"),
     "per_sec": ("--rate",),
@@ -214,7 +215,7 @@ class RemoteCommand(click.Command):
         assert _connect.callback is not None  # noqa: S101 - it is the function above
         names = [param.name for param in _connect.params if param.expose_value]
         service = _connect.callback(**{name: ctx.params.pop(name) for name in names})
-        ctx.meta[COMMAND_META_KEY] = ctx.command
+        ctx.meta[CONTEXT_META_KEY] = ctx
         try:
             for name, value in ctx.params.items():
                 if isinstance(value, PartOfId):
@@ -269,14 +270,37 @@ def _option_of_argument(path: str) -> str:
     return next((option for option, names in reversed(given) if name in names), given[-1][0] if given else "--arg")
 
 
-def option_of_field(command: click.Command, field: str) -> str:
-    """What a user of the command calls a field of a request: `--threshold`, `--arg day`, or the field itself."""
-    shown = {
-        param.name or "": param.opts[0] if isinstance(param, Option) else param.make_metavar(click.Context(command))
-        for param in command.params
-    }
-    if field == "args" or field.startswith(("args.", "args[")):
-        return f"{_option_of_argument(field[5:])} {field[5:]}".rstrip() if "--arg" in shown.values() else field
-    if known := [name for name in _OPTIONS_OF_FIELDS.get(field, ()) if name in shown.values()]:
-        return ", ".join(known)
-    return shown.get(field.rpartition(".")[2], field)
+def _param_of_field(command: click.Command, field: str) -> tuple[click.Parameter, str] | None:
+    """The option or argument that gives a field of a request, and the part of its value: of `limits.warehouse`
+    --limits and `warehouse`, of `tags[0]` --tag and nothing."""
+    params = {param.name or "": param for param in command.params}
+    first, part = re.fullmatch(r"(\w*)(?:\[\d+\])?\.?(.*)", field, re.DOTALL).groups()  # type: ignore[union-attr]
+    if (last := field.rpartition(".")[2]) in params:
+        return params[last], ""
+    return (params[first], part) if first in params else None
+
+
+def option_of_field(ctx: click.Context, field: str) -> str:
+    """What a user of the context's command calls a field of a request: `--threshold`, `--arg day`, or the field itself.
+    Of the options that can give it in each other's place the one that was given."""
+    options = {option.opts[0]: option.name or "" for option in ctx.command.params if isinstance(option, Option)}
+    if "--arg" in options and (field == "args" or field.startswith(("args.", "args["))):
+        return f"{_option_of_argument(field[5:])} {field[5:]}".rstrip()
+    if known := [name for name in _OPTIONS_OF_FIELDS.get(field, ()) if name in options]:
+        given = [name for name in known if ctx.get_parameter_source(options[name]) is ParameterSource.COMMANDLINE]
+        return ", ".join(given if field == "expression" and given else known)
+    if field == "body":
+        return "the request"
+    if (found := _param_of_field(ctx.command, field)) is None:
+        return field
+    param, part = found
+    name = param.opts[0] if isinstance(param, Option) else param.metavar or param.human_readable_name.upper()
+    return f"{name} {part}".rstrip()
+
+
+def message_of_error(ctx: click.Context, error: FieldError) -> str:
+    """A message of the service about a value. Of one without the form that it must have: the help of its option."""
+    found = _param_of_field(ctx.command, error.field)
+    if not error.message.startswith(_PATTERN_MESSAGE) or found is None or not isinstance(found[0], Option):
+        return error.message
+    return f"has another form than it needs. {found[0].help}"

@@ -66,7 +66,7 @@ def load_settings(*, loads_pipelines: bool = False, **overrides: Any) -> Setting
 def parse_queue(raw: str) -> dict[str, Any]:
     """Parse QUEUE:THREADS."""
     queue, _, threads = raw.rpartition(":")
-    if not queue or not threads.isdecimal():
+    if not queue or not threads.isdecimal() or int(threads) == 0:
         raise ValueError(f"{raw!r} is not QUEUE:THREADS, such as etl.default:2")
     return {"queue": queue, "concurrency": int(threads)}
 
@@ -235,6 +235,8 @@ def migrate(*, roles: bool, uninstall: bool, yes: bool, force: bool, lock_wait: 
 
     if (yes or force) and not uninstall:
         raise click.UsageError("--yes and --force belong to --uninstall")
+    if roles and uninstall:
+        raise click.UsageError("--roles changes nothing, and --uninstall removes the queue; use one of them")
     settings = load_settings()
     if uninstall:
         from dataloader.app.cli.uninstall import uninstall_queue
@@ -326,7 +328,7 @@ def config(*, docs: bool, dsn: bool) -> None:
 @option("--upstream", type=OBJECT, help="With --local: the results of its parents by their keys, as JSON.")
 @option("--partition-key", "part", metavar="SLICE", help="The slice to load, such as 2026-01-31.")
 @option("--logical-at", type=TIME, help="The nominal time it is for, as a schedule sets it.")
-def run(*, task: str, args: dict[str, Any], **options: Any) -> int:
+def run(*, task: str, args: dict[str, Any] | None, **options: Any) -> int:
     """Run TASK in this process, with its progress and its log on the terminal, and its result on standard output.
 
     It is a real job with one attempt that only this process claims, in the settings' database or the embedded one.
@@ -353,7 +355,7 @@ def run(*, task: str, args: dict[str, Any], **options: Any) -> int:
         click.echo(outcome.traceback, err=True, nl=False)
     click.echo(f"{outcome.status}{f': {outcome.error}' if outcome.error else ''}", err=True)
     if outcome.result is not None:
-        click.echo(text.json_text(outcome.result))
+        click.echo(text.json_line(outcome.result))
     if outcome.status.name == "SUCCEEDED":
         return ExitCode.OK
     return ExitCode.INTERRUPTED if terminal.is_stop_requested else ExitCode.FAILURE

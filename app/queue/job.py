@@ -64,10 +64,10 @@ class NewJob(SimpleNamespace):
         super().__init__(**{**DEFAULTS, "args": {}, **fields})
 
     @property
-    def unique_key(self) -> str:
-        """The key by which an earlier job may serve the request."""
+    def unique_keys(self) -> tuple[str, ...]:
+        """The keys by which an earlier job may serve the request."""
         rules = [rule["key"] for rule in (self.throttle, self.debounce) if rule]
-        return self.idempotency_key or self.live_key or next(iter(rules), "")
+        return tuple(key for key in (self.idempotency_key, self.live_key, *rules) if key)
 
 
 def encode_request(job: NewJob) -> dict[str, Any]:

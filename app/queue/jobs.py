@@ -79,7 +79,7 @@ class JobQueue(JobRecords, Upkeep):
         job_id, status, created, is_same = rows[0]
         enqueued = Enqueued(as_uuid(job_id), Status(status), created)
         if not is_same:
-            raise IdempotencyConflict(job.unique_key, enqueued.job_id)
+            raise IdempotencyConflict(job.unique_keys, enqueued.job_id)
         return enqueued
 
     def _enqueue_by_batch(self, job: NewJob) -> Enqueued:
@@ -90,7 +90,7 @@ class JobQueue(JobRecords, Upkeep):
         if outcome.job_id is None or outcome.status is None:
             raise ValueError(f"the database answered {outcome.outcome} without a job")
         if outcome.outcome is Outcome.CONFLICT:
-            raise IdempotencyConflict(job.unique_key, outcome.job_id)
+            raise IdempotencyConflict(job.unique_keys, outcome.job_id)
         is_debounced = outcome.outcome is Outcome.DEBOUNCED
         return Enqueued(outcome.job_id, outcome.status, outcome.outcome is Outcome.CREATED, is_debounced)
 

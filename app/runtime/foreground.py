@@ -57,7 +57,7 @@ class Terminal(AbstractContextManager[Any], Protocol):
 def run_task(
     settings: Settings,
     task_name: str,
-    args: dict[str, Any],
+    given_args: dict[str, Any] | None,
     terminal: Terminal,
     *,
     lock_key: str | None,
@@ -83,13 +83,14 @@ def run_task(
         if local and settings.dsn is None:  # a target without a name must not start the embedded server
             targets.configure(*settings.pipeline_connections())
         task = _find_task(task_name)
-        times = None
+        times: JobTimes | None
         if logical_at is not None or part is not None:
             try:
-                times, args = times_by_hand(task, args, zone=settings.timezone, logical_at=logical_at, part=part)
+                times, args = times_by_hand(task, given_args, zone=settings.timezone, logical_at=logical_at, part=part)
             except ValueError as error:
                 raise DataloaderError(_first_line(error)) from error
         else:
+            args = given_args or {}
             times = slice_of_args(task, args, zone=settings.timezone)
         _check_args(task, args)
         with terminal:

@@ -65,7 +65,7 @@ alerts.add(
              "until": {"names": "--until", "help": "Until this time: 2030-01-31T08:00:00+03:00."}},
 )  # fmt: skip
 alerts.add(
-    "unmute", "mute_alert_rule", _rule_line, fixed={"mute_sec": 0},
+    "unmute", "mute_alert_rule", _rule_line, only="", fixed={"mute_sec": 0},
     help="End the mute of a rule. Alerts that fire are delivered at the next check.",
 )  # fmt: skip
 alerts.add("acknowledge", "acknowledge_alert", lambda alert: f"alert {alert['alert_id']} is {_alert_state(alert)}")

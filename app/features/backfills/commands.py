@@ -10,7 +10,7 @@ import click
 
 from dataloader.app.cli import text
 from dataloader.app.cli.exit_codes import ExitCode
-from dataloader.app.cli.output import Table, print_payload
+from dataloader.app.cli.output import Table, is_json, print_payload
 from dataloader.app.cli.parsing import args_options, option, without_none
 from dataloader.app.cli.remote import RemoteCommand, RemoteGroup, RemoteService, remote_command
 from dataloader.app.wording import format_duration
@@ -77,7 +77,7 @@ _SLICES = Table(
 @args_options
 def backfill(
     service: RemoteService, *, first: str | None, last: str | None, keys: tuple[str, ...], unit: str | None,
-    zone: str | None, args: dict[str, Any], watch: bool, **fields: Any,
+    zone: str | None, args: dict[str, Any] | None, watch: bool, **fields: Any,
 ) -> int | None:  # fmt: skip
     """Load slices of TASK for the first time or again, such as all days of January, a few at a time.
 
@@ -87,23 +87,31 @@ def backfill(
 
     Without args they are those of the task's schedule. A slice that another job loads already is not loaded twice.
     """
+    if keys and (first, last, unit, zone) != (None,) * 4:
+        raise click.UsageError("--partition-key names the slices; --from, --to, --unit and --zone are for a range")
     slices = without_none({"from": first, "to": last, "unit": unit, "zone": zone, "list": list(keys) or None})
-    made = service.perform("create_backfill", _made_lines, slices=slices, args=args or None, **fields)
-    return _watch(service, made["backfill"]["backfill_id"]) if watch and not fields["dry_run"] else None
+    made = service.send("create_backfill", slices=slices, args=args, **fields)
+    is_watched = watch and not fields["dry_run"]
+    if not (is_watched and is_json()):
+        print_payload(made, *_made_lines(made))
+    return _watch(service, made["backfill"]["backfill_id"], made) if is_watched else None
 
 
-def _watch(service: RemoteService, backfill_id: str) -> int:
-    """Print the progress whenever it has changed, until the backfill is paused or has ended."""
+def _watch(service: RemoteService, backfill_id: str, made: text.Payload | None = None) -> int:
+    """Print the progress whenever it has changed, until the backfill is paused or has ended; as JSON only what it is
+    then, in the answer `made` if there is one."""
     shown = ""
     while True:
         found = service.send("get_backfill", backfill_id=backfill_id)
         line = f"{found['state']}: {_progress(found)}"
-        if line != shown:
-            shown = line
+        if line != shown and not is_json():
             print_payload(found, line)
+        shown = line
         if found["state"] != "open":
             break
         time.sleep(_WATCH_INTERVAL_SEC)
+    if is_json():
+        print_payload(found if made is None else {**made, "backfill": found})
     has_bad = any(found["by_state"].get(state) for state in ("failed", "lost", "canceled"))
     return ExitCode.FAILURE if found["state"] != "done" or has_bad else ExitCode.OK
 

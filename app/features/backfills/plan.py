@@ -169,8 +169,8 @@ def _partitions(body: NewBackfill, task: Task | None, default_zone: str) -> Part
             return listed
         if requested.unit is not None or requested.zone is not None or declared is None:
             if requested.unit is None:
-                why = "this service does not know the task" if task is None else "the task declares no partitions"
-                raise ValueError(f"unit is required: {why}")
+                why = "the task declares no partitions" if declared is None else "it belongs to the zone"
+                raise ValueError(f"unit is required: {'this service does not know the task' if task is None else why}")
             found: Partitions = partitions_from_json(
                 {
                     "unit": requested.unit,

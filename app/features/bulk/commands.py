@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
 import click
+from click.core import ParameterSource
 
 from dataloader._job_filter import FILTER_FIELDS
 from dataloader.app.cli import text
@@ -51,6 +53,10 @@ def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options
     --yes is given. Nothing is done if by then more than twice as many and a hundred more match; of delete, if any more
     match.
     """
+    if bulk_id is not None and action != "stop":
+        raise click.UsageError(f"BULK_ID is for `bulk stop`; {action} takes a filter, such as --job-id")
+    if action in ("list", "stop") and (given := [*_given_options()]):
+        raise click.UsageError(f"`bulk {action}` takes no {given[0]}")
     if action == "list":
         service.perform("list_bulk_operations", _OPERATIONS)
     elif action == "stop":
@@ -59,6 +65,15 @@ def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options
         service.perform("cancel_bulk_operation", _stopped_line, bulk_id=bulk_id, repeatable=True)
     else:
         _start(service, action, **options)
+
+
+def _given_options() -> Iterator[str]:
+    """The options of an operation that were given."""
+    ctx = click.get_current_context()
+    options = {param.name or "": param.opts[0] for param in ctx.command.params if isinstance(param, click.Option)}
+    for name in options.keys() & ctx.params.keys():
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            yield options[name]
 
 
 def _stopped_line(stopped: text.Payload) -> str:

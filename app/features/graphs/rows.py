@@ -178,7 +178,7 @@ class Graphs:
             if outcome == Outcome.INVALID:
                 raise InvalidJob.at_field(field, detail)
             if outcome == Outcome.CONFLICT:
-                raise IdempotencyConflict(job.unique_key, as_uuid(job_id))
+                raise IdempotencyConflict(job.unique_keys, as_uuid(job_id))
         ids = [as_uuid(row[1]) for row in rows]
         return ids[:-1], ids[-1]
 

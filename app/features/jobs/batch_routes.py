@@ -157,7 +157,7 @@ def _invalid_item(index: int, problem: ItemProblem) -> BatchItem:
 def _item_of_outcome(index: int, job: NewJob, outcome: BatchOutcome) -> BatchItem:
     problem = None
     if outcome.outcome is Outcome.CONFLICT and (outcome.job_id or outcome.detail):
-        problem = _item_problem(IdempotencyConflict(job.unique_key, outcome.job_id, outcome.detail or ""))
+        problem = _item_problem(IdempotencyConflict(job.unique_keys, outcome.job_id, outcome.detail or ""))
     elif outcome.outcome is Outcome.INVALID:
         problem = _item_problem(InvalidRequest([FieldError(outcome.field or "body", outcome.detail or "")]))
     return BatchItem(index, outcome.outcome, outcome.job_id, outcome.status, problem)

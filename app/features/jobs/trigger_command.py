@@ -105,7 +105,7 @@ def trigger(
         return _trigger_lines(service, lines, defaults, prefix)
     if "debounce" not in options:
         options = {"idempotency_key": fresh_key, **options}
-    if task is None:
+    if not task:
         raise click.UsageError("name a TASK, or a file of jobs with --from")
     try:
         job = service.client.trigger(task, strict=bool(strict), **options)
@@ -127,10 +127,10 @@ def trigger(
 
 
 def _missing_defaults(request: Mapping[str, Any], errors: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return the queue and lock key of a job whose task has none, if the service asks for no other field."""
-    defaults = {"queue": DEFAULT_QUEUE, "lock_key": request.get("task")}
-    missing = {name for name, message in errors if message == "is required"} - request.keys()
-    return {name: defaults[name] for name in missing} if "task" in request and missing <= defaults.keys() else {}
+    """Return the queue and lock key of a job whose task has none, if the service asks for them."""
+    defaults = {"queue": DEFAULT_QUEUE, "lock_key": request["task"]} if request.get("task") else {}
+    missing = {name for name, message in errors if message == "is required"} & (defaults.keys() - request.keys())
+    return {name: defaults[name] for name in missing}
 
 
 @dataclass

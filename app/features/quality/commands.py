@@ -50,10 +50,13 @@ def _dataset_lines(name: str, found: text.Payload) -> Iterator[str]:
 @remote_command(operation="list_task_checks", short_help="List the data checks of a task.")
 def checks(service: RemoteService, **values: Any) -> None:
     found = service.send("list_task_checks", **values)
+    results = [result for check in found["checks"] for result in check["results"]]
     if is_json():
         print_payload(found)
+    elif values["name"] is not None and not results:
+        click.echo("No job of the task has made this data check.", err=True)
     else:
-        _CHECKS.print({"results": [result for check in found["checks"] for result in check["results"]]})
+        _CHECKS.print({"results": results})
 
 
 COMMANDS = {"Tasks, schedules and data": (datasets, checks)}

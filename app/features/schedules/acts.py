@@ -165,6 +165,8 @@ def reset_schedule(call: Call, name: str, body: ResetRequest) -> ScheduleDetail:
         reason = "no code declares this schedule, so there is nothing to go back to"
         raise InvalidRequest([FieldError("fields", reason)])
     dropped = set(schedule.overrides if body.fields is None else body.fields)
+    if unknown := sorted(dropped - SCHEDULE_FIELDS.keys()):
+        raise InvalidRequest([FieldError("fields", f"{unknown[0]!r} is no field of a schedule, such as expression")])
     call.audit(fields=sorted(dropped))
     kept = {field: value for field, value in schedule.overrides.items() if field not in dropped}
     return _detail(call, _save(call, schedule, kept, task=schedule.task))

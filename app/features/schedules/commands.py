@@ -14,6 +14,8 @@ from dataloader.app.cli.operations import Overrides
 from dataloader.app.cli.output import Table, print_payload
 from dataloader.app.cli.parsing import DURATION, TEXT_FILE, args_options, option
 from dataloader.app.cli.remote import RemoteGroup, RemoteService
+from dataloader.errors import ClientError, Refused
+from dataloader.pipelines.schedule_fields import SCHEDULE_FIELDS
 
 
 def _state(schedule: text.Payload) -> str:
@@ -143,7 +145,7 @@ def edit_schedule(service: RemoteService, **options: Any) -> None:
 
 
 def _definition(
-    *, cron: str | None, every: float | None, after: Sequence[str], args: Mapping[str, Any], **fields: Any
+    *, cron: str | None, every: float | None, after: Sequence[str], args: Mapping[str, Any] | None, **fields: Any
 ) -> dict[str, Any]:
     """The fields of the options. Raises UsageError."""
     if sum((cron is not None, every is not None, bool(after))) > 1:
@@ -151,10 +153,12 @@ def _definition(
     if cron is not None:
         fields |= {"kind": "cron", "expression": cron}
     if every is not None:
+        if every != int(every):
+            raise click.UsageError("--every takes whole seconds")
         fields |= {"kind": "interval", "expression": f"{every:.0f}"}
     if after:
         fields |= {"kind": "dataset", "after": after}
-    return {**fields, "args": args or None}
+    return {**fields, "args": args}
 
 
 # ── as a file ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -163,15 +167,16 @@ def _definition(
 @schedules.command("export")
 def export_schedules(service: RemoteService) -> None:
     """Print the schedules that people made as JSON, for `apply`. Those in code are not printed."""
-    click.echo(text.json_text({"schedules": [*_made_by_people(service).values()]}))
+    click.echo(text.json_text({"schedules": [*map(_definition_of, _made_by_people(service).values())]}))
 
 
-def _made_by_people(service: RemoteService) -> dict[str, dict[str, Any]]:
-    return {
-        schedule["name"]: {"name": schedule["name"], "task": schedule["task"], **schedule["definition"]}
-        for schedule in service.send("list_schedules")["schedules"]
-        if schedule["source"] == "people"
-    }
+def _made_by_people(service: RemoteService) -> dict[str, text.Payload]:
+    found = service.send("list_schedules")["schedules"]
+    return {schedule["name"]: schedule for schedule in found if schedule["source"] == "people"}
+
+
+def _definition_of(schedule: text.Payload) -> dict[str, Any]:
+    return {"name": schedule["name"], "task": schedule["task"], **schedule["definition"]}
 
 
 @schedules.command("apply")
@@ -182,22 +187,71 @@ def apply_schedules(service: RemoteService, *, file: IO[str], dry_run: bool, pru
     """Create, replace and with --prune delete schedules, so that they are as FILE says; - is stdin.
 
     It is JSON as `export` prints it, or YAML where PyYAML is installed. What has not changed is left alone, and whether
-    a schedule is paused is not part of it.
+    a schedule is paused is not part of it. It ends with the first schedule that is refused.
     """
     wanted, existing = _read_file(file), _made_by_people(service)
     changes: list[dict[str, str]] = []
+    try:
+        for name, change in _apply(service, wanted, existing, dry_run=dry_run, prune=prune):
+            changes.append({"schedule": name, "change": change})
+    except ClientError:
+        if changes:
+            _print_changes(changes)
+        raise
+    _print_changes(changes, "would be " if dry_run else "")
+
+
+def _print_changes(changes: Sequence[Mapping[str, str]], would_be: str = "") -> None:
+    lines = [f"{would_be}{change['change']}: {change['schedule']}" for change in changes]
+    print_payload({"changes": changes}, *(lines or ["Nothing to change."]))
+
+
+def _apply(
+    service: RemoteService,
+    wanted: Mapping[str, text.Payload],
+    existing: Mapping[str, text.Payload],
+    *,
+    dry_run: bool,
+    prune: bool,
+) -> Iterator[tuple[str, str]]:
+    """Each schedule that is changed, and how. Raises Refused, whose fields have the name of the schedule."""
     for name, definition in wanted.items():
-        if existing.get(name) == definition:
+        before = existing.get(name)
+        if before is not None and _is_same(definition, before):
             continue
-        changes.append({"schedule": name, "change": "changed" if name in existing else "created"})
         if not dry_run:
-            service.send("put_schedule", name=name, body={k: v for k, v in definition.items() if k != "name"})
-    for name in existing.keys() - wanted.keys() if prune else ():
-        changes.append({"schedule": name, "change": "deleted"})
+            try:
+                made = service.send("put_schedule", name=name, body=_without_name(definition))
+            except Refused as refused:
+                raise _naming_schedule(refused, name) from None
+            if before is not None and made["version"] == before["version"]:
+                continue
+        yield name, "created" if before is None else "changed"
+    for name in sorted(existing.keys() - wanted.keys()) if prune else ():
         if not dry_run:
             service.send("delete_schedule", name=name)
-    lines = [f"{'would be ' if dry_run else ''}{c['change']}: {c['schedule']}" for c in changes]
-    print_payload({"changes": changes}, *(lines or ["Nothing to change."]))
+        yield name, "deleted"
+
+
+def _without_name(definition: text.Payload) -> dict[str, Any]:
+    return {field: value for field, value in definition.items() if field != "name"}
+
+
+def _is_same(definition: text.Payload, schedule: text.Payload) -> bool:
+    """Whether a definition of the file says no other than the schedule has: a default may be left out. A zone that is
+    left out is that of the service, which gave it to the schedule unless its maker named one."""
+    there = _definition_of(schedule)
+    return all(
+        definition.get(field, spec.default) == there.get(field, spec.default)
+        for field, spec in SCHEDULE_FIELDS.items()
+        if field != "zone" or "zone" in definition
+    ) and definition.keys() <= {"name", *SCHEDULE_FIELDS}
+
+
+def _naming_schedule(refused: Refused, name: str) -> Refused:
+    errors = [{"field": f"{name}.{error.field}", "message": error.message} for error in refused.errors]
+    detail = "; ".join(f"{error['field']}: {error['message']}" for error in errors) or f"{name}: {refused.detail}"
+    return type(refused)(refused.status, {**refused.problem, "detail": detail, "errors": errors})
 
 
 def _read_file(file: IO[str]) -> dict[str, dict[str, Any]]:
@@ -209,10 +263,11 @@ def _read_file(file: IO[str]) -> dict[str, dict[str, Any]]:
         payload = _read_yaml(content, error)
     items = payload.get("schedules") if isinstance(payload, dict) else None
     if not isinstance(items, list) or not all(isinstance(item, dict) and item.get("name") for item in items):
-        raise click.BadParameter('expected {"schedules": [{"name": …, "task": …, …}]}, as `export` prints it')
+        expected = 'expected {"schedules": [{"name": …, "task": …, …}]}, as `export` prints it'
+        raise click.BadParameter(expected, param_hint="FILE")
     named = {str(item["name"]): item for item in items}
     if len(named) < len(items):
-        raise click.BadParameter("two schedules have one name")
+        raise click.BadParameter("two schedules have one name", param_hint="FILE")
     return named
 
 
@@ -220,11 +275,11 @@ def _read_yaml(content: str, error: ValueError) -> Any:
     try:
         import yaml  # noqa: PLC0415 - no dependency of ours
     except ImportError:
-        raise click.BadParameter(f"is no JSON: {error}; YAML needs PyYAML") from None
+        raise click.BadParameter(f"is no JSON: {error}; YAML needs PyYAML", param_hint="FILE") from None
     try:
         return yaml.safe_load(content)
     except yaml.YAMLError as yaml_error:
-        raise click.BadParameter(f"is neither JSON nor YAML: {yaml_error}") from None
+        raise click.BadParameter(f"is neither JSON nor YAML: {yaml_error}", param_hint="FILE") from None
 
 
 COMMANDS = {"Tasks, schedules and data": (schedules,)}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import click
+
 from dataloader.app.cli import text
 from dataloader.app.cli.output import Table
-from dataloader.app.cli.parsing import ID, option
+from dataloader.app.cli.parsing import ID, option, without_none
 from dataloader.app.cli.remote import RemoteService, remote_command
 
 _WORKERS = Table(
@@ -31,16 +33,17 @@ def _drained_lines(payload: text.Payload) -> list[str]:
 @option("--undrain", type=ID, help="Let this process claim jobs again.")
 @option("--drain-host", metavar="HOST", help="Stop all processes of this host from claiming jobs.")
 @option("--undrain-host", metavar="HOST", help="Let the processes of this host claim jobs again.")
-def workers(service: RemoteService, *, drain: UUID | None, undrain: UUID | None, **hosts: str | None) -> None:
+def workers(service: RemoteService, **options: UUID | str | None) -> None:
     """List the worker processes with their version, threads and memory, or drain one, or those of a host."""
-    for operation in ("drain_host", "undrain_host"):
-        if hosts[operation]:
-            service.perform(operation, _drained_lines, host=hosts[operation], repeatable=True)
-            return
-    if drain or undrain:
-        operation = "drain_worker" if drain else "undrain_worker"
-        service.perform(operation, _drained_line, worker_id=drain or undrain, repeatable=True)
-    else:
+    given = without_none(options)
+    if len(given) > 1:
+        raise click.UsageError("give one of --drain, --undrain, --drain-host and --undrain-host")
+    for option_name, value in given.items():
+        if option_name.endswith("_host"):
+            service.perform(option_name, _drained_lines, host=value, repeatable=True)
+        else:
+            service.perform(f"{option_name}_worker", _drained_line, worker_id=value, repeatable=True)
+    if not given:
         service.perform("list_workers", _WORKERS)
 
 

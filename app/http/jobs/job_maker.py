@@ -99,9 +99,9 @@ class JobMaker:
         except IdempotencyConflict as conflict:
             if conflict.job_id is None or self._sees(actor, conflict.job_id):
                 raise
-            raise IdempotencyConflict(conflict.key, None, _OTHER_OWNER) from None
+            raise IdempotencyConflict(conflict.keys, None, _OTHER_OWNER) from None
         if not enqueued.created and not self._sees(actor, enqueued.job_id):  # such as of the same slice
-            raise IdempotencyConflict(job.unique_key, None, _OTHER_OWNER)
+            raise IdempotencyConflict(job.unique_keys, None, _OTHER_OWNER)
         return enqueued
 
     def enqueue_batch(self, jobs: Sequence[NewJob], *, all_or_none: bool) -> Sequence[BatchOutcome]:

@@ -138,7 +138,7 @@ def test_in_memory_it_shows_what_it_says_and_gives_its_result(ran):
     out, err, code = ran("talks", "--arg", "n=1", "--local")
 
     assert code == 0
-    printed, _, result = out.partition("\n")
+    printed, result = out.splitlines()
     assert printed == "printed"
     assert json.loads(result) == {"args": {"n": 1}}
     assert "INFO     logged" in err
@@ -314,6 +314,13 @@ def test_a_nominal_time_has_the_interval_of_its_schedule(ran, dsn):
 
     assert code == 0, err
     assert json.loads(out) == [{"day": "2026-01-31"}, "2026-01-31", JANUARY_31, "2026-02-01T03:00:00+00:00"]
+
+
+def test_args_that_are_empty_are_not_those_of_the_schedule(ran):
+    out, err, code = ran("dated", "--partition-key", "2026-01-31", "--args", "{}", "--local")
+
+    assert code == 0, err
+    assert json.loads(out)[0] == {}
 
 
 def test_a_slice_that_another_job_loads_is_refused(ran, dsn):

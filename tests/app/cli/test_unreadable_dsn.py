@@ -14,7 +14,7 @@ from dataloader.app.cli.exit_codes import ExitCode, error_report
 from dataloader.app.config import dsn, load_settings
 from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.runtime.service import Service, set_up_logging
-from tests.support import eventually
+from tests.support import eventually, free_port
 
 PASSWORD = "hunter2"
 UNREADABLE = (
@@ -96,7 +96,7 @@ def lenient_parser(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] not in ("tasks", "config")], ids=" ".join)
 def test_libpq_refusal_ends_each_command_with_78(run, monkeypatch, capfd, lenient_parser, command):
-    monkeypatch.setenv("APP_PORT", "18731")
+    monkeypatch.setenv("APP_PORT", str(free_port()))
     monkeypatch.setenv("DL_PIPELINES", "dataloader.pipelines.noop")
     handlers = logging.getLogger().handlers[:]
     try:

@@ -75,7 +75,7 @@ def test_other_request_with_same_key_is_conflict(queue_db, other):
     with pytest.raises(IdempotencyConflict, match=str(first.job_id)) as caught:
         queue_db.queue.enqueue(NewJob(**REQUEST | other, idempotency_key="once"))
 
-    assert caught.value.key == "once"
+    assert caught.value.keys == ("once",)
 
 
 def test_key_of_plain_insert_is_compared_by_its_row(queue_db):

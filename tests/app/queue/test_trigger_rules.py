@@ -110,6 +110,12 @@ def test_the_key_of_another_task_is_refused(queue_db):
         queue_db.queue.enqueue(NewJob(queue="q", task="other", lock_key="k", debounce=debounced()))
 
 
+def test_a_conflict_names_each_key_that_it_may_be_of(queue_db):
+    queue_db.queue.enqueue(NewJob(queue="q", task="t", lock_key="k", idempotency_key="a", live_key="l"))
+    with pytest.raises(IdempotencyConflict, match="the key 'b' or 'l' already belongs to job"):
+        queue_db.queue.enqueue(NewJob(queue="q", task="u", lock_key="k", idempotency_key="b", live_key="l"))
+
+
 def test_requests_at_the_same_time_make_one_job(queue_db):
     own_sessions = 8
     outcomes: list[Enqueued] = []

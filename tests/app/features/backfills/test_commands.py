@@ -37,6 +37,7 @@ def test_a_backfill_from_its_plan_to_its_end(shell: Shell, webhook_dsn: str):  #
     assert "2026-01-02" in shell("slices", "load", "--state", "queued").output
     assert "load is paused" in shell("backfills", "pause", backfill_id).output
     assert shell("backfills", "show", backfill_id, "--watch", code=1).output == "paused: 3 queued\n"
+    assert json.loads(shell("backfills", "show", backfill_id, "--watch", "--json", code=1).output)["state"] == "paused"
     assert "load is open" in shell("backfills", "resume", backfill_id).output
     shell("backfills", "edit", backfill_id, "--concurrency", "5")
     assert json.loads(shell("backfills", "show", backfill_id, "--json").output)["concurrency"] == 5

@@ -53,7 +53,7 @@ def test_what_is_missing_or_wrong_is_reported(shell: Shell):  # noqa: F811
     two = shell("schedules", "create", "x", "--task", "t", "--cron", "* * * * *", "--every", "2h", code=2)
     assert "give one of" in two.output
     wrong = shell("schedules", "create", "x", "--task", "t", "--queue", "q", "--cron", "61 * * * *", code=4)
-    assert wrong.output.count("--cron, --every: '61' is no valid minute") == 1
+    assert wrong.output.count("Error: --cron: '61' is no valid minute") == 1
     assert "nothing to change" in shell("schedules", "edit", "x", code=2).output
     assert "there is no schedule 'x'" in shell("schedules", "show", "x", code=3).output
     assert "1<=x<=500" in shell("schedules", "firings", "x", "--limit", "501", code=2).output
@@ -80,10 +80,30 @@ def test_a_file_is_applied_and_exported(shell: Shell, tmp_path):  # noqa: F811
     after = as_json(shell, "schedules", "list")["schedules"]
     assert [(s["name"], s["definition"]["expression"]) for s in after] == [("kept", "0 8 * * *"), ("new", "0 6 * * *")]
 
+    short = {"schedules": [{"name": "kept", "task": "load", "queue": "etl", "kind": "cron", "expression": "0 9 * * *"}]}
+    file.write_text(json.dumps(short))  # with a default, and without the zone, which is the service's
+    assert shell("schedules", "apply", str(file)).output == "changed: kept\n"
+    assert shell("schedules", "apply", str(file)).output == "Nothing to change.\n"
+    assert shell("schedules", "apply", str(file), "--dry-run").output == "Nothing to change.\n"
+
+    file.write_text(json.dumps({"schedules": [{**new, "name": "one"}, {**new, "name": "two", "expression": "x"}]}))
+    refused = shell("schedules", "apply", str(file), code=4)
+    assert refused.stdout == "created: one\n"
+    assert "Error: two.expression: a cron expression has five fields" in refused.stderr
     file.write_text("{")
+    assert "FILE" in shell("schedules", "apply", str(file), code=2).output
     assert "JSON" in shell("schedules", "apply", str(file), code=2).output
     file.write_text("[]")
     assert "expected" in shell("schedules", "apply", str(file), code=2).output
+
+
+def test_args_are_emptied_by_an_empty_object(shell: Shell):  # noqa: F811
+    shell("schedules", "create", "s", *MADE, "--arg", "day=1")
+
+    shell("schedules", "edit", "s", "--priority", "5")
+    assert as_json(shell, "schedules", "show", "s")["definition"]["args"] == {"day": 1}
+    shell("schedules", "edit", "s", "--args", "{}")
+    assert as_json(shell, "schedules", "show", "s")["definition"].get("args", {}) == {}
 
 
 def test_every_is_a_number_of_seconds_or_a_duration(shell: Shell):  # noqa: F811

@@ -212,6 +212,10 @@ def test_people_override_fields_of_code_and_reset_them(client, in_code):
 
     reset = client.post("/api/v1/schedules/nightly/reset", json={}).json
     assert (reset["differs_from_code"], reset["definition"]["expression"]) == ([], "0 2 * * *")
+    unknown = client.post("/api/v1/schedules/nightly/reset", json={"fields": ["expresion"]})
+    assert unknown.json["errors"] == [
+        {"field": "fields", "message": "'expresion' is no field of a schedule, such as expression"}
+    ]
     create(client)
     assert client.post("/api/v1/schedules/sales/reset", json={}).status_code == 400
 
