@@ -211,26 +211,17 @@ class Pipelines:
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._tasks))
 
-    def declared_limits(self) -> dict[str, dict[str, int]]:
-        """The limits of the tasks that have some."""
-        return {task.name: dict(task.options.limits) for task in self if task.options.limits}
-
-    def declared_lock_keys(self) -> dict[str, str]:
-        """The lock keys of the tasks that have one."""
-        return {task.name: key for task in self if (key := task.options.lock_key) is not None}
-
-    def declared_unique_by(self) -> dict[str, list[str]]:
-        """The args of which one live job has the same values, of the tasks that name some."""
-        return {task.name: list(task.options.unique_by) for task in self if task.options.unique_by}
-
-    def declared_defaults(self) -> dict[str, dict[str, Any]]:
-        """The defaults of the args of the tasks whose lock key, limits or `unique_by` depend on args."""
-        return {
-            task.name: defaults
-            for task in self
-            if (task.options.lock_key or task.options.limits or task.options.unique_by)
-            and (defaults := task.default_args())
-        }
+    def declared_job_fields(self) -> dict[str, dict[str, Any]]:
+        """What tasks declare of jobs that others enqueue: `lock_key`, `limits`, `unique_by`, and the `defaults` of the args
+        on which these depend."""
+        declared: dict[str, dict[str, Any]] = {}
+        for task in self:
+            options = task.options
+            limits, unique_by = dict(options.limits), list(options.unique_by or ())
+            fields = {"lock_key": options.lock_key, "limits": limits, "unique_by": unique_by}
+            if given := {name: value for name, value in fields.items() if value}:
+                declared[task.name] = {**given, "defaults": task.default_args()}
+        return declared
 
     def declared_failure_handlers(self) -> list[dict[str, Any]]:
         """The tasks that handle failures of others, with the queue of their jobs; None: that of the failed job."""

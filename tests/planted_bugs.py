@@ -71,8 +71,8 @@ BUGS = (
     ),
     PlantedBug(
         "a follow-up leaves out defaults of its task's args", "workers/follow_ups.py",
-        "{**settings.task_defaults.get(task, {}), **job_args}", "job_args",
-        "tests/workers/test_context.py::test_follow_up_counts_the_defaults_of_its_task",
+        '{**declared.get("defaults", {}), **job_args}', "job_args",
+        "tests/workers/test_follow_ups.py::test_follow_up_counts_the_defaults_of_its_task",
     ),
     PlantedBug(
         "an account that may only enqueue reads results", "schema.sql",

@@ -52,10 +52,7 @@ class ContextSettings:
     connection_settings: ConnectionSettings | None = None
     max_result_bytes: int = 1_000_000
     follow_up_lease_sec: int = 60
-    task_limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # of the tasks that declare some
-    task_lock_keys: Mapping[str, str] = field(default_factory=dict)  # of the tasks that declare one
-    task_unique_by: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of the tasks that declare some
-    task_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the args of these tasks
+    declared_job_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by task, for its follow-ups
     offloads: OffloadService | None = None  # None: one with the process engine alone
     features: Sequence[Feature] = FEATURES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -20,13 +20,7 @@ class FollowUpSettings(Protocol):
     @property
     def follow_up_lease_sec(self) -> int: ...
     @property
-    def task_limits(self) -> Mapping[str, Mapping[str, int]]: ...
-    @property
-    def task_lock_keys(self) -> Mapping[str, str]: ...
-    @property
-    def task_unique_by(self) -> Mapping[str, Sequence[str]]: ...
-    @property
-    def task_defaults(self) -> Mapping[str, Mapping[str, Any]]: ...
+    def declared_job_fields(self) -> Mapping[str, Mapping[str, Any]]: ...
 
 
 class FollowUpContext(Protocol):
@@ -62,13 +56,13 @@ class FollowUps:
     ) -> NewJob:
         job, settings = self._context.job, self._context.settings
         job_args = self._context.redactor.restore_references(args or {})
-        complete_args = {**settings.task_defaults.get(task, {}), **job_args}
+        declared = settings.declared_job_fields.get(task, {})
+        complete_args = {**declared.get("defaults", {}), **job_args}
         if limits is None:
-            limits = fill_limits(settings.task_limits.get(task, {}), complete_args)
+            limits = fill_limits(declared.get("limits", {}), complete_args)
         if not lock_key:
-            declared = settings.task_lock_keys.get(task)
-            lock_key = task if declared is None else fill_lock_key(declared, complete_args)
-        unique_by = settings.task_unique_by.get(task)
+            lock_key = fill_lock_key(declared["lock_key"], complete_args) if "lock_key" in declared else task
+        unique_by = declared.get("unique_by")
         return NewJob(
             queue=queue or job.queue,
             task=task,

@@ -47,10 +47,7 @@ def drain(
         queue = JobQueue(session)
         settings = AttemptSettings(
             connection_settings=ConnectionSettings(dsn=dsn, schema=schema, targets=dict(targets or {})),
-            task_limits=pipelines.declared_limits(),
-            task_lock_keys=pipelines.declared_lock_keys(),
-            task_unique_by=pipelines.declared_unique_by(),
-            task_defaults=pipelines.declared_defaults(),
+            declared_job_fields=pipelines.declared_job_fields(),
             run_isolated=run_isolated,
             isolation_enabled=False,
         )

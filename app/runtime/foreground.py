@@ -241,10 +241,7 @@ def _run_locally(
     )
     attempt_settings = AttemptSettings(
         connection_settings=connection_settings,
-        task_limits=contract.registry.declared_limits(),
-        task_lock_keys=contract.registry.declared_lock_keys(),
-        task_unique_by=contract.registry.declared_unique_by(),
-        task_defaults=contract.registry.declared_defaults(),
+        declared_job_fields=contract.registry.declared_job_fields(),
         stop_step_sec=settings.stop_step_sec,
         secret_store=SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets),
         run_isolated=run_isolated,

@@ -53,4 +53,9 @@ def test_tasks_declare_the_defaults_of_their_args():
     @pipelines.register("plain", spread=True)
     def plain(day: str = "2030-01-01") -> None: ...
 
-    assert pipelines.declared_defaults() == {"named": {"day": "2030-01-01"}, "model": {"day": "2030-01-01"}}
+    declared = pipelines.declared_job_fields()
+    defaults = {"day": "2030-01-01"}
+    assert declared == {
+        "named": {"unique_by": ["shop"], "defaults": defaults},
+        "model": {"limits": {"shop:{shop}": 1}, "defaults": defaults},
+    }

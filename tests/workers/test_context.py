@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import patch
-from uuid import uuid4
 
 import pytest
 
 from dataloader.app.errors import DatabaseUnavailable, IdempotencyConflict
 from dataloader.app.features.limits.rows import Limits
-from dataloader.app.queue.attempt_sessions import ConnectionSettings
-from dataloader.app.queue.job import ClaimedJob, Status
+from dataloader.app.queue.job import Status
 from dataloader.pipelines.context import Interval
 from dataloader.pipelines.contract import Checkpoint, Progress, Stop, StopReason
 from dataloader.pipelines.json_values import JsonNull
 from dataloader.pipelines.runner import NotProgress, record_yield
 from dataloader.workers.context import ContextSettings, JobContext
 from tests.support import eventually, hostile_tasks  # noqa: F401 - registers its tasks
+from tests.support.job_context import JOB, claimed_context
 from tests.support.queue_fixture import QueueFixture
-
-JOB = ClaimedJob(
-    id_text=str(uuid4()), run_text=str(uuid4()), queue="q", task="t", args_text="{}", lock_key="k", key_hash=1,
-    priority=7, attempt=2, max_attempts=5, lease_ttl_sec=60, producer=None, progress_text="{}", checkpoint_text=None,
-    time_limit_sec=None, retry_text=None, crashes=0,
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -38,20 +30,8 @@ def ctx() -> JobContext:
 
 @pytest.fixture
 def at_work(queue_db: QueueFixture) -> Iterator[JobContext]:
-    """The context of a claimed job, with a database to write to."""
-    queue_db.sql("CREATE TABLE witness (said text)")
-    queue_db.enqueue("key")
-    (job,) = queue_db.claim()
-    claimed = JOB._replace(id_text=job.id_text, run_text=job.run_text, lock_key=job.lock_key, key_hash=job.key_hash)
-    settings = ContextSettings(connection_settings=ConnectionSettings(dsn=queue_db.dsn, schema="public", targets={}))
-    context = JobContext(claimed, settings)
-    yield context
-    close_connections(context)
-
-
-def close_connections(context: JobContext) -> None:
-    if context.connections is not None:
-        context.connections.close()
+    with claimed_context(queue_db) as context:
+        yield context
 
 
 def write(connection: Any, text: str) -> None:
@@ -282,88 +262,6 @@ def test_final_transaction_stores_last_result_and_progress(queue_db, at_work):
 
     job = queue_db.job(at_work.job_id)
     assert (job.status, job.result, job.progress) == (Status.SUCCEEDED, {"rows": 9}, {"processed": 9})
-
-
-def test_follow_up_has_the_limits_of_its_task_unless_it_names_some(queue_db, at_work):
-    at_work.settings = replace(at_work.settings, task_limits={"next": {"warehouse": 2, "tenant:{tenant}": 1}})
-
-    def limits_of(**options: Any) -> Any:
-        return queue_db.job(at_work.enqueue(**options)).limits
-
-    assert limits_of(task="next", args={"tenant": "acme"}) == {"warehouse": 2, "tenant:acme": 1}
-    assert limits_of(task="next", args={"n": 1}, limits={"warehouse": 1}) == {"warehouse": 1}
-    assert limits_of(task="other") is None
-    with pytest.raises(ValueError, match="'tenant' is missing"):
-        at_work.enqueue("next")
-
-
-def test_follow_up_of_unique_task_is_the_live_job(queue_db, at_work):
-    at_work.settings = replace(at_work.settings, task_unique_by={"next": ["day"]})
-    assert at_work.enqueue("next", {"day": 1, "n": 1}) == at_work.enqueue("next", {"day": 1, "n": 2})
-
-
-def test_follow_up_counts_the_defaults_of_its_task(queue_db, at_work):
-    at_work.settings = replace(
-        at_work.settings,
-        task_unique_by={"next": ["day"]},
-        task_limits={"next": {"day:{day}": 1}},
-        task_defaults={"next": {"day": "2030-01-01"}},
-    )
-
-    job_id = at_work.enqueue("next", {"n": 1})
-
-    assert at_work.enqueue("next", {"n": 2, "day": "2030-01-01"}) == job_id
-    assert queue_db.job(job_id).limits == {"day:2030-01-01": 1}
-    assert queue_db.job(job_id).args == {"n": 1}
-
-
-def test_follow_up_has_the_lock_key_of_its_task(queue_db, at_work):
-    at_work.settings = replace(
-        at_work.settings, task_lock_keys={"next": "shop:{shop}"}, task_defaults={"next": {"shop": 1}}
-    )
-
-    def key_of(**options):
-        return queue_db.job(at_work.enqueue("next", **options)).lock_key
-
-    assert key_of() == "shop:1"
-    assert key_of(args={"shop": 2}) == "shop:2"
-    assert key_of(lock_key="other") == "other"
-    _, last = at_work.fan_out([{"task": "next", "args": {"shop": 3}}], then={"task": "next", "args": {"shop": 4}})
-    assert queue_db.job(last).lock_key == "shop:4"
-    with pytest.raises(ValueError, match="shop"):
-        at_work.enqueue("next", {"shop": [1]})
-
-
-def test_attempt_that_lost_its_job_enqueues_nothing(queue_db, at_work):
-    queue_db.expire_lease(at_work.job_id)
-    queue_db.queue.reap([(at_work.job_id, at_work.job.run_id, "key")], pause_sec=0)
-
-    with pytest.raises(Stop):
-        at_work.enqueue("next")
-    assert at_work.stop_reason is StopReason.LEASE_LOST
-    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE task = 'next'") == 0
-
-
-def test_next_attempt_gets_the_same_follow_ups(queue_db, at_work):
-    with pytest.raises(ValueError, match="no"), at_work.transaction():
-        at_work.enqueue("next", {"n": 1})
-        raise ValueError("no")
-    with at_work.transaction():
-        first = at_work.enqueue("next", {"n": 1})
-    second = at_work.enqueue("next", {"n": 1})
-
-    again = JobContext(at_work.job, at_work.settings)
-    assert [again.enqueue("next", {"n": 1}), again.enqueue("next", {"n": 1})] == [first, second]
-    close_connections(again)
-    assert first != second
-    child = queue_db.job(first)
-    assert (child.queue, child.lock_key, child.priority, child.parent_id) == ("q", "next", 7, at_work.job_id)
-
-
-def test_follow_up_has_the_lease_of_the_settings(queue_db, at_work):
-    at_work.settings = replace(at_work.settings, follow_up_lease_sec=90)
-
-    assert queue_db.job(at_work.enqueue("next")).lease_ttl_sec == 90
 
 
 def test_conflict_in_a_transaction_leaves_it_usable(queue_db, at_work):

@@ -50,7 +50,7 @@ class Database:
         return set()
 
     def repair_blocked(self, **_: Any) -> Any:
-        return RepairResult(cursor="", unblocked=())
+        return RepairResult(cursor="", unblocked=(), made_ready=())
 
 
 class NoKeys:

@@ -67,10 +67,7 @@ class IsolatedProgram(ChildProgram):
             connection_settings=connection_settings,
             max_result_bytes=spec["max_result_bytes"],
             follow_up_lease_sec=spec["follow_up_lease_sec"],
-            task_limits=spec["task_limits"],
-            task_lock_keys=spec["task_lock_keys"],
-            task_unique_by=spec["task_unique_by"],
-            task_defaults=spec["task_defaults"],
+            declared_job_fields=spec["declared_job_fields"],
             features=tuple(feature for feature in FEATURES if feature.name in spec["features"]),
             offloads=OffloadService(Engines(spec["executors"])) if spec["executors"] else None,
         )

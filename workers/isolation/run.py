@@ -103,8 +103,7 @@ def _start_child(attempt: Attempt, channel: int, env: Mapping[str, str]) -> Watc
 def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, Any]:
     settings, connection_settings = attempt.settings, attempt.settings.connection_settings
     passed_on = (
-        "packages", "tasks", "endpoints", "tokens", "max_result_bytes", "follow_up_lease_sec", "task_limits",
-        "task_lock_keys", "task_unique_by", "task_defaults",
+        "packages", "tasks", "endpoints", "tokens", "max_result_bytes", "follow_up_lease_sec", "declared_job_fields",
     )  # fmt: skip
     return {
         **{name: getattr(settings, name) for name in passed_on},
