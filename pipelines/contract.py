@@ -212,8 +212,8 @@ class Pipelines:
         return tuple(sorted(self._tasks))
 
     def declared_job_fields(self) -> dict[str, dict[str, Any]]:
-        """What tasks declare of jobs that others enqueue: `lock_key`, `limits`, `unique_by`, and the `defaults` of the args
-        on which these depend."""
+        """What tasks declare of jobs that others enqueue: `lock_key`, `limits`, `unique_by`, and the `defaults` of the
+        args on which these depend."""
         declared: dict[str, dict[str, Any]] = {}
         for task in self:
             options = task.options
