@@ -72,17 +72,18 @@ class QueueClaims:
             self.is_running = False
 
     def _run_without_lock(self, buffer: QueueBuffer, kept_count: int) -> None:
-        began = clock()
-        with self._lock:
-            count = min(buffer.claim_size, 1) if self.memory_high else buffer.claim_size
-            if count <= 0 or not self._has_memory:
-                return
-            request = buffer.claim_request(count, began, promote_due=self.due.promote_due)
-            promoted = request is not None and request.promote_due
-            buffer.may_have_work, self.due.promote_due = False, self.due.promote_due and not promoted
+        promoted = False
         try:
-            if (recovered := self._claimer.recover()) is not None:
+            if (recovered := self._claimer.recover()) is not None:  # first: these jobs count against the rest
                 self._hand_out(self._queues[recovered[0]], recovered[1], kept_count=0)
+            began = clock()
+            with self._lock:
+                count = min(buffer.claim_size, 1) if self.memory_high else buffer.claim_size
+                if count <= 0 or not self._has_memory:
+                    return
+                request = buffer.claim_request(count, began, promote_due=self.due.promote_due)
+                promoted = request is not None and request.promote_due
+                buffer.may_have_work, self.due.promote_due = False, self.due.promote_due and not promoted
             if request is None:
                 return
             attempts, claimed_count, hint = self._claimer.claim(buffer.queue, count, request)

@@ -26,6 +26,7 @@ class AnsweringClaimer:
 
     def __init__(self) -> None:
         self.requests: list[ClaimRequest] = []
+        self.counts: list[int] = []  # how many jobs each claim asked for
         self.hint = NOTHING
         self.error: Exception | None = None
         self.recovered: tuple[str, list[Attempt]] | None = None  # of the claim before
@@ -37,6 +38,7 @@ class AnsweringClaimer:
 
     def claim(self, queue: str, count: int, request: ClaimRequest) -> tuple[list[Attempt], int, ClaimHint]:
         self.requests.append(request)
+        self.counts.append(count)
         if self.error is not None:
             raise self.error
         return [], 0, self.hint
@@ -109,6 +111,22 @@ def test_jobs_of_a_claim_whose_answer_was_lost_are_handed_out_by_the_next(claims
     run()
 
     assert ([attempt for attempt, _ in buffer.attempts], claimer.requests) == (claimer.recovered[1], [])
+
+
+@pytest.mark.parametrize(
+    ("max_in_process", "memory_high", "recovered_count", "asked"),
+    [(2, False, 2, []), (2, False, 1, [1]), (None, False, 5, [3]), (None, True, 1, []), (None, True, 0, [1])],
+)
+def test_recovered_jobs_count_against_what_is_claimed_next(
+    claims, claimer, buffer, run, max_in_process: int | None, memory_high: bool, recovered_count: int, asked: list[int]
+):
+    buffer.threads = buffer.idle_count = 8
+    buffer.settings = BufferSettings(max_in_process=max_in_process)
+    claims.memory_high = memory_high
+    claimer.recovered = "q", [Attempt.__new__(Attempt) for _ in range(recovered_count)]
+    run()
+
+    assert (claimer.counts, len(buffer.attempts)) == (asked, recovered_count)
 
 
 def test_claim_that_waits_for_a_look_leaves_the_promotion_to_the_next(claims, claimer, buffer, run):
