@@ -65,6 +65,8 @@ class Claimer:
         if self._unconfirmed is None:
             return None
         queue, run_ids, sent_at = self._unconfirmed
+        # The server may still execute the claim, and commit it after the look-up, or hold its session and its keys.
+        self._queue.end_former_sessions()
         claimed = self._queue.recover_claim(run_ids)
         self._unconfirmed = None
         return queue, self._startable(queue, self._to_attempts(claimed, sent_at), self._key_locks.lock)
