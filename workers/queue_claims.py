@@ -130,6 +130,7 @@ class QueueClaims:
             self.due.promote_due = self.due.promote_due or promoted
             for each in self._queues.values():
                 each.poll.poll_soon(now)
+            self._on_retry()
         if not self._outage_logged:
             _log.warning("database.unavailable", error=str(error))
         self._outage_logged = True
@@ -139,6 +140,7 @@ class QueueClaims:
         if now < check_at:
             with self._lock:  # a job that comes a moment after a check would wait until the next poll
                 buffer.retry_at = min(buffer.retry_at or check_at, check_at)
+                self._on_retry()
             return
         buffer.next_unknown_task_check_at = now + _UNKNOWN_TASK_INTERVAL_SEC
         with suppress(DatabaseUnavailable):  # the next claim reports it

@@ -14,7 +14,7 @@ from dataloader.app.queue.claims import FIRST_TURN, FRONT, ClaimHint, ClaimMode,
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Fixed
 from dataloader.workers.attempt import Attempt
-from dataloader.workers.claim_timers import PollTimer
+from dataloader.workers.claim_timers import FALLBACK_POLL_SEC, PollTimer
 from dataloader.workers.queue_buffer import BufferSettings, QueueBuffer
 from dataloader.workers.queue_claims import QueueClaims
 
@@ -66,11 +66,22 @@ def retries() -> list[float | None]:
 
 
 @pytest.fixture
+def polls() -> list[float]:
+    """When the next poll was then."""
+    return []
+
+
+@pytest.fixture
 def claims(
-    claimer: AnsweringClaimer, buffer: QueueBuffer, lock: threading.Lock, retries: list[float | None]
+    claimer: AnsweringClaimer,
+    buffer: QueueBuffer,
+    lock: threading.Lock,
+    retries: list[float | None],
+    polls: list[float],
 ) -> QueueClaims:
     def on_retry() -> None:
         retries.append(buffer.retry_at)
+        polls.append(buffer.poll.next_poll_at)
 
     make: Any = QueueClaims
     notify_state = SimpleNamespace(update_after_claim=lambda queue_name, **_: None)
@@ -103,6 +114,24 @@ def test_claim_that_fails_leaves_the_promotion_to_the_next(claims, claimer, buff
     run()
     assert [request.promote_due for request in claimer.requests] == [True, True, False]
     assert claims.may_run
+
+
+def test_claim_that_fails_may_move_the_next_poll_to_earlier(claimer, buffer, run, polls):
+    """The thread that listens may be another one than the thread whose claim has failed."""
+    buffer.poll.next_poll_at = clock() + 60.0
+    claimer.error = DatabaseUnavailable("no server")
+    run()
+
+    assert len(polls) == 1
+    assert polls[0] <= clock() + FALLBACK_POLL_SEC
+
+
+def test_next_check_for_unknown_tasks_may_be_earlier_than_the_poll(buffer, run, retries):
+    run()
+    assert retries == [None]
+    run()
+
+    assert retries == [None, None, buffer.next_unknown_task_check_at]
 
 
 def test_jobs_of_a_claim_whose_answer_was_lost_are_handed_out_by_the_next(claims, claimer, buffer, run):
