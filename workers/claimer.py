@@ -60,6 +60,11 @@ class Claimer:
         self._blocked_keys_log.report(queue, hint.blocked_keys or ())
         return startable, len(attempts), hint
 
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether the answer of the last claim was lost, and it was not looked up; read by any thread."""
+        return self._unconfirmed is not None
+
     def recover(self) -> tuple[str, list[Attempt]] | None:
         """Find the jobs of a claim whose answer was lost; return its queue and the attempts that may start."""
         if self._unconfirmed is None:

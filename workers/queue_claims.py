@@ -79,7 +79,7 @@ class QueueClaims:
             began = clock()
             with self._lock:
                 count = min(buffer.claim_size, 1) if self.memory_high else buffer.claim_size
-                if count <= 0 or not self._has_memory:
+                if count <= 0 or not self._has_memory or self.is_stopping:
                     return
                 request = buffer.claim_request(count, began, promote_due=self.due.promote_due)
                 promoted = request is not None and request.promote_due
