@@ -19,7 +19,8 @@ from dataloader.workers.queue_buffer import QueueBuffer
 
 _log = log.get(__name__)
 _UNKNOWN_TASK_INTERVAL_SEC = 1.0
-_LIMIT_POLL_SEC = 0.25  # a run of another process may make room in a limited queue without a notification
+# A run of another process may make room in a limited queue, or a transaction unlock a key, without a notification.
+_LIMIT_POLL_SEC = 0.25
 
 
 class QueueClaims:
@@ -103,7 +104,8 @@ class QueueClaims:
             if may_have_more or self.due.promote_due:
                 buffer.may_have_work = True
             if not may_have_more and (buffer.settings.has_concurrency or hint.skipped):
-                buffer.retry_at = now + (_LIMIT_POLL_SEC if buffer.settings.has_concurrency else CONFLICT_RETRY_SEC)
+                stuck_sec = math.inf if buffer.settings.has_concurrency else now - (buffer.stuck_since or now)
+                buffer.retry_at = now + min(_LIMIT_POLL_SEC, max(CONFLICT_RETRY_SEC, stuck_sec))
             self.database_down = False
             self._on_retry()
         if request.is_from_front and not is_full:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.claims import FIRST_TURN, FRONT, ClaimHint, ClaimMode, ClaimRequest, start_at_jobs
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Fixed
+from dataloader.workers import queue_claims
 from dataloader.workers.attempt import Attempt
 from dataloader.workers.claim_timers import FALLBACK_POLL_SEC, PollTimer
 from dataloader.workers.queue_buffer import BufferSettings, QueueBuffer
@@ -216,3 +218,41 @@ def test_claim_is_repeated_where_nothing_tells_of_a_change(
 
     assert before + pause_sec <= buffer.retry_at <= clock() + pause_sec
     assert retries == [buffer.retry_at], "the listening thread may listen for longer"
+
+
+@pytest.fixture
+def pauses_of(claimer: AnsweringClaimer, buffer: QueueBuffer, run, monkeypatch: pytest.MonkeyPatch):
+    """The pauses after so many claims, each answered with this hint, at the times that they ask for."""
+    now = 1000.0
+    monkeypatch.setattr(queue_claims, "clock", lambda: now)
+
+    def claim_repeatedly(count: int, hint: ClaimHint) -> list[float]:
+        nonlocal now
+        pauses, claimer.hint, buffer.next_unknown_task_check_at = [], hint, math.inf
+        for _ in range(count):
+            run()
+            assert buffer.retry_at is not None
+            pauses.append(round(buffer.retry_at - now, 3))
+            now = buffer.retry_at
+        return pauses
+
+    return claim_repeatedly
+
+
+def test_claims_become_fewer_while_a_key_stays_locked(claimer, run, pauses_of):
+    conflict = ClaimHint(1, None)
+
+    pauses = pauses_of(20, conflict)
+    assert pauses[:4] == [0.005, 0.005, 0.005, 0.01]
+    assert pauses[-10:] == [0.25] * 10
+    claimer.hint = NOTHING
+    run()
+    assert pauses_of(1, conflict) == [0.005], "the next conflict is a new one"
+
+
+@pytest.mark.parametrize(
+    "hint", [ClaimHint(1, None, blocked_keys=["k"]), ClaimHint(1, None, FRONT), ClaimHint(500, None)]
+)
+def test_claim_that_changed_or_may_not_see_all_is_repeated_soon(pauses_of, hint: ClaimHint):
+    """It has blocked or claimed a job, or has not scanned all that are ready."""
+    assert set(pauses_of(20, hint)) == {0.005}
