@@ -60,11 +60,18 @@ class Claimer:
         self._blocked_keys_log.report(queue, hint.blocked_keys or ())
         return startable, len(attempts), hint
 
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether the answer of the last claim was lost, and it was not looked up; read by any thread."""
+        return self._unconfirmed is not None
+
     def recover(self) -> tuple[str, list[Attempt]] | None:
         """Find the jobs of a claim whose answer was lost; return its queue and the attempts that may start."""
         if self._unconfirmed is None:
             return None
         queue, run_ids, sent_at = self._unconfirmed
+        # The server may still execute the claim, and commit it after the look-up, or hold its session and its keys.
+        self._queue.end_former_sessions()
         claimed = self._queue.recover_claim(run_ids)
         self._unconfirmed = None
         return queue, self._startable(queue, self._to_attempts(claimed, sent_at), self._key_locks.lock)

@@ -71,6 +71,8 @@ class Dispatcher:
         if attempt is not None and self.jobs_left is not None and not self._count_start():
             self._claimer.release([attempt], ReleaseReason.SHUTDOWN)
             return None
+        if attempt is None:
+            self._recover_claim()
         return attempt
 
     def _count_start(self) -> bool:
@@ -304,6 +306,13 @@ class Dispatcher:
                     stale += attempts
                     buffer.longest_run_sec = max(buffer.longest_run_sec, PREFETCH_BELOW_SEC)
         self._claimer.release(stale, ReleaseReason.NOT_STARTED)
+        self._recover_claim()
+
+    def _recover_claim(self) -> None:
+        """Look up a claim whose answer was lost, also if none follows: threads are busy, or the process is stopping."""
+        with self._lock:
+            if self._claimer.is_unconfirmed and not self.claims.is_running:
+                self._claim(next(iter(self.queues.values())), kept_count=0)
 
     def stop(self) -> None:
         """Claim nothing more, release what has not started, and let idle threads end."""

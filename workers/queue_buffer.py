@@ -47,6 +47,7 @@ class QueueBuffer:
     was_full: bool = False  # the last claim brought as many jobs as it asked for: more may be ready
     may_have_work: bool = True  # there may be ready jobs that are not claimed; read by any thread
     retry_at: float | None = None
+    stuck_since: float | None = None  # since when claims see only jobs whose keys other transactions have locked
     next_unknown_task_check_at: float = 0.0
     cursor: ClaimCursor = field(default_factory=ClaimCursor)
     turn: ClaimStart = FIRST_TURN  # of a fair queue: where its next claim starts
@@ -96,6 +97,9 @@ class QueueBuffer:
         elif request.mode is not ClaimMode.LISTED:
             from_front = request.is_from_front
             self.cursor.advance(hint, is_full=is_full, from_front=from_front, began=began, now=now)
+        has_changed = hint.next_start is not None or hint.blocked_keys  # a job was claimed or blocked
+        is_stuck = not has_changed and 0 < hint.skipped < request.scan_limit
+        self.stuck_since = (self.stuck_since or now) if is_stuck else None
         return is_full or not sees_all
 
     @property

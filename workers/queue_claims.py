@@ -19,7 +19,8 @@ from dataloader.workers.queue_buffer import QueueBuffer
 
 _log = log.get(__name__)
 _UNKNOWN_TASK_INTERVAL_SEC = 1.0
-_LIMIT_POLL_SEC = 0.25  # a run of another process may make room in a limited queue without a notification
+# A run of another process may make room in a limited queue, or a transaction unlock a key, without a notification.
+_LIMIT_POLL_SEC = 0.25
 
 
 class QueueClaims:
@@ -72,17 +73,18 @@ class QueueClaims:
             self.is_running = False
 
     def _run_without_lock(self, buffer: QueueBuffer, kept_count: int) -> None:
-        began = clock()
-        with self._lock:
-            count = min(buffer.claim_size, 1) if self.memory_high else buffer.claim_size
-            if count <= 0 or not self._has_memory:
-                return
-            request = buffer.claim_request(count, began, promote_due=self.due.promote_due)
-            promoted = request is not None and request.promote_due
-            buffer.may_have_work, self.due.promote_due = False, self.due.promote_due and not promoted
+        promoted = False
         try:
-            if (recovered := self._claimer.recover()) is not None:
+            if (recovered := self._claimer.recover()) is not None:  # first: these jobs count against the rest
                 self._hand_out(self._queues[recovered[0]], recovered[1], kept_count=0)
+            began = clock()
+            with self._lock:
+                count = min(buffer.claim_size, 1) if self.memory_high else buffer.claim_size
+                if count <= 0 or not self._has_memory or self.is_stopping:
+                    return
+                request = buffer.claim_request(count, began, promote_due=self.due.promote_due)
+                promoted = request is not None and request.promote_due
+                buffer.may_have_work, self.due.promote_due = False, self.due.promote_due and not promoted
             if request is None:
                 return
             attempts, claimed_count, hint = self._claimer.claim(buffer.queue, count, request)
@@ -102,7 +104,8 @@ class QueueClaims:
             if may_have_more or self.due.promote_due:
                 buffer.may_have_work = True
             if not may_have_more and (buffer.settings.has_concurrency or hint.skipped):
-                buffer.retry_at = now + (_LIMIT_POLL_SEC if buffer.settings.has_concurrency else CONFLICT_RETRY_SEC)
+                stuck_sec = math.inf if buffer.settings.has_concurrency else now - (buffer.stuck_since or now)
+                buffer.retry_at = now + min(_LIMIT_POLL_SEC, max(CONFLICT_RETRY_SEC, stuck_sec))
             self.database_down = False
             self._on_retry()
         if request.is_from_front and not is_full:
@@ -129,6 +132,7 @@ class QueueClaims:
             self.due.promote_due = self.due.promote_due or promoted
             for each in self._queues.values():
                 each.poll.poll_soon(now)
+            self._on_retry()
         if not self._outage_logged:
             _log.warning("database.unavailable", error=str(error))
         self._outage_logged = True
@@ -138,6 +142,7 @@ class QueueClaims:
         if now < check_at:
             with self._lock:  # a job that comes a moment after a check would wait until the next poll
                 buffer.retry_at = min(buffer.retry_at or check_at, check_at)
+                self._on_retry()
             return
         buffer.next_unknown_task_check_at = now + _UNKNOWN_TASK_INTERVAL_SEC
         with suppress(DatabaseUnavailable):  # the next claim reports it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,8 +14,9 @@ from dataloader.app.errors import DatabaseUnavailable
 from dataloader.app.queue.claims import FIRST_TURN, FRONT, ClaimHint, ClaimMode, ClaimRequest, start_at_jobs
 from dataloader.pipelines.portable import clock
 from dataloader.pipelines.retry import Fixed
+from dataloader.workers import queue_claims
 from dataloader.workers.attempt import Attempt
-from dataloader.workers.claim_timers import PollTimer
+from dataloader.workers.claim_timers import FALLBACK_POLL_SEC, PollTimer
 from dataloader.workers.queue_buffer import BufferSettings, QueueBuffer
 from dataloader.workers.queue_claims import QueueClaims
 
@@ -26,6 +28,7 @@ class AnsweringClaimer:
 
     def __init__(self) -> None:
         self.requests: list[ClaimRequest] = []
+        self.counts: list[int] = []  # how many jobs each claim asked for
         self.hint = NOTHING
         self.error: Exception | None = None
         self.recovered: tuple[str, list[Attempt]] | None = None  # of the claim before
@@ -37,6 +40,7 @@ class AnsweringClaimer:
 
     def claim(self, queue: str, count: int, request: ClaimRequest) -> tuple[list[Attempt], int, ClaimHint]:
         self.requests.append(request)
+        self.counts.append(count)
         if self.error is not None:
             raise self.error
         return [], 0, self.hint
@@ -64,11 +68,22 @@ def retries() -> list[float | None]:
 
 
 @pytest.fixture
+def polls() -> list[float]:
+    """When the next poll was then."""
+    return []
+
+
+@pytest.fixture
 def claims(
-    claimer: AnsweringClaimer, buffer: QueueBuffer, lock: threading.Lock, retries: list[float | None]
+    claimer: AnsweringClaimer,
+    buffer: QueueBuffer,
+    lock: threading.Lock,
+    retries: list[float | None],
+    polls: list[float],
 ) -> QueueClaims:
     def on_retry() -> None:
         retries.append(buffer.retry_at)
+        polls.append(buffer.poll.next_poll_at)
 
     make: Any = QueueClaims
     notify_state = SimpleNamespace(update_after_claim=lambda queue_name, **_: None)
@@ -103,12 +118,46 @@ def test_claim_that_fails_leaves_the_promotion_to_the_next(claims, claimer, buff
     assert claims.may_run
 
 
+def test_claim_that_fails_may_move_the_next_poll_to_earlier(claimer, buffer, run, polls):
+    """The thread that listens may be another one than the thread whose claim has failed."""
+    buffer.poll.next_poll_at = clock() + 60.0
+    claimer.error = DatabaseUnavailable("no server")
+    run()
+
+    assert len(polls) == 1
+    assert polls[0] <= clock() + FALLBACK_POLL_SEC
+
+
+def test_next_check_for_unknown_tasks_may_be_earlier_than_the_poll(buffer, run, retries):
+    run()
+    assert retries == [None]
+    run()
+
+    assert retries == [None, None, buffer.next_unknown_task_check_at]
+
+
 def test_jobs_of_a_claim_whose_answer_was_lost_are_handed_out_by_the_next(claims, claimer, buffer, run):
     make_front_slow(buffer)  # also if it then has to wait
     claimer.recovered = "q", [Attempt.__new__(Attempt)]
     run()
 
     assert ([attempt for attempt, _ in buffer.attempts], claimer.requests) == (claimer.recovered[1], [])
+
+
+@pytest.mark.parametrize(
+    ("max_in_process", "memory_high", "recovered_count", "asked"),
+    [(2, False, 2, []), (2, False, 1, [1]), (None, False, 5, [3]), (None, True, 1, []), (None, True, 0, [1])],
+)
+def test_recovered_jobs_count_against_what_is_claimed_next(
+    claims, claimer, buffer, run, max_in_process: int | None, memory_high: bool, recovered_count: int, asked: list[int]
+):
+    buffer.threads = buffer.idle_count = 8
+    buffer.settings = BufferSettings(max_in_process=max_in_process)
+    claims.memory_high = memory_high
+    claimer.recovered = "q", [Attempt.__new__(Attempt) for _ in range(recovered_count)]
+    run()
+
+    assert (claimer.counts, len(buffer.attempts)) == (asked, recovered_count)
 
 
 def test_claim_that_waits_for_a_look_leaves_the_promotion_to_the_next(claims, claimer, buffer, run):
@@ -169,3 +218,41 @@ def test_claim_is_repeated_where_nothing_tells_of_a_change(
 
     assert before + pause_sec <= buffer.retry_at <= clock() + pause_sec
     assert retries == [buffer.retry_at], "the listening thread may listen for longer"
+
+
+@pytest.fixture
+def pauses_of(claimer: AnsweringClaimer, buffer: QueueBuffer, run, monkeypatch: pytest.MonkeyPatch):
+    """The pauses after so many claims, each answered with this hint, at the times that they ask for."""
+    now = 1000.0
+    monkeypatch.setattr(queue_claims, "clock", lambda: now)
+
+    def claim_repeatedly(count: int, hint: ClaimHint) -> list[float]:
+        nonlocal now
+        pauses, claimer.hint, buffer.next_unknown_task_check_at = [], hint, math.inf
+        for _ in range(count):
+            run()
+            assert buffer.retry_at is not None
+            pauses.append(round(buffer.retry_at - now, 3))
+            now = buffer.retry_at
+        return pauses
+
+    return claim_repeatedly
+
+
+def test_claims_become_fewer_while_a_key_stays_locked(claimer, run, pauses_of):
+    conflict = ClaimHint(1, None)
+
+    pauses = pauses_of(20, conflict)
+    assert pauses[:4] == [0.005, 0.005, 0.005, 0.01]
+    assert pauses[-10:] == [0.25] * 10
+    claimer.hint = NOTHING
+    run()
+    assert pauses_of(1, conflict) == [0.005], "the next conflict is a new one"
+
+
+@pytest.mark.parametrize(
+    "hint", [ClaimHint(1, None, blocked_keys=["k"]), ClaimHint(1, None, FRONT), ClaimHint(500, None)]
+)
+def test_claim_that_changed_or_may_not_see_all_is_repeated_soon(pauses_of, hint: ClaimHint):
+    """It has blocked or claimed a job, or has not scanned all that are ready."""
+    assert set(pauses_of(20, hint)) == {0.005}
