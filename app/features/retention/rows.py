@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dataloader.app.db.encoding import array
 from dataloader.app.db.statements import Executor
@@ -25,11 +26,25 @@ class PrunedBatch:
     has_more: bool  # there may be more jobs to delete
 
 
+class _Position(NamedTuple):
+    """A job in the order of deletion: the next batch begins behind it. The first one is before all finished jobs."""
+
+    job_id: str = "00000000-0000-0000-0000-000000000000"
+    status: str = Status.QUEUED.value
+    task: str = ""
+    finished_at: str = "-infinity"
+
+
 class Retention:
-    """Deletes what is older than its retention period. Several processes may do so at once."""
+    """Deletes what is older than its retention period. Several processes may do so at once.
+
+    A batch begins behind the one before it, until none is left: jobs that may not go yet, such as those of an open
+    graph, would otherwise fill each batch.
+    """
 
     def __init__(self, executor: Executor, periods: RetentionPeriods) -> None:
         self._execute, self._periods = executor.execute, periods
+        self._position = _Position()
         self._partitioned_tables = (
             (EVENTS_TABLE, periods.events),
             (LOGS_TABLE, periods.logs),
@@ -43,17 +58,20 @@ class Retention:
 
     def prune(self, *, limit: int = 500, dry_run: bool = False) -> PrunedBatch:
         """Delete the next batch of jobs with their events; with `dry_run` only count them."""
+        start = _Position() if dry_run else self._position
         parameters = {
             "by_status": json.dumps({s.value: getattr(self._periods, s.value) for s in Status if s.final}),
             "by_task": json.dumps({task: dict(periods) for task, periods in self._periods.tasks.items()}),
             "limit": limit,
+            **{f"after_{field}": value for field, value in start._asdict().items()},
         }
-        due = self._execute("finished_jobs_due", parameters)
-        if not due or dry_run:
-            return PrunedBatch(Counter((row[1], row[2]) for row in due), len(due) >= limit)
-        deleted = self._execute("delete_finished", {"job_ids": array(row[0] for row in due)})
-        has_more = len(deleted) >= limit // 2 and len(due) >= limit
-        return PrunedBatch(Counter((row[1], row[2]) for row in deleted), has_more)
+        due = [_Position(*row) for row in self._execute("finished_jobs_due", parameters)]
+        has_more = len(due) >= limit
+        if dry_run:
+            return PrunedBatch(Counter((job.status, job.task) for job in due), has_more)
+        self._position = due[-1] if has_more else _Position()
+        deleted = self._execute("delete_finished", {"job_ids": array(job.job_id for job in due)}) if due else []
+        return PrunedBatch(Counter((status, task) for _, status, task in deleted), has_more)
 
     def prune_audit(self, *, limit: int = 5_000) -> int:
         """Delete old audit entries, but none of the last day; return their number."""

@@ -84,6 +84,30 @@ def test_retention_spares_locked_retried_and_parent_jobs(queue_db):
     assert there(queue_db) == {"retried", "child"}
 
 
+def test_jobs_that_may_not_go_do_not_keep_others_from_deletion(queue_db):
+    (graph_id,) = queue_db.sql("INSERT INTO dl_graphs DEFAULT VALUES RETURNING graph_id")[0]
+    kept = [ended(queue_db, f"kept {n}", 40) for n in range(4)]
+    unfinished = [queue_db.enqueue("unfinished", queue="other", parent_id=parent) for parent in kept[2:]]
+    unfinished.append(queue_db.enqueue("unfinished", queue="other"))
+    of_graph = [str(job_id) for job_id in (*kept[:2], unfinished[-1])]
+    queue_db.sql("UPDATE dl_jobs SET graph_id = %s WHERE job_id = ANY (%s::uuid[])", str(graph_id), of_graph)
+    queue_db.sql("UPDATE dl_jobs SET finished_at = now() - interval '40 days' WHERE status = 'succeeded'")
+    for n in range(3):
+        ended(queue_db, f"younger {n}", 20)
+    ended(queue_db, "of a later status", 40, Status.FAILED)
+    retention = Retention(queue_db.session, WEEKS)
+
+    sweep = [retention.prune(limit=2) for _ in range(5)]
+
+    assert [sum(batch.jobs.values()) for batch in sweep] == [0, 0, 2, 2, 0]
+    assert [batch.has_more for batch in sweep] == [True, True, True, True, False]
+    assert there(queue_db) == {"kept 0", "kept 1", "kept 2", "kept 3", "unfinished"}
+
+    for job_id in unfinished:
+        queue_db.queue.cancel(job_id)
+    assert sum(retention.prune(limit=9).jobs.values()) == 4, "the next sweep begins at the oldest"
+
+
 def test_retention_spares_parents_of_other_open_graphs(queue_db):
     (graph_id,) = queue_db.sql("INSERT INTO dl_graphs DEFAULT VALUES RETURNING graph_id")[0]
     awaited = ended(queue_db, "awaited", 40)
