@@ -43,6 +43,8 @@ from dataloader.app.cli.parsing import (
 from dataloader.errors import FieldError, NotFound, ServiceFault, ServiceUnavailable
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from dataloader import Client
 
 # What is printed of an answer: a table, lines with names of values, or a function that makes a line or several.
@@ -237,11 +239,20 @@ class ListGroup(click.Group):
         self._former = former or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        needs_list = not args or (args[0].startswith("-") and args[0] not in ("-h", "--help"))
+        # A completion of an empty word needs the names of all subcommands.
+        is_listed = not args and not ctx.resilient_parsing
+        needs_list = is_listed or (bool(args) and args[0].startswith("-") and args[0] not in ("-h", "--help"))
         return super().parse_args(ctx, ["list", *args] if needs_list else args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, self._former.get(cmd_name, cmd_name))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = super().shell_complete(ctx, incomplete)
+        listing = self.get_command(ctx, "list")
+        if listing is not None and incomplete.startswith("-"):
+            found += [item for item in listing.shell_complete(ctx, incomplete) if item.value != "--help"]
+        return found
 
 
 class RemoteGroup(ListGroup):
