@@ -217,7 +217,7 @@ def _apply(
     """Each schedule that is changed, and how. Raises Refused, whose fields have the name of the schedule."""
     for name, definition in wanted.items():
         before = existing.get(name)
-        if before is not None and _is_same(definition, before):
+        if before is not None and _is_same(definition, before) and (dry_run or "zone" in definition):
             continue
         if not dry_run:
             try:
@@ -238,8 +238,8 @@ def _without_name(definition: text.Payload) -> dict[str, Any]:
 
 
 def _is_same(definition: text.Payload, schedule: text.Payload) -> bool:
-    """Whether a definition of the file says no other than the schedule has: a default may be left out. A zone that is
-    left out is that of the service, which gave it to the schedule unless its maker named one."""
+    """Whether a definition of the file says no other than the schedule has: a default may be left out, and a zone that
+    is left out, which is that of the service, is taken for the schedule's."""
     there = _definition_of(schedule)
     return all(
         definition.get(field, spec.default) == there.get(field, spec.default)
