@@ -310,8 +310,8 @@ def option_of_field(ctx: click.Context, field: str) -> str:
 
 
 def message_of_error(ctx: click.Context, error: FieldError) -> str:
-    """A message of the service about a value. Of one without the form that it must have: the help of its option."""
+    """A message of the service about a value. Of one that has not the form of its option: the help of that."""
     found = _param_of_field(ctx.command, error.field)
     if not error.message.startswith(_PATTERN_MESSAGE) or found is None or not isinstance(found[0], Option):
         return error.message
-    return f"has another form than it needs. {found[0].help}"
+    return f"is no valid {found[0].metavar}. {found[0].help}"

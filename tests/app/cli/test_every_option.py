@@ -143,7 +143,7 @@ costs --days 2 --task t
 search-logs --text x --level INFO --task t --since 2030-01-01 --until 2030-01-02 --limit 5
 task-numbers --period 7d
 rule = alerts create r failure_rate --threshold 0.5 --queue q --task t --window 1h --min-runs 5
-alerts create r2 stale_dataset --threshold 60 --dataset d --by 09:00 --zone UTC
+alerts create r2 stale_dataset --threshold 1h --dataset d --by 09:00 --zone UTC
 alerts edit $rule --threshold 0.4 --window 2h --min-runs 3 --off
 alerts edit $rule --on
 alerts mute $rule --for 30m
