@@ -16,6 +16,7 @@ exit code:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -178,6 +179,15 @@ def _connect(  # the options are those of every `RemoteCommand`
     return RemoteService(client, f" --url {client.url}" if is_typed else "")
 
 
+def _check_sendable(param: click.Parameter, value: Any) -> None:
+    """Raises UsageError for a text or a number that no request can have."""
+    for part in value if isinstance(value, tuple) else (value,):
+        if isinstance(part, float) and not math.isfinite(part):
+            raise click.UsageError(f"{param.opts[0]}: {part} is no number that can be sent")
+        if isinstance(part, str) and any("\ud800" <= char <= "\udfff" for char in part):
+            raise click.UsageError(f"{param.opts[0]}: {part!r} is no UTF-8")
+
+
 class RemoteCommand(click.Command):
     """A command that gets a `RemoteService`, and the options that say which. With an operation it has those of its
     fields too, and without a function it performs the operation and prints what `prints` says.
@@ -218,6 +228,8 @@ class RemoteCommand(click.Command):
         names = [param.name for param in _connect.params if param.expose_value]
         service = _connect.callback(**{name: ctx.params.pop(name) for name in names})
         ctx.meta[CONTEXT_META_KEY] = ctx
+        for param in self.params:
+            _check_sendable(param, ctx.params.get(param.name or ""))
         try:
             for name, value in ctx.params.items():
                 if isinstance(value, PartOfId):

@@ -315,12 +315,14 @@ def test_each_option_is_understood(run: Run, service: None, names: dict[str, str
         ("bulk list {id}", "BULK_ID is for `bulk stop`"),
         ("bulk stop {id} --yes", "`bulk stop` takes no --yes"),
         ("workers --drain-host a --undrain-host a", "give one of --drain, --undrain, --drain-host and --undrain-host"),
-        ("workers --drain-host ''", "HOST is ''; a name is needed"),
+        ("workers --drain-host ''", "HOST is '', which is no name"),
         ("backfill t --partition-key a --from a --to b", "--partition-key names the slices; --from, --to,"),
         ("schedules create s --task t --every 1.5", "--every takes whole seconds"),
-        ("schedules show ''", "NAME is ''; a name is needed"),
-        ("limits delete ..", "NAME is '..'; a name is needed"),
-        ("why ''", "QUEUE is ''; a name is needed"),
+        ("schedules show ''", "NAME is '', which is no name"),
+        ("limits delete ..", "NAME is '..', which is no name"),
+        ("schedules pause a/b", "NAME is 'a/b', which is no name"),
+        ("datasets 'a\nb'", "NAME is 'a\\nb', which is no name"),
+        ("why ''", "QUEUE is '', which is no name"),
         ("trigger ''", "name a TASK"),
         ("migrate --roles --uninstall", "use one of them"),
         ("worker --queue q:0", "'q:0' is not QUEUE:THREADS, such as etl.default:2"),
@@ -352,3 +354,22 @@ def test_command_line_that_cannot_be_read_is_json_too(run: Run, words: str):
 
     assert done.exit_code == ExitCode.USAGE
     assert json.loads(done.stderr)["code"] == "usage"
+
+
+def test_values_that_no_request_can_have_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DL_URL", "http://127.0.0.1:1")
+    monkeypatch.delenv("DL_API_KEY", raising=False)
+    tried: set[str] = set()
+    for path, command in all_commands():
+        if not isinstance(command, RemoteCommand) or path in NOT_HERE:
+            continue
+        arguments = [UNKNOWN for param in command.params if isinstance(param, click.Argument)]
+        options = [param.opts[-1] for param in command.params if isinstance(param, click.Option) and not param.is_flag]
+        for name in {*options} - tried - {"--output", "--key-file", "--from"}:
+            tried.add(name)
+            for value in ("nan", "\udcff", '{"a": 1e999}', "99999999w"):
+                done = run(*path.split(), *arguments, f"{name}={value}", "--retry-timeout", "0")
+
+                assert isinstance(done.exception, SystemExit), (path, name, value, done.exception)
+                assert done.exit_code in (ExitCode.USAGE, ExitCode.UNAVAILABLE), (path, name, value, done.output)
+    assert len(tried) > 100
