@@ -36,10 +36,15 @@ class Operation:
             if value is not None and value != ():
                 places[self.fields[name]["in"]][name] = value
         for name, value in places["path"].items():
-            if str(value) in ("", ".", ".."):  # another address, or none
-                raise click.UsageError(f"{name.upper()} is {value!r}; a name is needed")
+            if not self._can_name(str(value)):
+                raise click.UsageError(f"{name.upper()} is {value!r}, which is no name")
         path = self.path.format(**{name: quote(str(value), safe="") for name, value in places["path"].items()})
         return path, places["query"], places["body"] if self.has_body else None
+
+    def _can_name(self, text: str) -> bool:
+        """Whether a text can be a part of the path. Others lead to another address, or to none."""
+        has_slash = "/" in text and self.path.startswith("/api/v1/schedules/")
+        return text not in ("", ".", "..") and text.isprintable() and not has_slash
 
     @property
     def has_body(self) -> bool:

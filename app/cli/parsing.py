@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ _PART_OF_ID = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,28}|[0-9a-f]{4,8}(?:…|\.{2,3
 AS_JSON_META_KEY = "dataloader.app.cli.as_json"  # in the context's meta: print errors as JSON
 ARGS_META_KEY = "dataloader.app.cli.args"  # likewise: the options that gave arguments, each with the names of these
 DEFAULT_LIMIT = 50  # of lists
+_MAX_SEC = 100 * 365.25 * 86_400  # of a duration; the clock of the system takes little more
 DEFAULT_QUEUE = "etl.default"  # of a job whose task has none
 
 
@@ -61,9 +63,20 @@ def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def _parse_float(raw: str) -> float:
+    if math.isinf(value := float(raw)):
+        raise ValueError(f"{raw} is beyond the largest number")
+    return value
+
+
+def load_json(raw: str) -> Any:
+    """Raises ValueError, also for numbers that cannot be sent as JSON, and RecursionError."""
+    return json.loads(raw, parse_constant=_reject_constant, parse_float=_parse_float)
+
+
 def parse_object(raw: str) -> dict[str, Any]:
     try:
-        value = json.loads(raw, parse_constant=_reject_constant)
+        value = load_json(raw)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError as error:
@@ -87,7 +100,7 @@ def parse_pair(raw: str) -> tuple[str, Any]:
     if not name or not equals:
         raise ValueError(f"{raw!r} is not NAME=VALUE, such as date=2026-11-21")
     try:
-        return name, json.loads(value, parse_constant=_reject_constant)
+        return name, load_json(value)
     except (ValueError, RecursionError):
         return name, value
 
@@ -118,6 +131,8 @@ def seconds(min_sec: float = 0.0, *, min_open: bool = False) -> Parsed[float]:
         if value < min_sec or (min_open and value == min_sec):
             bound = f"more than {min_sec:g}" if min_open else f"{min_sec:g} or more"
             raise ValueError(f"{raw!r} is not {bound} seconds")
+        if value > _MAX_SEC:
+            raise ValueError(f"{raw!r} is more than 100 years")
         return int(value) if value.is_integer() else value
 
     return Parsed("duration", parse)

@@ -16,6 +16,7 @@ exit code:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ from dataloader.app.cli.parsing import (
 from dataloader.errors import FieldError, NotFound, ServiceFault, ServiceUnavailable
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from dataloader import Client
 
 # What is printed of an answer: a table, lines with names of values, or a function that makes a line or several.
@@ -176,6 +179,15 @@ def _connect(  # the options are those of every `RemoteCommand`
     return RemoteService(client, f" --url {client.url}" if is_typed else "")
 
 
+def _check_sendable(param: click.Parameter, value: Any) -> None:
+    """Raises UsageError for a text or a number that no request can have."""
+    for part in value if isinstance(value, tuple) else (value,):
+        if isinstance(part, float) and not math.isfinite(part):
+            raise click.UsageError(f"{param.opts[0]}: {part} is no number that can be sent")
+        if isinstance(part, str) and any("\ud800" <= char <= "\udfff" for char in part):
+            raise click.UsageError(f"{param.opts[0]}: {part!r} is no UTF-8")
+
+
 class RemoteCommand(click.Command):
     """A command that gets a `RemoteService`, and the options that say which. With an operation it has those of its
     fields too, and without a function it performs the operation and prints what `prints` says.
@@ -216,6 +228,8 @@ class RemoteCommand(click.Command):
         names = [param.name for param in _connect.params if param.expose_value]
         service = _connect.callback(**{name: ctx.params.pop(name) for name in names})
         ctx.meta[CONTEXT_META_KEY] = ctx
+        for param in self.params:
+            _check_sendable(param, ctx.params.get(param.name or ""))
         try:
             for name, value in ctx.params.items():
                 if isinstance(value, PartOfId):
@@ -237,11 +251,20 @@ class ListGroup(click.Group):
         self._former = former or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        needs_list = not args or (args[0].startswith("-") and args[0] not in ("-h", "--help"))
+        # A completion of an empty word needs the names of all subcommands.
+        is_listed = not args and not ctx.resilient_parsing
+        needs_list = is_listed or (bool(args) and args[0].startswith("-") and args[0] not in ("-h", "--help"))
         return super().parse_args(ctx, ["list", *args] if needs_list else args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, self._former.get(cmd_name, cmd_name))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = super().shell_complete(ctx, incomplete)
+        listing = self.get_command(ctx, "list")
+        if listing is not None and incomplete.startswith("-"):
+            found += [item for item in listing.shell_complete(ctx, incomplete) if item.value != "--help"]
+        return found
 
 
 class RemoteGroup(ListGroup):
@@ -299,8 +322,8 @@ def option_of_field(ctx: click.Context, field: str) -> str:
 
 
 def message_of_error(ctx: click.Context, error: FieldError) -> str:
-    """A message of the service about a value. Of one without the form that it must have: the help of its option."""
+    """A message of the service about a value. Of one that has not the form of its option: the help of that."""
     found = _param_of_field(ctx.command, error.field)
     if not error.message.startswith(_PATTERN_MESSAGE) or found is None or not isinstance(found[0], Option):
         return error.message
-    return f"has another form than it needs. {found[0].help}"
+    return f"is no valid {found[0].metavar}. {found[0].help}"

@@ -196,7 +196,7 @@ def worker(
 @click.command(short_help="Drain the worker processes of this host.")
 @option("--self", "is_self", is_flag=True, required=True, help="Those of this host, or of this container.")
 @option("--wait", is_flag=True, help="Wait until their jobs have ended.")
-@option("--timeout", type=DURATION, help="How long to wait at most.")
+@option("--timeout", type=DURATION, help="Wait, but no longer than this.")
 @json_option
 def drain(*, is_self: bool, wait: bool, timeout: float | None) -> int:
     """Have the worker processes of this host claim no more jobs: for a hook that runs before they are stopped.
@@ -205,6 +205,7 @@ def drain(*, is_self: bool, wait: bool, timeout: float | None) -> int:
     """
     from dataloader.app.runtime import commands
 
+    wait = wait or timeout is not None
     drained = commands.drain_host(load_settings(), wait=wait, timeout_sec=timeout)
     jobs = f"running: {format_count(drained.running, 'job')}" if drained.running else "no job runs"
     line = f"{format_count(drained.workers, 'worker process', 'worker processes')} drained; {jobs}."

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from dataloader.app.cli import text
 from dataloader.app.cli.output import Table
-from dataloader.app.cli.parsing import DURATION
+from dataloader.app.cli.parsing import DURATION, Parsed
 from dataloader.app.cli.remote import RemoteGroup
+from dataloader.app.wording import parse_duration
 
 
 def _alert_state(alert: text.Payload) -> str:
@@ -41,7 +43,19 @@ _ALERTS = Table(
 _RULES = Table(
     "rules", "rule=rule_id!, name, kind, threshold, queue, task, state", "No rules.", cells={"state": _rule_state}
 )
-_THRESHOLD = {"help": "A share below 1 for failure_rate, a number for schedule_behind and check_failed, else seconds."}
+
+
+def _parse_threshold(raw: str) -> float:
+    try:
+        return float(raw)
+    except ValueError:
+        return parse_duration(raw)
+
+
+_THRESHOLD: Mapping[str, Any] = {
+    "type": Parsed("number", _parse_threshold),
+    "help": "A share below 1 for failure_rate, a number for schedule_behind and check_failed, else seconds.",
+}
 
 alerts = RemoteGroup(
     "alerts", former={"add": "create", "remove": "delete"}, help="Manage alerts and the rules that fire them."

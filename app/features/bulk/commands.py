@@ -71,9 +71,9 @@ def _given_options() -> Iterator[str]:
     """The options of an operation that were given."""
     ctx = click.get_current_context()
     options = {param.name or "": param.opts[0] for param in ctx.command.params if isinstance(param, click.Option)}
-    for name in options.keys() & ctx.params.keys():
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            yield options[name]
+    for name, shown in options.items():
+        if name in ctx.params and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            yield shown
 
 
 def _stopped_line(stopped: text.Payload) -> str:

@@ -12,7 +12,7 @@ import click
 from dataloader.app.cli import text
 from dataloader.app.cli.invocation import dataloader_command
 from dataloader.app.cli.output import Table, is_json, print_payload
-from dataloader.app.cli.parsing import DURATION, json_option, option
+from dataloader.app.cli.parsing import DURATION, SECONDS, json_option, option
 from dataloader.app.cli.remote import ListGroup
 from dataloader.app.errors import NoOperatorKey
 
@@ -115,7 +115,7 @@ def list_() -> None:
 
 @keys.command(short_help="Replace a key by a new one.")
 @click.argument("key")
-@option("--overlap", "overlap_sec", type=DURATION, default="1d", show_default=True,
+@option("--overlap", "overlap_sec", type=SECONDS, default="1d", show_default=True,
         help="How long the old key stays valid; 0: it is revoked at once.")  # fmt: skip
 @json_option
 def rotate(*, key: str, overlap_sec: float) -> None:

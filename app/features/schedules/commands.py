@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import IO, Any
@@ -12,7 +11,7 @@ import click
 from dataloader.app.cli import text
 from dataloader.app.cli.operations import Overrides
 from dataloader.app.cli.output import Table, print_payload
-from dataloader.app.cli.parsing import DURATION, TEXT_FILE, args_options, option
+from dataloader.app.cli.parsing import DURATION, TEXT_FILE, args_options, load_json, option
 from dataloader.app.cli.remote import RemoteGroup, RemoteService
 from dataloader.errors import ClientError, Refused
 from dataloader.pipelines.schedule_fields import SCHEDULE_FIELDS
@@ -217,7 +216,7 @@ def _apply(
     """Each schedule that is changed, and how. Raises Refused, whose fields have the name of the schedule."""
     for name, definition in wanted.items():
         before = existing.get(name)
-        if before is not None and _is_same(definition, before):
+        if before is not None and _is_same(definition, before) and (dry_run or "zone" in definition):
             continue
         if not dry_run:
             try:
@@ -238,8 +237,8 @@ def _without_name(definition: text.Payload) -> dict[str, Any]:
 
 
 def _is_same(definition: text.Payload, schedule: text.Payload) -> bool:
-    """Whether a definition of the file says no other than the schedule has: a default may be left out. A zone that is
-    left out is that of the service, which gave it to the schedule unless its maker named one."""
+    """Whether a definition of the file says no other than the schedule has: a default may be left out, and a zone that
+    is left out, which is that of the service, is taken for the schedule's."""
     there = _definition_of(schedule)
     return all(
         definition.get(field, spec.default) == there.get(field, spec.default)
@@ -258,8 +257,8 @@ def _read_file(file: IO[str]) -> dict[str, dict[str, Any]]:
     """The schedules of a file by name. Raises BadParameter."""
     content = file.read()
     try:
-        payload = json.loads(content)
-    except ValueError as error:
+        payload = load_json(content)
+    except (ValueError, RecursionError) as error:
         payload = _read_yaml(content, error)
     items = payload.get("schedules") if isinstance(payload, dict) else None
     if not isinstance(items, list) or not all(isinstance(item, dict) and item.get("name") for item in items):
@@ -271,7 +270,7 @@ def _read_file(file: IO[str]) -> dict[str, dict[str, Any]]:
     return named
 
 
-def _read_yaml(content: str, error: ValueError) -> Any:
+def _read_yaml(content: str, error: Exception) -> Any:
     try:
         import yaml  # noqa: PLC0415 - no dependency of ours
     except ImportError:

@@ -1,9 +1,10 @@
-"""Every command that sends requests, with each of its options, against the real API on a real PostgreSQL: as text, and
-as JSON. A stand-in answers what its writer thought of."""
+"""Every command that ends, with each of its options, against the real API or on a real PostgreSQL: as text, and as
+JSON. A stand-in answers what its writer thought of."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shlex
 import threading
@@ -142,7 +143,7 @@ costs --days 2 --task t
 search-logs --text x --level INFO --task t --since 2030-01-01 --until 2030-01-02 --limit 5
 task-numbers --period 7d
 rule = alerts create r failure_rate --threshold 0.5 --queue q --task t --window 1h --min-runs 5
-alerts create r2 stale_dataset --threshold 60 --dataset d --by 09:00 --zone UTC
+alerts create r2 stale_dataset --threshold 1h --dataset d --by 09:00 --zone UTC
 alerts edit $rule --threshold 0.4 --window 2h --min-runs 3 --off
 alerts edit $rule --on
 alerts mute $rule --for 30m
@@ -171,7 +172,31 @@ audit --action trigger_job --actor me --key-id x --subject job --subject-id x --
 logs $job --tail 5 --level INFO --attempt 1 --stream log --follow --output $log
 delete $job
 """
-NOT_HERE = {"watch"}  # ends at Ctrl-C alone
+# Of this process, in the same form.
+LOCAL_COMMANDS = """
+migrate --lock-wait 5s
+migrate --roles
+config
+config --docs
+config --dsn
+tasks
+prune --dry-run
+prune
+deploy r1 --min-workers 0 --wait --timeout 5s
+drain --self --wait --timeout 5s
+keys create admin --scope admin --expires 90d
+keys create team --scope trigger --scope read --task t --queue q --allow-lockout
+keys list
+keys rotate admin --overlap 1h
+keys rotate team --overlap 0
+keys revoke team
+targets schema warehouse
+4: effects begin
+4: effects end --position 1 --final --result 2
+migrate --uninstall --yes --force
+"""
+NOT_HERE = {"watch", "doctor"}  # one ends at Ctrl-C alone, the other with a code by the state of the server
+PROCESSES = {"serve", "dev", "worker", "demo", "psql", "run", "new-pipeline", "completion"}
 LINES = Template(re.sub(r"\n +", " ", COMMANDS)).safe_substitute(PARTS).replace("\n        ", " ").strip().splitlines()
 ONE_DOCUMENT_A_LINE = ("logs", "search-logs")
 
@@ -206,27 +231,31 @@ def names(tmp_path: Path) -> dict[str, str]:
     return {name: str(tmp_path / name) for name in (*contents, "log")}
 
 
-def remote_commands() -> Iterator[tuple[str, set[str]]]:
-    """Each command that sends requests, and its own options."""
-
-    def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, set[str]]]:
-        if isinstance(command, click.Group):
-            for name in command.list_commands(click.Context(command)):
-                found = command.get_command(click.Context(command), name)
-                assert found is not None
-                yield from walk(found, (*path, name))
-        elif isinstance(command, RemoteCommand):
-            common = {param.name for param in _connect.params}
-            own = [p for p in command.params if isinstance(p, click.Option) and p.name not in common]
-            yield " ".join(path), {name for option in own for name in (option.opts[-1], *option.secondary_opts)}
-
-    return walk(cli, ())
+def all_commands(command: click.Command = cli, *path: str) -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield " ".join(path), command
+        return
+    for name in command.list_commands(click.Context(command)):
+        found = command.get_command(click.Context(command), name)
+        assert found is not None
+        yield from all_commands(found, *path, name)
 
 
-def test_lines_have_each_option_of_each_command():
-    commands = {path: options for path, options in remote_commands() if path not in NOT_HERE}
+def own_options(command: click.Command) -> set[str]:
+    common = {param.name for param in _connect.params}
+    own = [p for p in command.params if isinstance(p, click.Option) and not p.hidden and p.name not in common]
+    return {name for option in own for name in (option.opts[-1], *option.secondary_opts)}
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_lines_have_each_option_of_each_command(is_remote: bool):
+    commands = {
+        path: own_options(command)
+        for path, command in all_commands()
+        if path not in NOT_HERE | PROCESSES and isinstance(command, RemoteCommand) == is_remote
+    }
     shown: dict[str, set[str]] = {path: set() for path in commands}
-    for line in LINES:
+    for line in LINES if is_remote else LOCAL_COMMANDS.strip().splitlines():
         words = re.sub(r"^(\w+ =|\d:) ", "", line).split()
         path = next(path for path in (" ".join(words[:2]), words[0]) if path in commands)
         shown[path] |= set(words)
@@ -235,6 +264,30 @@ def test_lines_have_each_option_of_each_command():
     unused = [path for path, words in shown.items() if not words]
     assert not missing
     assert not unused
+
+
+@pytest.fixture
+def settings(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    handlers = logging.getLogger().handlers[:]
+    monkeypatch.setenv("DL_DB_DSN", dsn)
+    monkeypatch.setenv("DL_PIPELINES", "dataloader.pipelines.noop")
+    yield
+    logging.getLogger().handlers[:] = handlers
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_each_option_of_local_command_is_understood(run: Run, settings: None, as_json: bool):
+    commands = dict(all_commands())
+    for line in LOCAL_COMMANDS.strip().splitlines():
+        expected, words = (int(line[0]), shlex.split(line[3:])) if line[1] == ":" else (0, shlex.split(line))
+        command = commands[next(path for path in (" ".join(words[:2]), words[0]) if path in commands)]
+        has_json = as_json and "json" in {option.opts[-1].lstrip("-") for option in command.params}
+
+        done = run(*words, *(["--json"] if has_json else []))
+
+        assert done.exit_code == expected, (line, done.output, done.exception)
+        if has_json and not {"--roles", "--docs"} & {*words}:  # these print SQL and Markdown
+            assert isinstance(json.loads(done.stdout), dict), line
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
@@ -262,12 +315,14 @@ def test_each_option_is_understood(run: Run, service: None, names: dict[str, str
         ("bulk list {id}", "BULK_ID is for `bulk stop`"),
         ("bulk stop {id} --yes", "`bulk stop` takes no --yes"),
         ("workers --drain-host a --undrain-host a", "give one of --drain, --undrain, --drain-host and --undrain-host"),
-        ("workers --drain-host ''", "HOST is ''; a name is needed"),
+        ("workers --drain-host ''", "HOST is '', which is no name"),
         ("backfill t --partition-key a --from a --to b", "--partition-key names the slices; --from, --to,"),
         ("schedules create s --task t --every 1.5", "--every takes whole seconds"),
-        ("schedules show ''", "NAME is ''; a name is needed"),
-        ("limits delete ..", "NAME is '..'; a name is needed"),
-        ("why ''", "QUEUE is ''; a name is needed"),
+        ("schedules show ''", "NAME is '', which is no name"),
+        ("limits delete ..", "NAME is '..', which is no name"),
+        ("schedules pause a/b", "NAME is 'a/b', which is no name"),
+        ("datasets 'a\nb'", "NAME is 'a\\nb', which is no name"),
+        ("why ''", "QUEUE is '', which is no name"),
         ("trigger ''", "name a TASK"),
         ("migrate --roles --uninstall", "use one of them"),
         ("worker --queue q:0", "'q:0' is not QUEUE:THREADS, such as etl.default:2"),
@@ -299,3 +354,22 @@ def test_command_line_that_cannot_be_read_is_json_too(run: Run, words: str):
 
     assert done.exit_code == ExitCode.USAGE
     assert json.loads(done.stderr)["code"] == "usage"
+
+
+def test_values_that_no_request_can_have_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DL_URL", "http://127.0.0.1:1")
+    monkeypatch.delenv("DL_API_KEY", raising=False)
+    tried: set[str] = set()
+    for path, command in all_commands():
+        if not isinstance(command, RemoteCommand) or path in NOT_HERE:
+            continue
+        arguments = [UNKNOWN for param in command.params if isinstance(param, click.Argument)]
+        options = [param.opts[-1] for param in command.params if isinstance(param, click.Option) and not param.is_flag]
+        for name in {*options} - tried - {"--output", "--key-file", "--from"}:
+            tried.add(name)
+            for value in ("nan", "\udcff", '{"a": 1e999}', "99999999w"):
+                done = run(*path.split(), *arguments, f"{name}={value}", "--retry-timeout", "0")
+
+                assert isinstance(done.exception, SystemExit), (path, name, value, done.exception)
+                assert done.exit_code in (ExitCode.USAGE, ExitCode.UNAVAILABLE), (path, name, value, done.output)
+    assert len(tried) > 100

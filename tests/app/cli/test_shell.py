@@ -10,9 +10,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import click
 import psycopg2
 import pytest
+from click.shell_completion import BashComplete
 
+from dataloader.app.cli.command import cli
 from dataloader.app.config.dsn import format_dsn, parse_dsn
 from dataloader.app.runtime.commands import psql_environment
 from tests.support.private_server import copy_data_dir
@@ -23,6 +26,10 @@ tr '\\0' ' ' </proc/$$/cmdline; echo
 echo "$PGPASSWORD@$PGHOST:$PGPORT/$PGDATABASE as $PGUSER, $PGSSLMODE, $PGOPTIONS"
 exit 7
 """
+
+
+def is_group(name: str) -> bool:
+    return isinstance(cli.get_command(click.Context(cli), name), click.Group)
 
 
 @pytest.fixture
@@ -147,3 +154,16 @@ def test_completion_script_completes_in_its_shell(dataloader, tmp_path, shell, s
             check=False,
         )
         assert "new-pipeline" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("group", [name for name in cli.list_commands(click.Context(cli)) if is_group(name)])
+def test_subcommands_of_group_are_completed(group):
+    def complete(*words, incomplete=""):
+        found = BashComplete(cli, {}, "dataloader", "_DATALOADER_COMPLETE").get_completions([*words], incomplete)
+        return [item.value for item in found]
+
+    command = cli.get_command(click.Context(cli), group)
+    assert isinstance(command, click.Group)
+    assert complete(group) == command.list_commands(click.Context(command))
+    if "list" in command.commands:  # which is done without a subcommand
+        assert {*complete(group, "list", incomplete="--")} == {*complete(group, incomplete="--")}

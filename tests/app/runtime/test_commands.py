@@ -66,9 +66,10 @@ def test_drain_stops_claims_of_this_host_and_waits(queue_db):
     queue_db.sql("UPDATE dl_jobs SET worker = %s WHERE job_id = %s", names["here"], str(run.id))
 
     waited = drain("--wait", "--timeout", "1")
+    waited_too = drain("--timeout", "1")
     queue_db.settle(run)
     ended = drain("--wait")
 
-    assert waited == (1, "1 worker process drained; running: 1 job.\n")
+    assert waited == waited_too == (1, "1 worker process drained; running: 1 job.\n")
     assert ended == (0, "1 worker process drained; no job runs.\n")
     assert queue_db.sql("SELECT name FROM dl_workers WHERE draining") == [(names["here"],)]

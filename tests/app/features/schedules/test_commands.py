@@ -85,6 +85,8 @@ def test_a_file_is_applied_and_exported(shell: Shell, tmp_path):  # noqa: F811
     assert shell("schedules", "apply", str(file)).output == "changed: kept\n"
     assert shell("schedules", "apply", str(file)).output == "Nothing to change.\n"
     assert shell("schedules", "apply", str(file), "--dry-run").output == "Nothing to change.\n"
+    shell("schedules", "edit", "kept", "--zone", "Asia/Tokyo")
+    assert shell("schedules", "apply", str(file)).output == "changed: kept\n"
 
     file.write_text(json.dumps({"schedules": [{**new, "name": "one"}, {**new, "name": "two", "expression": "x"}]}))
     refused = shell("schedules", "apply", str(file), code=4)

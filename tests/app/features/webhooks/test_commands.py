@@ -142,6 +142,10 @@ def test_a_rule_and_what_it_fires(shell: Shell, webhook_dsn: str):
         (("alerts", "create", "r", "stalled", "--threshold", "-1"), "--threshold: Input should be greater"),
         (("alerts", "create", "r", "no_success", "--threshold", "5"), "--task: is required for no_success"),
         (("alerts", "create", "r", "stalled", "--threshold", "5", "--by", "07:00"), "--by: belongs to"),
+        (
+            ("alerts", "create", "r", "stale_dataset", "--threshold", "1h", "--dataset", "d", "--by", "25:00"),
+            "--by: is no valid HH:MM.",
+        ),
         (("alerts", "create", "r", "stalled", "--threshold", "5", "--window", "1s"), "--window: Input should"),
         (("limits", "set", "w", "--burst", "2"), "the request: limits nothing"),
         (("limits", "set", "w", "--concurrency", "2", "--burst", "2"), "--burst: belongs to a rate"),
@@ -151,9 +155,9 @@ def test_a_rule_and_what_it_fires(shell: Shell, webhook_dsn: str):
         (("webhooks", "edit", str(UUID(int=1)), "--to", "http://10.0.0.1/"), "--to: "),
         (
             ("queue", "q", "--fair", "colour"),
-            "--fair: has another form than it needs. Serve tenants in turn: by",
+            "--fair: is no valid RULE. Serve tenants in turn: by partition_key",
         ),
-        (("jobs", "--args", "day"), "--args: has another form than it needs. Only jobs with this value in their args"),
+        (("jobs", "--args", "day"), "--args: is no valid ARGS. Only jobs with this value in their args, `key:value`"),
         (("trigger", "t", "--limits", '{"a*": 1}'), "--limits"),
         (("trigger", "t", "--limits", '{"a": "b"}'), "--limits a: Input should be a valid integer"),
         (("trigger", "t", "--throttle", '{"key": "k"}'), "--throttle per_sec: is required"),
