@@ -317,23 +317,6 @@ def test_follow_up_counts_the_defaults_of_its_task(queue_db, at_work):
     assert queue_db.job(job_id).args == {"n": 1}
 
 
-def test_follow_up_has_the_lock_key_of_its_task(queue_db, at_work):
-    at_work.settings = replace(
-        at_work.settings, task_lock_keys={"next": "shop:{shop}"}, task_defaults={"next": {"shop": 1}}
-    )
-
-    def key_of(**options):
-        return queue_db.job(at_work.enqueue("next", **options)).lock_key
-
-    assert key_of() == "shop:1"
-    assert key_of(args={"shop": 2}) == "shop:2"
-    assert key_of(lock_key="other") == "other"
-    _, last = at_work.fan_out([{"task": "next", "args": {"shop": 3}}], then={"task": "next", "args": {"shop": 4}})
-    assert queue_db.job(last).lock_key == "shop:4"
-    with pytest.raises(ValueError, match="shop"):
-        at_work.enqueue("next", {"shop": [1]})
-
-
 def test_attempt_that_lost_its_job_enqueues_nothing(queue_db, at_work):
     queue_db.expire_lease(at_work.job_id)
     queue_db.queue.reap([(at_work.job_id, at_work.job.run_id, "key")], pause_sec=0)
