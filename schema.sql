@@ -3505,12 +3505,13 @@ BEGIN
         ON CONFLICT (idempotency_key) DO NOTHING
     RETURNING dl_graphs.graph_id INTO id;
     IF id IS NULL THEN
-        IF EXISTS (SELECT FROM dl_graphs g
-                          JOIN dl_jobs j ON j.graph_id = g.graph_id AND j.graph_key IS NOT NULL
-                          LEFT JOIN jsonb_array_elements(items) AS i (value) ON i.value ->> 'key' = j.graph_key
-                    WHERE g.idempotency_key = graph ->> 'idempotency_key'
-                      AND coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args)) IS DISTINCT FROM
-                          dl_request_hash(i.value ->> 'queue', i.value ->> 'task', coalesce(nullif(i.value -> 'args', 'null'), '{}'))) THEN
+        IF EXISTS (SELECT FROM (SELECT j.graph_key AS key, coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args)) AS hash
+                                  FROM dl_graphs g JOIN dl_jobs j ON j.graph_id = g.graph_id AND j.graph_key IS NOT NULL
+                                 WHERE g.idempotency_key = graph ->> 'idempotency_key') AS made
+                          FULL JOIN (SELECT value ->> 'key' AS key, dl_request_hash(value ->> 'queue', value ->> 'task',
+                                            coalesce(nullif(value -> 'args', 'null'), '{}')) AS hash
+                                       FROM jsonb_array_elements(items)) AS requested USING (key)
+                    WHERE made.hash IS DISTINCT FROM requested.hash) THEN
             RAISE unique_violation
                   USING MESSAGE = format('the key %L belongs to a graph with other jobs', graph ->> 'idempotency_key');
         END IF;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from uuid import uuid4
 
 from dataloader.app.acts.feature import load_all
 from dataloader.app.db.connection import Session
@@ -16,6 +17,7 @@ from dataloader.pipelines.contract import Pipelines
 from dataloader.pipelines.portable import clock as monotonic
 from dataloader.pipelines.toolkit.deprecation import renamed_keywords
 from dataloader.workers.attempt import Attempt, AttemptSettings
+from dataloader.workers.duties import Declaration, MaintenanceOptions, declare_all
 from dataloader.workers.isolation.run import run_isolated
 
 _MAX_JOBS = 1_000
@@ -32,7 +34,8 @@ def drain(
     max_jobs: int = _MAX_JOBS,
     now: datetime | None = None,
 ) -> list[Job]:
-    """Run all ready jobs of these queues until none is left, with real claims and settlements.
+    """Run all ready jobs of these queues until none is left, with real claims and settlements. Jobs of failure handlers
+    are made and circuit breakers count, as by workers. Time limits end nothing.
 
     With `now` schedules fire too, those of the table and those that `pipelines` declare: each nominal time from the
     database's present time to `now`, in order, and after updates of datasets. A job of a schedule with jitter starts at
@@ -45,6 +48,9 @@ def drain(
     session = Session(dsn, application_name="dataloader-drain", schema=schema)
     try:
         queue = JobQueue(session)
+        by_clock = {feature.name for feature in FEATURES if feature.test_clock is not None}  # they declare with `now`
+        declaration = Declaration(session, pipelines, uuid4(), MaintenanceOptions())
+        declare_all((feature for feature in FEATURES if feature.name not in by_clock), declaration)
         settings = AttemptSettings(
             connection_settings=ConnectionSettings(dsn=dsn, schema=schema, targets=dict(targets or {})),
             declared_job_fields=pipelines.declared_job_fields(),

@@ -8,7 +8,7 @@ import pytest
 
 from dataloader.app.features.schedules.rows import Schedules, Times
 from dataloader.app.queue.job import Status
-from dataloader.pipelines.contract import Pipelines, Stop, StopReason, schedule
+from dataloader.pipelines.contract import Breaker, Pipelines, Stop, StopReason, schedule
 from dataloader.workers.testing import drain
 from tests.support.queue_fixture import QueueFixture
 
@@ -19,6 +19,10 @@ def queue_db(dsn):
     yield made
     made.check_invariants()
     made.close()
+
+
+def raise_error(args):
+    raise ValueError("no good")
 
 
 @pytest.fixture
@@ -34,9 +38,7 @@ def tasks():
         with ctx.transaction(final=True, result="in one stroke") as connection:
             connection.cursor().execute("CREATE TABLE made (x int)")
 
-    @known.register("broken")
-    def broken(args):
-        raise ValueError("no good")
+    known.register("broken")(raise_error)
 
     @known.register("stops")
     def stops(args):
@@ -67,6 +69,29 @@ def test_drain_runs_jobs_and_follow_ups_until_none_is_ready(queue_db, dsn, tasks
     assert ran[2].result == "in one stroke"
     assert queue_db.fetch_row("SELECT count(*) FROM made") == 0
     assert drain(dsn, tasks, ["q", "other"]) == []
+
+
+def test_drain_runs_the_handlers_of_failures(queue_db, dsn):
+    tasks = Pipelines()
+    tasks.register("broken", on_failed="notify", no_retry=[ValueError])(raise_error)
+    tasks.register("notify")(lambda args: args["error"])
+    queue_db.enqueue("a", task="broken")
+
+    ran = drain(dsn, tasks, ["q"])
+
+    assert [(job.task, job.status, job.result) for job in ran] == [
+        ("broken", Status.FAILED, None),
+        ("notify", Status.SUCCEEDED, "ValueError: no good"),
+    ]
+
+
+def test_drain_leaves_the_jobs_of_an_open_breaker(queue_db, dsn):
+    tasks = Pipelines()
+    tasks.register("broken", breaker=Breaker(failures=1), no_retry=[ValueError])(raise_error)
+    first, second = (queue_db.enqueue(key, task="broken") for key in "ab")
+
+    assert [job.id for job in drain(dsn, tasks, ["q"])] == [first]
+    assert queue_db.status(second) is Status.QUEUED
 
 
 def test_drain_settles_a_stopped_job_by_its_reason(queue_db, dsn, tasks):

@@ -83,6 +83,16 @@ def test_a_repeated_request_returns_the_same_graph(client, body):
     assert (first["graph_id"], first["jobs"]) == (second["graph_id"], second["jobs"])
 
 
+@pytest.mark.parametrize("other", [{"a": []}, {"a": [], "b": ["a"], "c": ["a"]}, {"a": [], "c": ["a"]}])
+def test_graph_with_other_jobs_under_its_key_is_a_conflict(client, body, other):
+    first = client.post("/api/v1/graphs", json=body({"a": [], "b": ["a"]}, idempotency_key="daily")).json
+
+    answer = client.post("/api/v1/graphs", json=body(other, idempotency_key="daily"))
+
+    assert (answer.status_code, answer.json["code"]) == (409, "idempotency_conflict")
+    assert len(client.get(f"/api/v1/graphs/{first['graph_id']}").json["jobs"]) == 2
+
+
 def test_a_circle_is_spelt_out(client, body):
     answer = client.post("/api/v1/graphs", json=body({"a": ["c"], "b": ["a"], "c": ["b"]}))
 
