@@ -52,6 +52,16 @@ def test_a_schedule_fires_when_all_its_datasets_or_one_have_been_updated(schedul
     assert schedule_db.queue.fetch_row("SELECT count(*) FROM dl_dataset_updates") == 0
 
 
+def test_update_cancels_the_job_of_the_update_before(schedule_db):
+    by_dataset(schedule_db, after=["a"], overlap="cancel")
+    for _ in range(2):
+        produce(schedule_db, "a")
+        schedule_db.fire()
+
+    statuses = schedule_db.queue.sql("SELECT status::text FROM dl_jobs WHERE queue = 'q' ORDER BY created_at")
+    assert statuses == [("canceled",), ("queued",)]
+
+
 def test_updates_before_a_queued_job_begins_are_served_by_it(schedule_db):
     by_dataset(schedule_db, need="any")
     for dataset in ("a", "a", "b"):

@@ -11,8 +11,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-import pytest
-
 from dataloader.app.features.alerts.rows import Alerts, RuleKind
 from dataloader.app.features.schedules import duty as schedules
 from dataloader.app.features.schedules.rows import Schedules, Times
@@ -94,29 +92,6 @@ def test_a_definition_that_does_not_hold_any_more_stops_its_schedule_with_the_er
         "zone: 'Mars/Olympus' is no IANA time zone, such as Europe/Moscow or UTC",
     )
     assert schedule_db.rows("outcome") == [("refused",)]
-
-
-@pytest.mark.parametrize(
-    ("overlap", "outcomes", "statuses"),
-    [
-        ("queue", ["made", "made"], ["queued", "queued"]),
-        ("allow", ["made", "made"], ["queued", "queued"]),
-        ("skip", ["made", "overlap_skipped"], ["queued"]),
-        ("cancel", ["made", "made"], ["canceled", "queued"]),
-    ],
-)
-def test_overlap_rules(schedule_db, overlap, outcomes, statuses):
-    schedule_db.create(last="date_trunc('hour', now()) - interval '1 minute'", overlap=overlap, catch_up="all")
-    schedule_db.fire()
-    schedule_db.queue.sql("UPDATE dl_schedules SET last_at = last_at - interval '1 hour', next_at = now()")
-    schedule_db.queue.sql("UPDATE dl_firings SET fire_at = fire_at - interval '1 hour'")
-    schedule_db.queue.sql("UPDATE dl_jobs SET logical_at = logical_at - interval '1 hour', idempotency_key = 'earlier'")
-    schedule_db.fire()
-
-    assert [outcome for (outcome,) in schedule_db.rows("outcome")] == outcomes
-    jobs = schedule_db.queue.sql("SELECT status::text, lock_key FROM dl_jobs ORDER BY logical_at")
-    assert [status for status, _ in jobs] == statuses
-    assert {key == "schedule:s" for _, key in jobs} == {overlap != "allow"}
 
 
 def test_a_paused_schedule_does_not_fire_and_says_so_when_resumed(schedule_db):

@@ -70,6 +70,9 @@ class SchedulesDuty:
             items = [self.plan(schedule, due.now, due.updates.get(schedule.schedule_id)) for schedule in due.schedules]
             fired, errors = self.fire(items)
             self._log_fired(due.schedules, fired)
+            for schedule, item in zip(due.schedules, items, strict=True):
+                if any(firing.get("overlap") == "cancel" for firing in item["firings"]):
+                    self._cancel_earlier(schedule, [time for time in fired if time.schedule_id == schedule.schedule_id])
         self._record_delayed(errors, is_retry=is_retry)
         if due.schedules:
             return 0.0
@@ -125,8 +128,6 @@ class SchedulesDuty:
         if plan.skipped is not None:
             first, last = (time.isoformat() for time in plan.skipped)
             firings.append({"fire_at": first, "due_at": first, "until": last, "outcome": "late_skipped"})
-        if definition.overlap == "cancel" and plan.fire_at:
-            self._cancel_earlier(schedule, plan.fire_at[-1])
         firings += [self._firing(schedule, definition, fire_at) for fire_at in plan.fire_at]
         if plan.fire_at:  # else what a declaration has found still holds
             item["error"] = firings[-1]["detail"] if firings[-1]["outcome"] == "refused" else None
@@ -148,8 +149,6 @@ class SchedulesDuty:
         if not definition.is_within_bounds(now):
             return plan
         fire_at = max(now, last_at + timedelta(microseconds=1))  # a clock that was set back
-        if definition.overlap == "cancel":
-            self._cancel_earlier(schedule, fire_at)
         firing = {"detail": f"updated: {', '.join(updates.datasets)}"[:2_000]}
         firing |= self._firing(schedule, definition, fire_at) | {"made_by": "dataset"}
         return plan | {"last_at": fire_at.isoformat(), "firings": [firing]}
@@ -170,8 +169,13 @@ class SchedulesDuty:
             return firing | {"outcome": "refused", "detail": str(error)[:2_000]}
         return firing | {"outcome": "due", "job": job | {"available_at": due_at}}
 
-    def _cancel_earlier(self, schedule: Schedule, fire_at: datetime) -> None:
-        job_ids = self._schedules.live_jobs(schedule, before=fire_at)
+    def _cancel_earlier(self, schedule: Schedule, fired: Sequence[FiredTime]) -> None:
+        """Only once the job of a later time is written: a time that is refused or delayed ends no run."""
+        later = {time.job_id: time.fire_at for time in fired if time.job_id is not None}
+        if not later:
+            return
+        live = self._schedules.live_jobs(schedule, before=max(later.values()))
+        job_ids = [job_id for job_id in live if job_id not in later]
         self._queue.cancel_all(job_ids)
         for job_id in job_ids:
             _log.info("schedule.canceled_earlier_job", schedule=schedule.name, job_id=str(job_id))
