@@ -58,6 +58,7 @@ class Maintenance:
         self._answered_at = self._followed_at = -math.inf  # the last heartbeat with nothing to do; the last check
         self._backoffs: dict[str, Backoff] = {}  # of duties that fail
         self._next_run_at = {duty.name: clock() + duty.first_delay_sec for duty in duties}
+        self._woken: set[str] = set()  # duties to run now; added to by other threads, which write nothing else
         self._asked: set[str] = set()  # due duties that have work
         self._paces = {id(duty): Pace() for duty in (*duties, *follower_duties) if duty.is_paced}
         self._ask_pace = Pace()
@@ -72,7 +73,7 @@ class Maintenance:
 
     def wake(self, duty: str) -> None:
         """Run this duty now, for example because a bulk operation was requested."""
-        self._next_run_at[duty] = 0.0
+        self._woken.add(duty)
         self.thread.wake()
 
     def on_heartbeat(self, heartbeat: HeartbeatResult) -> None:
@@ -98,6 +99,8 @@ class Maintenance:
             if not self._acquire_lock():
                 self._follow()
                 return _FOLLOW_INTERVAL_SEC
+        while self._woken:
+            self._next_run_at[self._woken.pop()] = 0.0
         name = min(self._next_run_at, key=self._next_run_at.__getitem__)
         if self._next_run_at[name] <= clock():
             duty = self._duties[name]
@@ -112,9 +115,9 @@ class Maintenance:
 
     def _postpone_idle_duties(self) -> None:
         """Ask which duties have work, all in one statement. A duty that is woken meanwhile is asked again."""
-        now, before = clock(), dict(self._next_run_at)
-        asked = [d for d in self._duties.values() if d.has_work and not (d.is_paced and before[d.name] > now)]
-        due = {duty.name for duty in asked if before[duty.name] <= now}
+        now, next_at = clock(), self._next_run_at
+        asked = [d for d in self._duties.values() if d.has_work and not (d.is_paced and next_at[d.name] > now)]
+        due = {duty.name for duty in asked if next_at[duty.name] <= now}
         self._next_run_at.update({name: now + self._interval_sec(name, self._ask_pace) for name in due})
         try:
             answers = self._session.ask(duty.has_work or "" for duty in asked)
@@ -128,8 +131,8 @@ class Maintenance:
             name = duty.name
             if name in due and has_work:
                 self._asked.add(name)
-                self._next_run_at[name] = min(now, self._next_run_at[name])
-            elif name not in due and not has_work and self._next_run_at[name] == before[name]:
+                self._next_run_at[name] = now
+            elif name not in due and not has_work:
                 self._next_run_at[name] = now + duty.interval_sec
 
     def _interval_sec(self, name: str, pace: Pace) -> float:

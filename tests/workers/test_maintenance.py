@@ -206,6 +206,24 @@ def test_wake_runs_a_duty_before_its_interval(queue_db):
     assert runs == ["bulk"]
 
 
+@pytest.mark.parametrize("is_paced", [False, True])
+@pytest.mark.parametrize("pause", [None, 20.0])
+def test_duty_that_is_woken_while_it_runs_runs_again(queue_db, pause: float | None, is_paced: bool):
+    runs: list[str] = []
+
+    def run() -> float | None:
+        runs.append("schedules")
+        if len(runs) == 1:
+            leader.wake("schedules")
+        return pause
+
+    leader = new_maintenance(queue_db, Duty("schedules", 30.0, run, is_paced=is_paced))
+    pauses = [leader.run_once() for _ in range(3)]
+
+    assert runs == ["schedules"] * 2
+    assert pauses[2] > 15.0
+
+
 # ── the leader ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
