@@ -189,10 +189,10 @@ class BreakerUndo(Undo):
         values: dict[str, Any] = {}
         if self.numbers & old.keys():
             values = {field: old.get(field, getattr(current, field, None)) for field in self.numbers}
-        if {"state", "reason"} & old.keys():
+        if {"state", "reason", "probe_at"} & old.keys():
             state, reason = (old.get(field, getattr(current, field, None)) for field in ("state", "reason"))
-            was_closed = state == BreakerState.CLOSED
-            values |= {"state": BreakerState.CLOSED if was_closed else BreakerState.OPEN, "reason": reason}
+            # A breaker that attempts opened is tried again: its act has changed `probe_at`, or it was half-open.
+            values |= {"state": BreakerState(str(state)), "reason": reason, "probe_at": old.get("probe_at")}
         breakers.set(self.name, **values, changed_by=self.call.actor)
 
 

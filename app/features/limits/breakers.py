@@ -79,11 +79,13 @@ class Breakers:
         window_sec: int | None = None,
         resume_sec: int | None = None,
         state: BreakerState | None = None,
+        probe_at: str | None = None,
         reason: str | None = None,
         changed_by: str | None = None,
     ) -> BreakerStatus:
-        """Create or change a breaker; None leaves a value as it is. `window_sec` is set with `failures`."""
-        texts = validate_texts({"task": task, "reason": reason, "changed_by": changed_by})
+        """Create or change a breaker; None leaves a value as it is. `window_sec` is set with `failures`, `reason` and
+        `probe_at` with `state`."""
+        texts = validate_texts({"task": task, "probe_at": probe_at, "reason": reason, "changed_by": changed_by})
         numbers = {"failures": failures, "window_sec": window_sec, "resume_sec": resume_sec}
         self._execute("set_breaker", texts | numbers | {"state": state and state.value})
         return self.status(task)

@@ -12,12 +12,12 @@ SELECT d.task, d.failures, d.window_sec, d.resume_sec, true
    AND (b.failures, b.window_sec, b.resume_sec) IS DISTINCT FROM (excluded.failures, excluded.window_sec, excluded.resume_sec);
 
 -- name: set_breaker
--- Create or change a breaker. Without `failures` its numbers stay. With a state: opened until a person closes it, or closed, which
--- wakes the jobs that wait.
-INSERT INTO dl_breakers AS b (task, failures, window_sec, resume_sec, state, opened_at, reason, changed_by)
+-- Create or change a breaker. Without `failures` its numbers stay. With a state: opened until `probe_at`, or without it until a person
+-- closes it, or closed, which wakes the jobs that wait.
+INSERT INTO dl_breakers AS b (task, failures, window_sec, resume_sec, state, opened_at, probe_at, reason, changed_by)
 VALUES (%(task)s::text, %(failures)s::int, %(window_sec)s::int, coalesce(%(resume_sec)s::int, 300),
-        coalesce(%(state)s::text, 'closed'), CASE WHEN %(state)s::text = 'open' THEN clock_timestamp() END, %(reason)s::text,
-        %(changed_by)s::text)
+        coalesce(%(state)s::text, 'closed'), CASE WHEN %(state)s::text <> 'closed' THEN clock_timestamp() END,
+        %(probe_at)s::timestamptz, %(reason)s::text, %(changed_by)s::text)
     ON CONFLICT (task) DO UPDATE
    SET failures = coalesce(%(failures)s::int, b.failures),
        window_sec = CASE WHEN %(failures)s::int IS NULL THEN b.window_sec ELSE %(window_sec)s::int END,
@@ -25,8 +25,8 @@ VALUES (%(task)s::text, %(failures)s::int, %(window_sec)s::int, coalesce(%(resum
        is_declared = b.is_declared AND %(failures)s::int IS NULL AND %(resume_sec)s::int IS NULL,
        state = coalesce(%(state)s::text, b.state),
        failed_in_row = CASE WHEN %(state)s::text IS NULL THEN b.failed_in_row ELSE 0 END,
-       opened_at = CASE WHEN %(state)s::text = 'open' THEN coalesce(b.opened_at, clock_timestamp()) WHEN %(state)s::text IS NULL THEN b.opened_at END,
-       probe_at = CASE WHEN %(state)s::text IS NULL THEN b.probe_at END,
+       opened_at = CASE WHEN %(state)s::text <> 'closed' THEN coalesce(b.opened_at, clock_timestamp()) WHEN %(state)s::text IS NULL THEN b.opened_at END,
+       probe_at = CASE WHEN %(state)s::text IS NULL THEN b.probe_at ELSE excluded.probe_at END,
        reason = CASE WHEN %(state)s::text IS NULL THEN b.reason ELSE %(reason)s::text END,
        changed_by = CASE WHEN %(state)s::text IS NULL THEN b.changed_by ELSE excluded.changed_by END,
        changed_at = clock_timestamp();

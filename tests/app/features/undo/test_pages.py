@@ -140,6 +140,23 @@ def test_undo_of_a_reason_alone_leaves_the_task_as_it_runs(source, act, undo):
     assert (breakers.status("noop").state, breakers.status("noop").reason) == ("open", "same")
 
 
+@pytest.mark.parametrize("state", ["open", "half_open"])
+@pytest.mark.parametrize("action", ["resume", "pause", "delete"])
+def test_undo_leaves_a_breaker_that_attempts_opened_to_be_tried_again(source, dsn, act, undo, state, action):
+    execute_sql(
+        dsn,
+        "INSERT INTO dl_breakers (task, failures, state, opened_at, probe_at, reason) VALUES"
+        f" ('noop', 3, '{state}', now(), CASE '{state}' WHEN 'open' THEN now() + interval '1 hour' END, '3 failed')",
+    )
+    before = Breakers(source).status("noop")
+
+    undo(act("/breakers", task="noop", action=action, **({"reason": "3 failed"} if action == "pause" else {})))
+
+    after = Breakers(source).status("noop")
+    assert (after.state, after.probe_at, after.reason) == (before.state, before.probe_at, before.reason)
+    assert after.opened_at is not None
+
+
 def test_pause_of_a_schedule_and_its_resume_are_undone(client, source, act, undo):
     client.put("/api/v1/schedules/nightly", json={"expression": "0 3 * * *", "task": "noop", "queue": "etl"})
     schedules = Schedules(source)
