@@ -116,7 +116,7 @@ SELECT worker_id, pg_notify('dl_control', CASE WHEN draining THEN 'drain ' ELSE 
 -- name: worker_statuses
 -- Registered worker processes with their running jobs, live ones first.
 WITH running AS MATERIALIZED (
-    SELECT job_id, queue, task, attempt, started_at, dl_last_heartbeat(status, worker_id, heartbeat_at) AS heartbeat_at, worker,
+    SELECT job_id, queue, task, attempt, started_at, dl_last_heartbeat(status, worker_id, heartbeat_at) AS heartbeat_at, worker, worker_id,
            CASE WHEN checkpoint IS NULL  -- since the start of this attempt; started_at is that of the first
                 THEN greatest(0, extract(epoch FROM clock_timestamp()
                      - coalesce((SELECT e.ts FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked'
@@ -132,10 +132,11 @@ SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, cardinality
   FROM dl_workers w
        LEFT JOIN LATERAL (SELECT h.seen_at, h.rss_bytes FROM dl_heartbeats h WHERE h.worker_id = w.worker_id
                            ORDER BY h.seen_at DESC LIMIT 1) beat ON true
-       CROSS JOIN LATERAL (SELECT ARRAY(SELECT (to_jsonb(r) - 'worker' - 'loss_sec')::text FROM running r WHERE r.worker = w.name
-                                         ORDER BY r.started_at) AS running,
-                                 (SELECT coalesce(round(sum(r.loss_sec), 1), 0)::float8 FROM running r WHERE r.worker = w.name)
-                                 AS would_lose_sec) jobs
+       CROSS JOIN LATERAL (SELECT coalesce(array_agg((to_jsonb(r) - 'worker' - 'worker_id' - 'loss_sec')::text ORDER BY r.started_at), '{}') AS running,
+                                  coalesce(round(sum(r.loss_sec), 1), 0)::float8 AS would_lose_sec
+                             FROM running r
+                            -- A process of 0.3.0 claims without its id. A name may come again: it is that of a host and a process.
+                            WHERE coalesce(r.worker_id = w.worker_id, r.worker = w.name)) jobs
  ORDER BY alive DESC, w.started_at DESC
  LIMIT 1000;
 

@@ -16,7 +16,7 @@ WITH job AS (
            w.labels, w.unserved_tasks -> job.task AS requires,
            coalesce((w.queue_threads ->> job.queue)::int, w.threads) AS threads,
            (SELECT count(*) FROM dl_jobs r
-             WHERE r.status = 'running' AND r.worker = w.name AND r.queue = job.queue)
+             WHERE r.status = 'running' AND coalesce(r.worker_id = w.worker_id, r.worker = w.name) AND r.queue = job.queue)
            + (SELECT count(*) FROM jsonb_array_elements(w.running_attempts) AS report
                WHERE report ->> 'queue' = job.queue AND report ->> 'stop_reason' = 'lease_lost'
                  AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.status = 'running' AND r.worker = w.name

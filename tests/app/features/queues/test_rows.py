@@ -6,6 +6,7 @@ import pytest
 
 from dataloader.app.db.statements import statements
 from dataloader.app.errors import WorkerNotFound
+from dataloader.app.queue.job import new_run_ids
 from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from dataloader.app.state.queues import Queues
@@ -104,6 +105,22 @@ def test_worker_would_lose_what_ran_without_checkpoint(queue_db, queues):
     (line,) = queues.workers()
 
     assert line.would_lose_sec == pytest.approx(900, abs=30)
+
+
+def test_jobs_of_a_former_process_of_the_same_name_are_its_own(queue_db, queues):
+    former, restarted = worker(queue_db), worker(queue_db)
+    claimed = {}
+    for key, worker_id in (("former", former), ("restarted", restarted), ("of release 0.3.0", None)):
+        queue_db.enqueue(key)
+        ((run,), _) = queue_db.queue.claim("q", ["t"], new_run_ids(1), "worker-1", worker_id=worker_id)
+        claimed[key] = run.id
+
+    running = {line.worker_id: [job.job_id for job in line.running] for line in queues.workers()}
+
+    assert running == {
+        former: [claimed["former"], claimed["of release 0.3.0"]],
+        restarted: [claimed["restarted"], claimed["of release 0.3.0"]],
+    }
 
 
 def test_workers_list_their_jobs_and_can_be_drained(queue_db, queues):

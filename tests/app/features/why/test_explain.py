@@ -13,7 +13,7 @@ from dataloader.app.features.registry import FEATURES
 from dataloader.app.features.statistics.rows import StatisticsWriter
 from dataloader.app.features.why import explain, wait_reasons
 from dataloader.app.features.why.explain import JobExplainer
-from dataloader.app.queue.job import Status
+from dataloader.app.queue.job import Status, new_run_ids
 from dataloader.app.queue.queues import QueueState
 from dataloader.app.queue.workers import WorkerInfo, WorkerLiveness
 from dataloader.app.state.queues import Queues
@@ -165,6 +165,14 @@ def test_busy_threads_are_reported(queue_db, why):
     queue_db.enqueue_and_claim("r")
 
     assert codes(why.explain(queue_db.enqueue("k"))) == ["threads_busy"]
+
+
+def test_jobs_of_a_former_process_of_the_same_name_use_no_threads(queue_db, why):
+    worker(queue_db, threads=1)
+    queue_db.enqueue("r")
+    assert queue_db.queue.claim("q", ["t"], new_run_ids(1), "worker-1", worker_id=uuid4())[0]
+
+    assert codes(why.explain(queue_db.enqueue("k"))) == ["next"]
 
 
 def test_due_job_that_is_not_promoted_waits_for_threads(queue_db, why):
