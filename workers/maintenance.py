@@ -86,6 +86,8 @@ class Maintenance:
             self._answered_at = -math.inf
             if not self.is_leader:
                 self.thread.wake()
+            elif is_late and self.has("schedules"):
+                self.wake("schedules")  # its time was written after the last look, and the notification is lost
         else:
             self._answered_at = clock()
 

@@ -337,6 +337,19 @@ def test_heartbeat_that_asks_for_it_has_a_follower_check(queue_db, monkeypatch, 
     assert woken == (["follower"] if is_due else [])
 
 
+def test_heartbeat_with_a_late_schedule_has_the_leader_fire(queue_db):
+    runs = list[str]()
+    leader = new_maintenance(queue_db, Duty("schedules", 30.0, lambda: runs.append("run")))
+    leader.run_once()
+
+    leader.on_heartbeat(HeartbeatResult(next_schedule_in_sec=-4.0))
+    leader.run_once()
+    assert runs == ["run"]
+    leader.on_heartbeat(HeartbeatResult(next_schedule_in_sec=-6.0))
+    leader.run_once()
+    assert runs == ["run", "run"]
+
+
 def test_heartbeats_replace_the_checks_of_a_follower(queue_db, monkeypatch):
     leader, checks = new_maintenance(queue_db, Duty("duty", 1.0, lambda: None)), list[str]()
     leader.run_once()

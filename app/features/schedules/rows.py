@@ -288,7 +288,7 @@ class Schedules:
         if not declared:
             return []
         parameters = {"schedules": json.dumps(list(declared)), "worker_id": str(worker_id)}
-        return [name for name, _ in self._execute("declare_schedules", parameters)]
+        return [name for (name,) in self._execute("declare_schedules", parameters)]
 
     def record_error(self, schedule: Schedule, error: str | None) -> None:
         """Record why a schedule in code makes no jobs, or that nothing keeps it from making them."""

@@ -225,9 +225,9 @@ WITH self AS (
                                AND (s.next_at <= clock_timestamp()) IS NOT TRUE THEN clock_timestamp() ELSE s.last_at END,
            next_at = CASE WHEN s.declared IS DISTINCT FROM excluded.declared OR s.orphaned_at IS NOT NULL THEN clock_timestamp() ELSE s.next_at END
      WHERE s.source = 'code' AND (s.declared_at IS NULL OR s.declared_at <= excluded.declared_at)
-    RETURNING s.name
+    RETURNING pg_notify('dl_control', 'schedules')
 )
-SELECT s.name, pg_notify('dl_control', 'schedules') FROM dl_schedules s JOIN wanted ON wanted.name = s.name WHERE s.source = 'people';
+SELECT s.name FROM dl_schedules s JOIN wanted ON wanted.name = s.name WHERE s.source = 'people';
 
 -- name: record_schedule_error
 -- Nothing if the schedule has been changed since it was read.
