@@ -419,24 +419,6 @@ def test_another_pool_takes_over_when_the_leader_stops(worker_pools: WorkerPoolF
     eventually(lambda: bulk.get(operation.bulk_id).state is BulkState.DONE, message="the other one does it")
 
 
-def test_event_that_cannot_be_aggregated_stops_statistics_only(worker_pools: WorkerPoolFixture, caplog):
-    worker_pools.queue_fixture.enqueue("k", queue="unused")
-    worker_pools.queue_fixture.sql(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$ BEGIN RAISE data_exception USING MESSAGE = 'no such number'; END $$;"
-        " CREATE TRIGGER refusing BEFORE INSERT ON dl_statistics FOR EACH ROW EXECUTE FUNCTION refuse()"
-    )
-    worker_pools.listening_pool({"q": 1})
-    eventually(lambda: "maintenance.failed" in caplog.text, message="it is logged")
-
-    bulk = BulkOperations(worker_pools.queue_fixture.session)
-    operation = bulk.start(BulkAction.CANCEL, Filter(queue="unused"), expected=1)
-
-    eventually(lambda: bulk.get(operation.bulk_id).state is BulkState.DONE, message="bulk operations go on")
-    assert worker_pools.crashes == []
-    worker_pools.queue_fixture.sql("DROP TRIGGER refusing ON dl_statistics; DROP FUNCTION refuse()")
-
-
 def test_one_pool_of_two_runs_bulk_and_statistics(worker_pools: WorkerPoolFixture):
     for _ in range(2):
         worker_pools.listening_pool({"q": 1})

@@ -178,3 +178,21 @@ def test_unserved_queue_fires_an_alert_that_resolves(worker_pools: WorkerPoolFix
         "alert.resolved",
         firing.json["data"]["alert_id"],
     )
+
+
+def test_event_that_cannot_be_aggregated_stops_statistics_only(worker_pools: WorkerPoolFixture, caplog):
+    worker_pools.queue_fixture.enqueue("k", queue="unused")
+    worker_pools.queue_fixture.sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE data_exception USING MESSAGE = 'no such number'; END $$;"
+        " CREATE TRIGGER refusing BEFORE INSERT ON dl_statistics FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    worker_pools.listening_pool({"q": 1})
+    eventually(lambda: "maintenance.failed" in caplog.text, message="it is logged")
+
+    bulk = BulkOperations(worker_pools.queue_fixture.session)
+    operation = bulk.start(BulkAction.CANCEL, Filter(queue="unused"), expected=1)
+
+    eventually(lambda: bulk.get(operation.bulk_id).state is BulkState.DONE, message="bulk operations go on")
+    assert worker_pools.crashes == []
+    worker_pools.queue_fixture.sql("DROP TRIGGER refusing ON dl_statistics; DROP FUNCTION refuse()")
