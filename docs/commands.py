@@ -76,7 +76,10 @@ def _fields(operation: Mapping[str, Any], document: Mapping[str, Any]) -> Iterat
     for reference in operation.get("parameters", []):
         parameter = _resolve(reference, document)
         if parameter["in"] != "header":
-            yield parameter["name"], {"in": parameter["in"], **_field(parameter["name"], parameter, document)}
+            field = {"in": parameter["in"], **_field(parameter["name"], parameter, document)}
+            if parameter["in"] == "path" and "pattern" in parameter["schema"]:
+                field["pattern"] = parameter["schema"]["pattern"]
+            yield parameter["name"], field
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     for name, schema in _resolve(content.get("schema", {}), document).get("properties", {}).items():
         yield name, {"in": "body", **_field(name, {"schema": schema}, document)}

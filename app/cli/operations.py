@@ -6,6 +6,7 @@ The request models of the API are the source of the file (`generate.py`); to imp
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -36,19 +37,19 @@ class Operation:
             if value is not None and value != ():
                 places[self.fields[name]["in"]][name] = value
         for name, value in places["path"].items():
-            if not self._can_name(str(value)):
+            if not _can_name(str(value), self.fields[name].get("pattern", "")):
                 raise click.UsageError(f"{name.upper()} is {value!r}, which is no name")
         path = self.path.format(**{name: quote(str(value), safe="") for name, value in places["path"].items()})
         return path, places["query"], places["body"] if self.has_body else None
 
-    def _can_name(self, text: str) -> bool:
-        """Whether a text can be a part of the path. Others lead to another address, or to none."""
-        has_slash = "/" in text and self.path.startswith("/api/v1/schedules/")
-        return text not in ("", ".", "..") and text.isprintable() and not has_slash
-
     @property
     def has_body(self) -> bool:
         return any(field["in"] == "body" for field in self.fields.values())
+
+
+def _can_name(text: str, pattern: str) -> bool:
+    """Whether a text can be a part of the path. Others lead to another address, or to none."""
+    return text not in ("", ".", "..") and text.isprintable() and re.search(pattern, text) is not None
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -18,10 +18,13 @@ from dataloader.app.http.standby_reads import DATA_AGE_HEADER
 
 API_VERSION = "1.0.0"
 _REF_TEMPLATE = "#/components/schemas/{model}"
-_PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
-_NAME_IN_PATH = re.compile(r"<path:(\w+)>")  # any text, also with slashes
+_PATH_PARAMETER = re.compile(r"<(?:(\w+):)?(\w+)>")  # converter and name
 _NO_NUL_PATTERN = r"^[^\u0000]*$"  # PostgreSQL cannot store NUL
+_ID_SCHEMA = {"type": "string", "format": "uuid"}
 _NAME_SCHEMA = {"type": "string", "minLength": 1, "pattern": _NO_NUL_PATTERN}
+_PATH_SCHEMAS = {  # by converter; of others any text, also with slashes
+    "uuid": _ID_SCHEMA, "job": _ID_SCHEMA, "": {**_NAME_SCHEMA, "pattern": r"^[^/\u0000]*$"},
+}  # fmt: skip
 # The shared response of each status of a problem.
 _RESPONSE_NAMES = {
     400: "BadRequest",
@@ -45,7 +48,7 @@ _REJECTED_BEFORE_ROUTING = {
     414: "The URI has more than 8,190 bytes; the connection is closed.",
     431: "There are more than 64 kB of headers, more than 8 kB of one, or more than 100.",
 }
-_PATH_DESCRIPTIONS = {"job_id": "The job's id, as the trigger returned it."}
+_PATH_DESCRIPTIONS = {"job_id": "The job's id, as the trigger returned it.", "key_id": "The key's id, or its name."}
 
 _TAGS = {
     "jobs": "Triggering, reading, canceling, retrying and editing jobs; their events and logs.",
@@ -158,7 +161,7 @@ class _SchemaGenerator(GenerateJsonSchema):
 @cache  # called for each request
 def route_template(rule: str) -> str:
     """Flask's `<job:job_id>` as the document's `{job_id}`."""
-    return _PATH_PARAMETER.sub(r"{\1}", rule)
+    return _PATH_PARAMETER.sub(r"{\2}", rule)
 
 
 @lru_cache(maxsize=2)  # it takes a second; the applications of a process have the same types
@@ -219,7 +222,8 @@ def _describe_operation(operation: Operation, schemas: _Schemas) -> dict[str, An
     }
     if operation.description:
         entry["description"] = operation.description
-    parameters = _path_parameters(operation) + schemas.query_parameters(operation.query) + _header_parameters(operation)
+    of_path, of_header = [*_path_parameters(operation)], _header_parameters(operation)
+    parameters = of_path + schemas.query_parameters(operation.query) + of_header
     if parameters:
         entry["parameters"] = parameters
     body = operation.form or operation.body
@@ -263,22 +267,17 @@ def _request_problems(operation: Operation) -> Iterable[ProblemCode]:
         yield from (ProblemCode.HOST_REFUSED, ProblemCode.TOO_MANY_LOGIN_ATTEMPTS, ProblemCode.DATABASE_UNAVAILABLE)
 
 
-def _path_parameters(operation: Operation) -> list[dict[str, Any]]:
-    return [
-        {
+def _path_parameters(operation: Operation) -> Iterator[dict[str, Any]]:
+    for converter, name in _PATH_PARAMETER.findall(operation.path):
+        schema = _PATH_SCHEMAS.get(converter, _NAME_SCHEMA)
+        about = "The id, as returned by the service." if schema is _ID_SCHEMA else "The name."
+        yield {
             "name": name,
             "in": "path",
             "required": True,
-            "schema": {"type": "string", "format": "uuid"},
-            "description": _PATH_DESCRIPTIONS.get(name, "The id, as returned by the service."),
+            "schema": schema,
+            "description": _PATH_DESCRIPTIONS.get(name, about),
         }
-        | (
-            {"schema": _NAME_SCHEMA, "description": "The name."}
-            if name in _NAME_IN_PATH.findall(operation.path)
-            else {}
-        )
-        for name in _PATH_PARAMETER.findall(operation.path)
-    ]
 
 
 def _header_parameters(operation: Operation) -> list[dict[str, Any]]:

@@ -31,6 +31,20 @@ def test_saved_openapi_document_is_current():
     assert written == document_text(), "run `make generated`"
 
 
+def test_only_ids_are_uuids_in_the_address_of_a_request(client):
+    """A generated client refuses the name of a schedule that is to be a UUID."""
+    parameters = [
+        parameter
+        for path in client.get("/openapi.json").json["paths"].values()
+        for operation in path.values()
+        for parameter in operation.get("parameters", ())
+        if parameter.get("in") == "path"
+    ]
+    uuids = {parameter["name"] for parameter in parameters if parameter["schema"].get("format") == "uuid"}
+
+    assert uuids == {parameter["name"] for parameter in parameters if parameter["name"].endswith("_id")} - {"key_id"}
+
+
 def test_the_document_is_valid_openapi_3_1(client):
     errors = [str(error) for error in OPENAPI_31_VALIDATOR.iter_errors(client.get("/openapi.json").json)]
 
